@@ -25,7 +25,7 @@ class _InParts(Exception):
     Args:
         code: a key of `CATALOGUE`, such as ``"OL101"``.
         what: what happened, with the values.
-        where: the place: ``file:line`` and its source, or the argument.
+        where: the place, whose text is ``file:line`` and its source; or the argument.
         why: the reason; the catalogue's by default.
         fix: the code to write instead; the catalogue's by default.
     """
@@ -35,14 +35,14 @@ class _InParts(Exception):
         code: str,
         what: str,
         *,
-        where: str | None = None,
+        where: object = None,
         why: str | None = None,
         fix: str | None = None,
     ) -> None:
         entry = CATALOGUE[code]
         self.code = code
         self.what = what
-        self.where = where
+        self.where = None if where is None else str(where)
         self.why = why or entry.why
         self.fix = fix or entry.fix
         super().__init__(str(self))

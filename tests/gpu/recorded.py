@@ -52,7 +52,7 @@ class Recorded:
 
     def rebind(self, state: Sequence[Tensor] = ()) -> CudaGraph:
         with self.driver.exclusive(), torch.no_grad():
-            again = self.driver.rebind(self.graph, self.body, self.pool, state, self.generators)
+            again = self.driver.rebind(self.graph, self.body, state, self.generators)
         assert again is self.graph
         return again
 

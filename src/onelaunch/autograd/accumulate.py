@@ -135,7 +135,7 @@ def _defer(leaf: Tensor, gradient: Tensor) -> None:
         fix = 'put it there before the forward, or leave `gradients="direct"` off'
         hooks = [*(read_hooks(leaf) or {}).values(), *(read_last_hooks(leaf) or {}).values()]
         place = line_of(hooks[-1]) if hooks else None
-        raise GraphError("OL112", what, where=str(place) if place else None, why=why, fix=fix)
+        raise GraphError("OL112", what, where=place, why=why, fix=fix)
     deferred = _deferred.get(_backward_id())
     if deferred is None:
         deferred = _deferred[_backward_id()] = _DeferredGradients()

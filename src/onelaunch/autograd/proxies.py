@@ -193,4 +193,4 @@ def _first(*registered: dict[int, Any] | None) -> list[Any]:
 
 def _inner_hook(what: str, hook: object) -> CaptureError:
     place = line_of(hook)
-    return CaptureError("OL112", what, where=str(place) if place else None)
+    return CaptureError("OL112", what, where=place)

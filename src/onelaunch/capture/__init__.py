@@ -8,7 +8,7 @@ rolled_back.py  runs of which everything is put back
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
 effects.py      the state that each replay writes, gradients among it
-checks.py       refusals, after the run, of effects that no replay could repeat
+checks.py       refusals, before and after the run, of effects that no replay could repeat
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold
 survivors.py    tensors of a run that something still holds afterwards

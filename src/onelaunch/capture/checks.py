@@ -1,4 +1,4 @@
-"""Checks after a run: they refuse effects that no replay could repeat."""
+"""Checks before and after a run: they refuse effects that no replay could repeat."""
 
 from __future__ import annotations
 

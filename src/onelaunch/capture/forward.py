@@ -76,7 +76,7 @@ def leaves_refused() -> Generator[None]:
             raise
         place = user_frame(error.__traceback__)
         what = "a tensor that requires grad is changed in place"
-        raise CaptureError("OL113", what, where=str(place) if place else None) from error
+        raise CaptureError("OL113", what, where=place) from error
 
 
 @dataclass(slots=True)

@@ -400,6 +400,6 @@ class CaptureSession:
         state = [t for t in observer.written.values() if not observer.known(t)]
         generators = run.snapshot.generators(tree)
         try:
-            return driver.rebind(graph, body, job.pool, state, generators)
+            return driver.rebind(graph, body, state, generators)
         except CaptureError:
             return graph  # it works with copied inputs

@@ -408,7 +408,6 @@ class Driver(Protocol):
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:

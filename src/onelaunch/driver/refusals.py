@@ -238,6 +238,5 @@ def _tagged(op: OpOverload, tag: torch.Tag) -> Refusal:
 
 def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """Make a `CaptureError` for the line of user code that is running now."""
-    place = user_frame()
     fix = fix_within(code, library_calls()) or fix
-    return CaptureError(code, what, where=str(place) if place else None, fix=fix)
+    return CaptureError(code, what, where=user_frame(), fix=fix)

@@ -1,4 +1,4 @@
-"""Rows added to a tensor, or left off, by torch's own operations."""
+"""Padding and cutting of a tensor by torch's own operations, for buckets and the tape."""
 
 from __future__ import annotations
 

@@ -256,13 +256,13 @@ class Steps:
                 variable = slot.name.rpartition(".")[0].rpartition(".")[2]
                 place = line_of(fn, rf"\b{re.escape(variable)}\.step\(")
                 what = f"the callable steps a schedule, {name}"
-                raise CaptureError("OL122", what, where=str(place) if place else None)
+                raise CaptureError("OL122", what, where=place)
             if id(slot.holder) in groups and (is_number(new) or type(new) is tuple):
                 kind = groups[id(slot.holder)]
                 what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
                 place = line_of(fn, rf"\[[\"']{re.escape(str(slot.key))}[\"']\]\s*[-+*/]?=")
                 fix = None if slot.key == "lr" else _SET_OUTSIDE
-                raise CaptureError("OL122", what, where=str(place) if place else None, fix=fix)
+                raise CaptureError("OL122", what, where=place, fix=fix)
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
         for place in places_of(group, kept):

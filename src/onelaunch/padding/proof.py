@@ -435,7 +435,7 @@ class _Proving:
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",
-            where=str(found.place) if found.place else None,
+            where=found.place,
             fix=fix,
         )
 

@@ -62,8 +62,8 @@ class Graphed(Generic[P, R]):
     """
 
     # Two subclasses override steps of a call. `Bucketed` (padding/bucketed.py) pads sizes:
-    # `__call__`, `_recorded_or_eager`. `InPieces` (split/in_pieces.py) graphs the parts of a
-    # refused callable: `_phase`, `_ungraphed`, `_run_original`. Both extend "For users" below.
+    # `__call__`, `_recorded_or_eager`. `InPieces` (split/in_pieces.py) graphs the parts of one that
+    # is refused: `_phase`, `_ungraphed`, `_run_original`, `_user`. Both extend "For users" below.
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Graphed(Generic[P, R]):
 
         Args:
             pool: the memory of the recordings; default a pool of its own.
-            root: (name, object) of what the callable belongs to: a module, for its forward. Default
-                `fn` itself.
+            root: the object whose state the callable reads, a module for its forward, and its name
+                in messages. Default `fn` itself.
             callee: `fn` as captures run it, compiled or not; default made from it.
         """
         self.fn = fn
@@ -99,7 +99,8 @@ class Graphed(Generic[P, R]):
         if runs_inline():  # called inside what is warmed up, captured, compiled or traced
             return self.fn(*args, **kwargs)
         # Each recording has a generated function (replay/call_path.py) that checks whether it fits
-        # these arguments, and launches it if so. This is `_replayed` in place: 0.1 us less.
+        # these arguments, and launches it if so. The tuple of them is replaced, never changed, so
+        # that no lock is needed. This is `_replayed` in place: 0.1 us less.
         for launch_if_fits in self._table.calls:
             result = launch_if_fits(args, kwargs)
             if result is not MISS:
@@ -110,8 +111,7 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        # A capture turns Python's garbage collection off (`no_collection`). A Ctrl-C just then
-        # would leave it off.
+        # A Ctrl-C just as a capture turns Python's collection off would leave it off.
         with collection_restored():
             refresh_mode_flag()  # torch's flag of dispatch modes may be stale; our guards read it
             return self._recorded_or_eager(args, kwargs)
@@ -124,7 +124,8 @@ class Graphed(Generic[P, R]):
             # that pack saved tensors.
             return self._inline(driver, args, kwargs)
         with driver.exclusive():  # one warm-up or capture at a time in the process
-            result = self._replayed(args, kwargs)  # recorded by another thread in the meantime?
+            # While this thread waited, another may have recorded the call.
+            result = self._replayed(args, kwargs)
             if result is MISS:
                 result = self._warm_up_or_capture(driver, device, flat, args, kwargs)
             if result is MISS:
@@ -149,18 +150,18 @@ class Graphed(Generic[P, R]):
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
         # If none could be, and the cache is new, of a class that has taken recordings over before,
-        # this is most likely a prompt: its size does not come again, so it runs eagerly. Padded it
-        # would come again, which is why buckets do not do this.
+        # this is most likely a prompt, whose size does not come again: it runs eagerly. (Not with
+        # buckets: padded it does come again.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             # `begin` marks the caches as seen, so this is asked first.
-            is_new = self._recorder.requests.brings_new_object(caches)
+            is_prompt = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
             if self._recorder.take_over(driver, device, flat):
                 result = self._replayed(args, kwargs)
                 if result is not MISS:
                     return result
-            elif is_new:
+            elif is_prompt:
                 return MISS
         match self._phase(driver, device, flat, strategy):
             case Eager(code, why):  # without a code there is nothing to tell
@@ -183,21 +184,20 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # The run calls `_refused` before an optimizer that no graph can hold takes its step.
-        # `_refused` raises before anything has changed, or, as `on_refusal` says, notes that the
-        # signature runs eagerly from now on, and this run goes on.
+        # Before the step of an optimizer that no graph can hold the run calls `_refused`. That
+        # raises, or, as `on_refusal` says, notes that the signature runs eagerly from now on; then
+        # this run goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         # An object that comes back from two calls is the callable's own; replays return it too.
         self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
-        # An argument that is an object is taken apart into its fields. If the call has changed such
-        # fields, objects of its class no longer are: a replay would not write them.
+        # An argument that is an object is taken apart into its fields. If the call has changed a
+        # field, objects of that class are taken apart no more: a replay would not write the field.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)  # the state behind the callable and its arguments
         if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            # The result shows another device than was assumed: this warm-up, which `run` has
-            # counted, does not count.
+            # The result shows another device than was assumed: `run` was no warm-up for it.
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
@@ -208,6 +208,7 @@ class Graphed(Generic[P, R]):
         """Have a signature whose results require grad captured as a forward with its backward, or
         refuse it. With ``on_refusal="raise"`` a call may then raise although it has run."""
         signature.has_backward = True
+        # A forward whose backward is outside the call cannot be captured for sharded modules.
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
         if refused is not None:
             self._refused(signature, refused)
@@ -229,12 +230,13 @@ class Graphed(Generic[P, R]):
         signature = attempt.signature
         try:
             # Compiled code is watched in its first warm-up only. If the state was another then than
-            # it is now, the callable is rehearsed: run once more, and everything is put back.
-            if not self._recorder.warmup.foresees(attempt):
+            # it is now, that does not show what the capture will do, and the callable is rehearsed:
+            # run once more, and everything is put back.
+            if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
             with no_collection():
                 entry = self._recorder.record(attempt, self)
-        except NeedsGrad:  # in no warm-up did the results require grad
+        except NeedsGrad:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
             signature.has_backward = True
@@ -247,7 +249,7 @@ class Graphed(Generic[P, R]):
         except CompiledInCapture as error:  # the state or the size is another than in any warm-up
             if not may_rehearse:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # then `foresees` says no, and it is rehearsed
+            signature.compiled_accesses = None  # so that it is rehearsed
             return self._capture_and_replay(attempt, args, kwargs, may_rehearse=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
@@ -283,8 +285,9 @@ class Graphed(Generic[P, R]):
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
         # What the warm-ups under the answer no showed does not hold any more. One under the answer
-        # yes is enough. `compare_answers` runs the callable under either, and where it can, not of
-        # compiled code nor in grad mode, its second run is that warm-up: it leaves a ledger.
+        # yes is enough. `compare_answers` runs the callable under both answers. Its second run is
+        # that warm-up, and leaves a ledger, unless the code is compiled or grad mode is on: then
+        # the call itself is the warm-up.
         signature.warmups = self.options.warmup_calls - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -318,7 +321,7 @@ class Graphed(Generic[P, R]):
             # The captured run read more state than the runs before it, or (`differs`) did other
             # work. This call has its result, but the recording goes: the next call is captured, and
             # compared with it. After too many that differ the signature runs eagerly. (With
-            # `on_refusal="raise"` the last capture itself has raised: `strict` of `CaptureJob`.)
+            # `on_refusal="raise"` the last capture raises instead: `CaptureJob.strict`.)
             differs = entry.captured.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
@@ -341,7 +344,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """The user of the pool's memory in its figures: of a piece of a module, the module."""
+        """Whose these recordings are in the pool's figures: a module's, of a piece of it."""
         return self
 
     # Refused.
@@ -351,21 +354,19 @@ class Graphed(Generic[P, R]):
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
             # number. Other refusals that are raised are forgotten, and the next call is captured
-            # anew. This one stays, for two later runs that are alike prove nothing.
+            # anew. This one stays: two later runs may be alike by chance. A module in its other
+            # mode, `train()` or `eval()`, is tried again.
             signature.differing_refusal = copy.copy(error)
-            signature.training = self._callee.training  # in the other mode it may be captured
+            signature.training = self._callee.training
         if self.options.on_refusal == "raise":
             offer_split(error, self._callee.root[1], self.options)
             raise error
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly from now on, with a warning.
-
-        `_refused` calls it where `on_refusal` says so. Where nothing is wrong with the callable it
-        is called whatever `on_refusal` says: no room, a backward inside, grad mode on inside only,
-        a recording that does not fit its own call. `InPieces` makes pieces then, and warns less.
-        """
+        """Have a signature run eagerly from now on, with a warning: as `on_refusal` says, by way of
+        `_refused`; or whatever it says, where nothing is wrong with the callable: no room, a
+        backward inside, grad mode on inside only, a recording that does not fit its own call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -433,8 +434,9 @@ class Graphed(Generic[P, R]):
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record the signature of this call ahead of time, without making the call.
 
-        The callable runs once to warm up and once to be captured; then every tensor that it wrote
-        and the random state are restored. Costs about two eager calls and the capture.
+        The callable runs once to warm up, whatever `warmup` is, and once to be captured; then every
+        tensor that it wrote and the random state are restored. Costs about two eager calls and the
+        capture.
 
         Raises:
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state

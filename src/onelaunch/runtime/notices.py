@@ -19,7 +19,7 @@ class Notices:
         self._given.clear()
 
     def warn(
-        self, code: str, what: str, kind: str = "", fix: str = "", where: str | None = None
+        self, code: str, what: str, kind: str = "", fix: str = "", where: object = None
     ) -> None:
         """Warn once for each code and kind; of the line that runs, by default."""
         if code + kind not in self._given:

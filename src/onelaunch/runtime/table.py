@@ -153,7 +153,7 @@ class Table:
             found = (loaded_at(codes, name.rpartition(".")[2]) for name in captured.grown)
             place = next((place for place in found if place is not None), None)
             what = f"`{self._name}` adds to {these}: replays leave it as it is"
-            self._notices.warn("OL309", what, where=str(place) if place else None)
+            self._notices.warn("OL309", what, where=place)
 
     def drop(self, entry: Entry) -> None:
         """Free a recording that fits no call any more."""
@@ -247,7 +247,7 @@ def refuse_moving(
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
     found = (stored_at(codes, slot.key) for slots in moving for slot in slots)
     place = next((place for place in found if place is not None), None)
-    return CaptureError("OL118", what, where=str(place) if place else None)
+    return CaptureError("OL118", what, where=place)
 
 
 def numbers_changed_in(captured: CapturedCall) -> list[Slot]:

@@ -261,7 +261,7 @@ class Warmup:
                 result = run()
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
-    def foresees(self, attempt: Attempt) -> bool:
+    def foresees_capture(self, attempt: Attempt) -> bool:
         """Return whether the warm-ups show what a capture of this call will do. Those of compiled
         code may have begun from another state than it has now: they are repeated then."""
         if not self._callee.is_compiled(attempt.driver):

@@ -380,7 +380,7 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
     what = f"the generator {generator} is advanced in the call"
     if generators.sure():
         generators.restore()
-        raise CaptureError("OL117", what, where=str(place) if place else None, fix=DRAWN)
+        raise CaptureError("OL117", what, where=place, fix=DRAWN)
     if ledger is not None:
         ledger.differs(Difference(what, place))
 

@@ -18,10 +18,8 @@ class HigherOrder(CaptureError):
     """The refusal of an operator that takes functions, such as `flex_attention`."""
 
     def __init__(self, name: str) -> None:
-        place = user_frame()
-        where = str(place) if place else None
         what = f"`{name}` takes functions, which it compiles itself"
-        super().__init__("OL109", what, where=where)
+        super().__init__("OL109", what, where=user_frame())
 
     def mend_dynamo(self) -> None:
         """Reset Dynamo: it never compiles a function again that it has met under a mode

@@ -201,7 +201,6 @@ class CudaDriver:
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:

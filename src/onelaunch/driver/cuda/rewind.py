@@ -153,7 +153,7 @@ class CudaRewind:
                 if other.state() is state:
                     return change(other)
             place = user_frame()
-            refused.append(CaptureError("OL106", UNKNOWN, where=str(place) if place else None))
+            refused.append(CaptureError("OL106", UNKNOWN, where=place))
             raise refused[0]
 
         home = default.graphsafe_get_state()

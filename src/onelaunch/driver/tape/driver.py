@@ -194,7 +194,6 @@ class TapeDriver:
         self,
         graph: Graph,
         body: Callable[[Capture], object],
-        pool: DevicePool,
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Graph:
@@ -210,5 +209,5 @@ def _unknown_operator(error: NotImplementedError) -> CaptureError:
     return CaptureError(
         "OL109",
         "A higher-order operator was called, whose branches a recording would fix.",
-        where=str(place) if place else None,
+        where=place,
     )

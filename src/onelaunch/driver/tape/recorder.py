@@ -230,7 +230,7 @@ class TapeRecorder(DispatchMode):
     def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
         """Make an error to raise, and keep it: a body that swallows it is refused all the same."""
         place = user_frame() or self._line  # the engine's threads have no frame of the user
-        error = CaptureError(code, what, where=str(place) if place else None, fix=fix)
+        error = CaptureError(code, what, where=place, fix=fix)
         self.refused = self.refused or error
         return error
 
@@ -257,9 +257,7 @@ class TapeRecorder(DispatchMode):
             self.random.accept()
             place = seeding_line(self._line, line)
             what = "A random generator was seeded, or its state set, during a capture."
-            self.refused = self.refused or CaptureError(
-                "OL106", what, where=str(place) if place else None
-            )
+            self.refused = self.refused or CaptureError("OL106", what, where=place)
             raise self.refused
 
     def _check(self, op: Operator, result: Any) -> None:

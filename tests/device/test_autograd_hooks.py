@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -282,6 +283,62 @@ def test_an_argument_that_comes_to_require_grad(device: torch.device, rand: Rand
     with pytest.raises(ol.CaptureError) as caught:
         fast(rand(9, 2, 4), rand(1, 4).requires_grad_())
     assert caught.value.code == "OL113"
+
+
+INTO: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
+    "copied into": lambda m, x, y: y.copy_(m(x)),
+    "a view of it": lambda m, x, y: y.copy_(m(x)).t(),
+    "added to": lambda m, x, y: (y.add_(m(x)), None)[1],
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", INTO)
+def test_an_argument_that_comes_to_require_grad_is_refused(
+    device: torch.device, rand: Rand, name: str, compile: bool
+) -> None:
+    """A replay writes the values, and the caller's tensor would have no gradient function."""
+    model = nn.Linear(4, 4).to(device)
+    fast = ol.graph(functools.partial(INTO[name], model), compile=compile, warmup=1)
+    refused: list[ol.CaptureError] = []
+    for i in range(6):
+        x, y = rand(i, 4, 4), rand(i + 50, 4, 4)
+        try:
+            fast(x, y)
+        except ol.CaptureError as error:
+            refused.append(error)
+        else:
+            assert y.grad_fn is not None, i
+    assert refused or not fast.recordings  # a CPU records nothing that is compiled
+    assert {error.code for error in refused} <= {"OL113"}
+    with torch.no_grad():  # as the fix says
+        for i in range(6):
+            x, y = rand(i, 4, 4), rand(i + 50, 4, 4)
+            expected = y.clone()
+            INTO[name](model, x, expected)
+            fast(x, y)
+            torch.testing.assert_close(y, expected)
+    assert replays(fast) >= 2
+
+
+def test_a_saved_tensor_that_is_written_before_any_backward(rand: Rand) -> None:
+    """Whether a backward can run is asked of each result; eager asks when it runs."""
+    model = nn.Linear(4, 4)
+
+    def forward(x: Tensor) -> Tensor:
+        y = model(x)
+        x.add_(1)
+        return y
+
+    model.to(rand(0, 1).device)
+    fast = ol.graph(forward, warmup=1)
+    for i in range(6):
+        x, given = rand(i, 2, 4), rand(i, 2, 4)
+        got, expected = fast(x), forward(given)
+        assert torch.equal(got, expected)
+        assert torch.equal(x, given)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            got.sum().backward()
 
 
 def test_no_hook_of_a_parameter_runs_in_a_capture(device: torch.device, rand: Rand) -> None:

@@ -227,9 +227,9 @@ def _freed(node: Node) -> Iterator[bool]:
                 return
             value = getattr(node, name)
         except RuntimeError as error:
-            if AGAIN not in str(error):
+            if not any(known in str(error) for known in (AGAIN, MODIFIED)):
                 raise
-            yield True
+            yield AGAIN in str(error)  # or it was written in place since, as a backward will tell
             return
         values = cast(tuple[object, ...], value if isinstance(value, tuple) else (value,))
         if any(isinstance(v, Tensor) for v in values):

@@ -56,6 +56,7 @@ from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
+from onelaunch.driver.refusals import refuse
 from onelaunch.driver.random_state import (
     HostGenerators,
     seeded_once,
@@ -81,6 +82,7 @@ class Retry(Exception):
     """A run showed a fact that the next one has to know; the text names it."""
 
 
+_GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
 """The exceptions after which the callable always runs once more for the same call."""
 
@@ -242,7 +244,7 @@ class CaptureRun:
         arguments = plan.statics[: len(plan.statics) - len(self.state_inputs)]
         tree = self.varied.given(tree)
         args, kwargs = unflatten(tree, list(arguments))
-        addresses = [t.data_ptr() for t in arguments]
+        addresses = [(t.data_ptr(), t.grad_fn) for t in arguments]
         if job.forward is None and torch.is_grad_enabled():
             refuse_gradients(tree, (args, kwargs), arguments, plan, read=True)
         generators = HostGenerators(snapshot.values(tree))
@@ -256,10 +258,13 @@ class CaptureRun:
         job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
         inspect_arguments(tree, (args, kwargs), arguments, plan, observer)
         refuse_gradients(tree, (args, kwargs), arguments, plan, read=False)
-        for t, address in zip(arguments, addresses, strict=True):
+        for t, spec, (address, graph) in zip(arguments, plan.specs, addresses, strict=False):
             if t.data_ptr() != address:
                 where = observer.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
+            if t.grad_fn is not graph:
+                what = f"an argument, {spec}, is written with values that require grad"
+                raise refuse("OL113", what, fix=_GRADED)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
         known = job.callee.returned_before() | known

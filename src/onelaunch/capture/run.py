@@ -56,13 +56,13 @@ from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
-from onelaunch.driver.refusals import refuse
 from onelaunch.driver.random_state import (
     HostGenerators,
     seeded_once,
     seeding_line_of,
     watching_seeds,
 )
+from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps

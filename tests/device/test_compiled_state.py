@@ -162,3 +162,18 @@ def test_a_refused_capture_draws_no_number(device: torch.device, rand: Rand) -> 
         found = run(ol.graph(f, compile=True, on_refusal="eager"))
     assert found[-1] == expected[-1]
     torch.testing.assert_close(torch.tensor(found[:-1]), torch.tensor(expected[:-1]))
+
+
+@on_accelerators
+def test_a_write_of_the_compiled_code_alone_is_refused(device: torch.device, rand: Rand) -> None:
+    """The run that is watched takes the other way; a capture could not undo the write."""
+    seen = torch.zeros(4, device=device)
+
+    def f(x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            seen.add_(1)
+        return x + seen
+
+    fast = ol.graph(f, compile=True, warmup=1)
+    with pytest.raises(ol.CaptureError, match=r"OL109.*`.*seen` is written by the compiled code"):
+        list(map(fast, [rand(i, 4) for i in range(8)]))

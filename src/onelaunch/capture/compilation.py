@@ -42,10 +42,14 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
+        own = [*graph.parameters(), *graph.buffers()]  # to AOTAutograd its first inputs
         sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
+        written = _written_inputs()
 
         def handed(*args: Any) -> Any:
-            hand(value for i, value in enumerate(args) if i not in sizes)
+            every = (*own, *args)
+            given = (value for i, value in enumerate(args) if i not in sizes)
+            hand(given, [every[i] for i in written if i < len(every)])
             return run_graph(*args)
 
         return handed
@@ -120,9 +124,7 @@ def compiled_graph(
     """
     shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
     run = backend(graph, inputs)
-    metadata = _metadata()
-    infos = [] if metadata is None else metadata.input_info
-    written = [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+    written = _written_inputs()
     if not written:
         return run, shown
 
@@ -130,6 +132,13 @@ def compiled_graph(
         return shown(*args) if _overlap(args, written) else run(*args)
 
     return (shown if _overlap(inputs, written) else apart), shown
+
+
+def _written_inputs() -> list[int]:
+    """Return the inputs that the graph which AOTAutograd has just compiled writes to."""
+    metadata = _metadata()
+    infos = [] if metadata is None else metadata.input_info
+    return [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
 
 
 def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:

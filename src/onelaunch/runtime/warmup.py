@@ -24,6 +24,7 @@ from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
+from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
@@ -137,14 +138,16 @@ class Warmup:
         if last and not hidden:
             run = _NotedRun(attempt, run)
             step_aside = run.step_aside
+        known = signature.compiled_accesses
+        noting = nullcontext()
+        if hidden and known is not None:
+            noting = known.noting(driver, device, _standing(attempt))
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
         if not hidden and (not signature.warmups or self._callee.reads is None):
             run = self._callee.watched(run, step_aside)
         run = on_its_stream(run)
-        known = signature.compiled_accesses
-        noting = known.noting(device) if hidden and known is not None else nullcontext()
         with inlining(), stepping, noting:
             if here or not last:
                 return run()
@@ -315,7 +318,8 @@ class Warmup:
                 run = on_its_stream(functools.partial(callee.on(driver), *args, **kwargs))
                 for _ in range(2):
                     effects.rollback.restore()  # Dynamo compiles for the state that it finds
-                    with signature.compiled_accesses.noting(device):
+                    standing = _standing(attempt)
+                    with signature.compiled_accesses.noting(driver, device, standing):
                         run()
         if signature.compiled_accesses is not None and device.type != "cpu":
             # On the CPU, what `torch.tensor` makes is memory like any other.
@@ -396,6 +400,16 @@ class _NotedRun:
     def step_aside(self) -> None:
         """End the conditions, as an operator that takes functions cannot run under them."""
         self._conditions.close()
+
+
+def _standing(attempt: Attempt) -> dict[int, set[object]]:
+    """Return the storages of a call's tensors on the device, each with the places of these."""
+    slots = [(slot.name, t) for slot, t in attempt.reached.walk().tensors()]
+    found: dict[int, set[object]] = {}
+    for place, t in places(attempt.flat.tensors, slots):
+        if t.device.type == attempt.device.type and has_strides(t):
+            found.setdefault(attempt.driver.storage(t), set()).add(place)
+    return found
 
 
 def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

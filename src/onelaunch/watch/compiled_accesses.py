@@ -106,20 +106,23 @@ _handing = threading.local()
 
 
 @contextmanager
-def handing(notes: list[object]) -> Generator[None]:
-    """Return a context in which this thread's `hand` notes what compiled code is handed."""
+def handing(notes: list[object]) -> Generator[list[Tensor]]:
+    """Return a context in which this thread's `hand` notes what compiled code is handed, with the
+    tensors that the code writes to."""
+    written: list[Tensor] = []
     try:
-        _handing.notes = notes
-        yield
+        _handing.notes, _handing.written = notes, written
+        yield written
     finally:
-        _handing.notes = None
+        _handing.notes = _handing.written = None
 
 
-def hand(args: Iterable[object]) -> None:
+def hand(args: Iterable[object], written: Iterable[Tensor]) -> None:
     """Note the host values among the arguments of a compiled graph: two runs of a call hand it the
-    same ones, or a replay would freeze what varies."""
+    same ones, or a replay would freeze what varies; and the arguments that it writes to."""
     notes: list[object] | None = getattr(_handing, "notes", None)
     if notes is not None:
+        _handing.written += written
         with unwatched(), no_functions():
             notes += map(_handed, args)
 
@@ -176,12 +179,26 @@ class CompiledAccesses:
     handed: list[object] | None = None
 
     @contextmanager
-    def noting(self, device: torch.device) -> Generator[None]:
-        """Return a context for a run of the compiled code that the capture is compared with."""
+    def noting(
+        self, driver: Driver, device: torch.device, standing: Mapping[int, set[object]]
+    ) -> Generator[None]:
+        """Return a context for a run of the compiled code that the capture is compared with.
+
+        Code that asks whether it is compiled may write to what the watched run did not; a capture
+        would not know of it, and could not undo it. That is refused.
+
+        Args:
+            standing: storage -> the places of the call's tensors over it.
+        """
         notes: list[object] = []
         bringing = Bringing(device, None, notes)
-        with handing(notes), bringing if self.brought else nullcontext():
+        known = {place for storage in self.wrote for place in self.places.get(storage, ())}
+        with handing(notes) as written, bringing if self.brought else nullcontext():
             yield
+        for t in written:
+            places = standing.get(driver.storage(t)) if has_strides(t) else None
+            if places and known.isdisjoint(places):
+                self.refused = self.refused or _written_if_compiled(places)
         self.handed, self.brought = notes, bringing.found or self.brought
 
     def holds_for(self, now: StateWalk) -> bool:
@@ -290,6 +307,19 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
         for key, (_, value) in walk.held.items()
     }
     return found | {key: count for key, (_, _, count) in walk.containers.items()}
+
+
+def _written_if_compiled(places: Iterable[object]) -> CaptureError:
+    """Return the refusal of code that writes to a tensor only where it is compiled."""
+    place = min(map(str, places))
+    what = f"argument {place}" if place.isdigit() else f"`{place}`"
+    return CaptureError(
+        "OL109",
+        f"{what} is written by the compiled code, and was not when the callable ran as it is",
+        why="it takes another way where it is compiled, and a capture could not undo the write",
+        fix="let it take one way, whatever `torch.compiler.is_compiling()` says; of an optimizer: "
+        "SGD(..., foreach=True)",
+    )
 
 
 def _bytes_of(memory: StorageWeakRef) -> Tensor:

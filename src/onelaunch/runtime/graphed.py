@@ -184,9 +184,8 @@ class Graphed(Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # Before the step of an optimizer that no graph can hold the run calls `_refused`. That
-        # raises, or, as `on_refusal` says, notes that the signature runs eagerly from now on; then
-        # this run goes on.
+        # `run` calls `_refused` before an optimizer's step that no graph can hold. That raises, or,
+        # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         # An object that comes back from two calls is the callable's own; replays return it too.
@@ -220,12 +219,12 @@ class Graphed(Generic[P, R]):
         attempt: Attempt,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        may_rehearse: bool = True,
+        may_retry: bool = True,
     ) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible.
 
         Args:
-            may_rehearse: whether a rehearsal may compile the call, if Dynamo has no code for it.
+            may_retry: whether to rehearse and capture again, if Dynamo has no code for the call.
         """
         signature = attempt.signature
         try:
@@ -241,16 +240,16 @@ class Graphed(Generic[P, R]):
                 return self._ungraphed(signature, grad_in_no_grad())
             signature.has_backward = True
             return MISS  # the next call captures a forward with its backward
-        except BackwardInside:
+        except BackwardInside:  # it runs one, though its results require grad and need another
             return self._ungraphed(signature, backward_inside())
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
         except CompiledInCapture as error:  # the state or the size is another than in any warm-up
-            if not may_rehearse:
+            if not may_retry:
                 return self._refused(signature, error)
             signature.compiled_accesses = None  # so that it is rehearsed
-            return self._capture_and_replay(attempt, args, kwargs, may_rehearse=False)
+            return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
             # eager. The first time that it asked and is refused, `switch_answer` changes the answer
@@ -305,9 +304,8 @@ class Graphed(Generic[P, R]):
         """Replay a recording for the call that it was captured from, and keep it if its run agreed
         with the runs before it."""
         signature = attempt.signature
-        # If this recording goes, the next one starts with all warm-up calls. But where the call
-        # changes a number that it reads (`self.step += 1`), another value of it is soon to be
-        # recorded, and one warm-up is enough for each.
+        # The next recording starts with all warm-up calls. But where the call changes a number that
+        # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
         changes_number = bool(numbers_changed_in(entry.captured))
         signature.warmups = self.options.warmup_calls - 1 if changes_number else 0
         result = entry.call(args, kwargs)
@@ -319,9 +317,9 @@ class Graphed(Generic[P, R]):
         signature.unfit = 0
         if entry.unsettled:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. This call has its result, but the recording goes: the next call is captured, and
-            # compared with it. After too many that differ the signature runs eagerly. (With
-            # `on_refusal="raise"` the last capture raises instead: `CaptureJob.strict`.)
+            # work. This call has its result, but the recording goes: the next call is captured,
+            # without a warm-up, and compared with it. After too many that differ the signature runs
+            # eagerly. (With `on_refusal="raise"` the last capture raises: `CaptureJob.strict`.)
             differs = entry.captured.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
@@ -344,7 +342,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """Whose these recordings are in the pool's figures: a module's, of a piece of it."""
+        """Who has these recordings in the pool's figures; of a piece, the whole module."""
         return self
 
     # Refused.
@@ -364,9 +362,9 @@ class Graphed(Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly from now on, with a warning: as `on_refusal` says, by way of
-        `_refused`; or whatever it says, where nothing is wrong with the callable: no room, a
-        backward inside, grad mode on inside only, a recording that does not fit its own call."""
+        """Have a signature run eagerly from now on, with a warning: from `_refused`, if the option
+        `on_refusal` says so; or regardless of it, where nothing is wrong with the callable: no room,
+        a backward inside, grad mode on inside only, a recording that does not fit its own call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))

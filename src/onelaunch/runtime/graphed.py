@@ -363,8 +363,8 @@ class Graphed(Generic[P, R]):
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Have a signature run eagerly from now on, with a warning: from `_refused`, if the option
-        `on_refusal` says so; or regardless of it, where nothing is wrong with the callable: no room,
-        a backward inside, grad mode on inside only, a recording that does not fit its own call."""
+        `on_refusal` says so; or regardless of it, where nothing is wrong with the callable, as with
+        no room, a backward inside, grad mode on inside only, a recording that misfits its call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))

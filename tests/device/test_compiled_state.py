@@ -177,3 +177,20 @@ def test_a_write_of_the_compiled_code_alone_is_refused(device: torch.device, ran
     fast = ol.graph(f, compile=True, warmup=1)
     with pytest.raises(ol.CaptureError, match=r"OL109.*`.*seen` is written by the compiled code"):
         list(map(fast, [rand(i, 4) for i in range(8)]))
+
+
+def test_two_forwards_of_a_batch_norm_before_one_backward(device: torch.device, rand: Rand) -> None:
+    """The first call runs as it is and saves the statistics, whose version compiled code moves."""
+    torch.manual_seed(0)
+    eager = nn.BatchNorm1d(4).to(device)
+    model = nn.BatchNorm1d(4).to(device)
+    model.load_state_dict(eager.state_dict())
+    fast = ol.graph(model, compile=True, warmup=1, max_in_flight=2)
+    for i in range(8):
+        a, b = rand(2 * i, 8, 4), rand(2 * i + 1, 8, 4)
+        for run, of in ((eager, eager), (fast, model)):
+            of.zero_grad()
+            (run(a).square().mean() - run(b).mean()).backward()
+        for name, t in eager.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], t)
+        torch.testing.assert_close(model.weight.grad, eager.weight.grad)

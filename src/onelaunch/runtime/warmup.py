@@ -24,7 +24,6 @@ from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
@@ -141,7 +140,7 @@ class Warmup:
         known = signature.compiled_accesses
         noting = nullcontext()
         if hidden and known is not None:
-            noting = known.noting(driver, device, _standing(attempt))
+            noting = known.noting(driver, device, _now(attempt))
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
         stepping = nullcontext() if hidden else self._stepping(signature, refuse)
         # Later reads the capture will see; Dynamo would compile the watch with the callable.
@@ -318,8 +317,7 @@ class Warmup:
                 run = on_its_stream(functools.partial(callee.on(driver), *args, **kwargs))
                 for _ in range(2):
                     effects.rollback.restore()  # Dynamo compiles for the state that it finds
-                    standing = _standing(attempt)
-                    with signature.compiled_accesses.noting(driver, device, standing):
+                    with signature.compiled_accesses.noting(driver, device, _now(attempt)):
                         run()
         if signature.compiled_accesses is not None and device.type != "cpu":
             # On the CPU, what `torch.tensor` makes is memory like any other.
@@ -402,14 +400,10 @@ class _NotedRun:
         self._conditions.close()
 
 
-def _standing(attempt: Attempt) -> dict[int, set[object]]:
-    """Return the storages of a call's tensors on the device, each with the places of these."""
+def _now(attempt: Attempt) -> dict[object, Tensor]:
+    """Return the tensors of a call by their places, for `CompiledAccesses`."""
     slots = [(slot.name, t) for slot, t in attempt.reached.walk().tensors()]
-    found: dict[int, set[object]] = {}
-    for place, t in places(attempt.flat.tensors, slots):
-        if t.device.type == attempt.device.type and has_strides(t):
-            found.setdefault(attempt.driver.storage(t), set()).add(place)
-    return found
+    return dict(places(attempt.flat.tensors, slots))
 
 
 def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

@@ -180,20 +180,30 @@ class CompiledAccesses:
 
     @contextmanager
     def noting(
-        self, driver: Driver, device: torch.device, standing: Mapping[int, set[object]]
+        self, driver: Driver, device: torch.device, now: dict[object, Tensor]
     ) -> Generator[None]:
         """Return a context for a run of the compiled code that the capture is compared with.
 
         Code that asks whether it is compiled may write to what the watched run did not; a capture
-        would not know of it, and could not undo it. That is refused.
+        would not know of it, and could not undo it. That is refused. And where the watched run
+        left a version counter as it was, as BatchNorm those of its statistics, so does this one:
+        another forward may wait for its backward.
 
         Args:
-            standing: storage -> the places of the call's tensors over it.
+            now: place -> tensor of the call. It is emptied: the run may replace them.
         """
         notes: list[object] = []
         bringing = Bringing(device, None, notes)
+        standing: dict[int, set[object]] = {}
+        for place, t in now.items():
+            if t.device.type == device.type and has_strides(t):
+                standing.setdefault(driver.storage(t), set()).add(place)
+        unmoved = self.wrote.keys() - self.version_bumped
+        silent = [t for storage in unmoved for t in self._now(storage, (), now)]
+        now.clear()
         known = {place for storage in self.wrote for place in self.places.get(storage, ())}
-        with handing(notes) as written, bringing if self.brought else nullcontext():
+        versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
+        with handing(notes) as written, bringing if self.brought else nullcontext(), versions:
             yield
         for t in written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None

@@ -36,6 +36,7 @@ from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import DevicePool, Graph, Launch, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
+from onelaunch.source import levels_to_user
 from onelaunch.trace_names import named
 from onelaunch.watch.ledger import TRIES
 
@@ -344,7 +345,7 @@ class AutogradPair:
     def _warn(self, warning: GraphWarning) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(warning, stacklevel=levels_to_user())
 
     def backwards(self) -> list[Backward]:
         """Return the captured backwards."""

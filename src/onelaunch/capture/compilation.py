@@ -42,7 +42,7 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
-        own = [*graph.parameters(), *graph.buffers()]  # to AOTAutograd its first inputs
+        own = _own(graph)
         sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
         written = _written_inputs()
 
@@ -123,15 +123,22 @@ def compiled_graph(
     calls run the graph as it was.
     """
     shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
+    own = _own(graph)
     run = backend(graph, inputs)
     written = _written_inputs()
     if not written:
         return run, shown
 
     def apart(*args: Any) -> Any:
-        return shown(*args) if _overlap(args, written) else run(*args)
+        return shown(*args) if _overlap((*own, *args), written) else run(*args)
 
-    return (shown if _overlap(inputs, written) else apart), shown
+    return (shown if _overlap((*own, *inputs), written) else apart), shown
+
+
+def _own(graph: torch.fx.GraphModule) -> list[Tensor]:
+    """Return the tensors that a graph itself holds: to AOTAutograd they are its first inputs."""
+    named = graph.named_parameters(remove_duplicate=False)
+    return [t for _, t in (*named, *graph.named_buffers(remove_duplicate=False))]
 
 
 def _written_inputs() -> list[int]:

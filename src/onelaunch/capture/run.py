@@ -335,7 +335,7 @@ class CaptureRun:
             with around, handing(self.handed), bringing if brings else nullcontext():
                 result = fn(*args, **kwargs)
             refuse_drawn(generators, fn, observer.ledger)
-            now = places(plan.tensors, ((slot.name, t) for slot, t in walk.tensors()))
+            now = places(plan.tensors, walk)
             job.known.give(observer, dict(now), plan.tensors, plan.statics)
             return result
         watch = job.callee.watch()

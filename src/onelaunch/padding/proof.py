@@ -296,8 +296,7 @@ class _Proving:
             found = None if taint is None else taint.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
-            where = str(found.place) if found and found.place else None
-            raise CaptureError("OL140", what, where=where)
+            raise CaptureError("OL140", what, where=found and found.place)
 
     def _rounded(
         self, number: int, big: Tensor, small: Tensor, inputs: Sequence[Tensor], sizes: Sizes

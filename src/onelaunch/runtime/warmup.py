@@ -166,7 +166,7 @@ class Warmup:
         device, signature = attempt.device, attempt.signature
         before = attempt.reached.walk()
         held, began = held_by(attempt.driver, device, before), contents_of(before)
-        named = places(attempt.flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
+        named = places(attempt.flat.tensors, before)
         observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
             run = functools.partial(self._callee.shown, *args, **kwargs)
@@ -286,7 +286,7 @@ class Warmup:
         signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
         before = reached.walk()
-        named = places(flat.tensors, ((slot.name, t) for slot, t in before.tensors()))
+        named = places(flat.tensors, before)
         began, on_its_stream = contents_of(before), _its_stream(attempt)
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
@@ -402,8 +402,7 @@ class _NotedRun:
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:
     """Return the tensors of a call by their places, for `CompiledAccesses`."""
-    slots = [(slot.name, t) for slot, t in attempt.reached.walk().tensors()]
-    return dict(places(attempt.flat.tensors, slots))
+    return dict(places(attempt.flat.tensors, attempt.reached.walk()))
 
 
 def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

@@ -134,15 +134,9 @@ def _handed(value: object) -> object:
     return bits_of(value) if on_host and value.nbytes <= MOST_STORED_BYTES else None
 
 
-def places(
-    arguments: Sequence[Tensor], slots: Iterable[tuple[str, Tensor]]
-) -> list[tuple[object, Tensor]]:
-    """Return each tensor of a call with its place.
-
-    Args:
-        slots: the tensors of the callable's state, named.
-    """
-    return [*enumerate(arguments), *slots]
+def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, Tensor]]:
+    """Return each tensor of a call, its arguments and the callable's state, with its place."""
+    return [*enumerate(arguments), *((slot.name, t) for slot, t in walk.tensors())]
 
 
 @dataclass(slots=True)

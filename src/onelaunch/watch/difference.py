@@ -32,8 +32,7 @@ class Difference(NamedTuple):
 
     def refusal(self) -> CaptureError:
         """Return the error for a callable whose runs keep differing."""
-        where = str(self.place) if self.place else None
-        return CaptureError("OL117", self.what, where=where, fix=self.fix)
+        return CaptureError("OL117", self.what, where=self.place, fix=self.fix)
 
 
 class _Count(NamedTuple):
@@ -81,7 +80,7 @@ _ELSEWHERE = (
 def of_threads(place: Place) -> CaptureError:
     """Return the refusal of a run that gave work to another thread, of which nothing is seen."""
     what = "another thread works for it"
-    return CaptureError("OL117", what, where=str(place), fix=IN_THREAD)
+    return CaptureError("OL117", what, where=place, fix=IN_THREAD)
 
 
 IN_THREAD = (

@@ -232,60 +232,7 @@ def test_attention_in_training(device: torch.device, rand: Rand) -> None:
     assert replays() >= 5
 
 
-# What cannot be captured.
-
-
-def on_the_host(x: Tensor) -> Tensor:
-    y = x.sin() * 2
-    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
-    offsets += 1  # what is written is no constant
-    return (y + offsets.to(x.device)).cos()
-
-
-@on_accelerators
-def test_a_part_on_the_host_raises_where_that_is_asked(device: torch.device, rand: Rand) -> None:
-    fast = compiled(on_the_host, on_refusal="raise")
-    for _ in range(2):
-        with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL103.*\n.*offsets = "):
-            fast(rand(1, 3, 8))
-
-
-@on_accelerators
-def test_a_part_on_the_host_in_a_mode_of_its_own(device: torch.device, rand: Rand) -> None:
-    """No cut leaves the mode: what eager computes without gradients has none."""
-
-    def f(x: Tensor, w: Tensor) -> Tensor:
-        y = x * w
-        with torch.no_grad():
-            scale = (w * 2).cpu().sum().to(x.device)
-        return y * scale
-
-    fast = compiled(f)
-
-    def grad_of(run: F, i: int) -> Tensor:
-        w = rand(50, 4).requires_grad_()
-        return torch.autograd.grad(run(rand(i, 3, 4), w).sum(), w)[0]
-
-    with pytest.warns(ol.GraphWarning, match="OL312"):
-        grad_of(fast, 0)
-    for i in range(6):
-        torch.testing.assert_close(grad_of(fast, i), grad_of(f, i))
-    assert not graphs()
-
-
-@on_accelerators
-def test_an_operator_marked_as_unsafe(device: torch.device, rand: Rand) -> None:
-    with torch.library._scoped_library("onelaunch_tests", "FRAGMENT") as library:
-        library.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
-        library.impl("unsafe", lambda x: x + 1, "CompositeExplicitAutograd")
-        torch.library.register_fake("onelaunch_tests::unsafe", torch.empty_like, lib=library)
-
-        def f(x: Tensor) -> Tensor:
-            return torch.ops.onelaunch_tests.unsafe(x * 2).relu()
-
-        with torch.no_grad(), pytest.warns(ol.GraphWarning, match="unsafe in CUDA graphs"):
-            same_calls(f, compiled(f), lambda i: (rand(i, 8),))
-        assert replays() == 10
+# Options.
 
 
 def test_options_are_checked() -> None:

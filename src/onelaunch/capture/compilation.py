@@ -115,7 +115,7 @@ class CompiledInCapture(CaptureError):
 
 def compiled_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], backend: Backend
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+) -> tuple[Callable[..., Any], torch.fx.GraphModule]:
     """Compile a graph of Dynamo's. Return the compiled one, and the graph as it was.
 
     AOTAutograd works on the common base of arguments that overlap where it writes to one of them,

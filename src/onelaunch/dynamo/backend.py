@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
 
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
 from onelaunch.dynamo.constants import take_constants
-from onelaunch.dynamo.fakes import example
+from onelaunch.dynamo.fakes import example, fake_mode
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
-from onelaunch.dynamo.split import changes_modes, compiled_parts, refused_nodes
+from onelaunch.dynamo.split import compiled_parts, refused_nodes
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
@@ -99,20 +100,36 @@ def record_graph(
         return held.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        region = region_of(part, given, device, compiler, settings)
+        region = region_of(part, given, device, compiler, settings, split)
         regions.add(region)
         return region
 
-    refused = refused_nodes(graph, device)
+    def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
+        refused = refused_nodes(part, device, {operator: error})
+        if not refused:
+            return None
+        mode = fake_mode(part)
+        before = _guards(mode)
+        with tracing(TracingContext(mode)):
+            parts = compiled_parts(part, refused, compile_part)
+        if _guards(mode) != before:  # of sizes: it is too late for Dynamo to take them
+            return None
+        _warn(list(refused.values()))
+        return parts
+
+    refused = refused_nodes(graph, device, {})
     if not refused:
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
         return _raising(next(iter(refused.values())))
-    if changes_modes(graph):
-        _warn(list(refused.values()), "the graph, which turns modes of torch on and off,")
-        return compiler(graph, inputs)
-    _warn(list(refused.values()), "a part")
+    _warn(list(refused.values()))
     return compiled_parts(graph, refused, compile_part)
+
+
+def _guards(mode: Any) -> tuple[int, int]:
+    """Return how many guards compilation has added, and how many it left out after Dynamo's end."""
+    env = mode.shape_env
+    return (0, 0) if env is None else (len(env.guards), env.counter["ignored_backward_guard"])
 
 
 def note_region(region: Region) -> None:
@@ -152,8 +169,8 @@ def _raising(error: CaptureError) -> Callable[..., Any]:
     return refuse
 
 
-def _warn(refused: Sequence[CaptureError], what: str) -> None:
-    """Name the first operation that is not recorded, and what is not recorded for its sake."""
-    more = f" ({len(refused) - 1} operations more)" if len(refused) > 1 else ""
-    warning = refused[0].warning(f"{what} runs as it is{more}", "OL312")
+def _warn(refused: Sequence[CaptureError]) -> None:
+    """Name the first operation that is not recorded."""
+    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    warning = refused[0].warning(f"a part runs as it is{more}", "OL312")
     warnings.warn(warning, stacklevel=levels_to_user())

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import is_, itemgetter
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
+from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.capture.io_plan import is_filled
@@ -18,6 +22,7 @@ from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import Settings
 from onelaunch.dynamo.sizes import Sized, sized
+from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
@@ -33,6 +38,10 @@ _MOST_PROGRAMS = 256
 
 Statics = dict[str, Tensor]
 """The tensors that a region reads where they are, parameters and buffers, by name."""
+
+
+Split = Callable[[torch.fx.GraphModule, object, CaptureError], Callable[..., Any] | None]
+"""Compiles a graph in parts: around an operator, for the reason given. None if it has none."""
 
 
 class RegionCallee(Callee):
@@ -71,6 +80,9 @@ class Program:
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
         callee = RegionCallee(run, shown, statics)
         options = replace(region.settings.graph, buckets=region.buckets())
+        # A sharded module's forward may be refused after it has run, which cannot be done again.
+        if region.may_split and not distributed.initialized():
+            options = replace(options, on_refusal="raise")
         if shown is not run:  # the first call shows the graph; compiled code must run before too
             options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
         self.graphed: Graphed[..., Any] = graphed(run, options, region.settings.pool, None, callee)
@@ -86,6 +98,7 @@ class Region:
         numbers: places of inputs that are host tensors of one number, and read on the device.
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
+        split: compiles it in parts around an operator, if it may be.
     """
 
     def __init__(
@@ -99,6 +112,7 @@ class Region:
         count: int,
         device: torch.device,
         settings: Settings,
+        split: Callable[[object, CaptureError], Callable[..., Any] | None] | None = None,
     ) -> None:
         self.name = name
         self.run = run
@@ -108,15 +122,31 @@ class Region:
         self._sizes = sizes
         self._device = device
         self._count = count
+        self._split = split
+        self._parts: Callable[..., Any] | None = None
+        self._stopped_in: object = None
         self._programs: dict[int, list[Program]] = {}
         self._place(static)
 
     def __call__(self, *args: Any) -> Any:
         statics = self._statics_of(args)
-        for program in self._programs.get(id(statics[0]) if statics else 0, ()):
-            if all(map(is_, statics, program.given)):
-                return program.graphed(*self._moving_of(args))
-        return self._program(args).graphed(*self._moving_of(args))
+        try:
+            for program in self._programs.get(id(statics[0]) if statics else 0, ()):
+                if all(map(is_, statics, program.given)):
+                    return program.graphed(*self._moving_of(args))
+            if self._parts is not None:
+                return self._parts(*args)
+            return self._program(args).graphed(*self._moving_of(args))
+        except CaptureError as error:
+            if not self.may_split:
+                raise
+            self._split_for(error)
+        return self(*args)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether a refusal has it split, if an operator of its graph is what was refused."""
+        return self._split is not None
 
     def programs(self) -> list[Program]:
         """Return a program for each set of parameters so far."""
@@ -151,10 +181,23 @@ class Region:
                 args[place] = args[place].to(device)
             for place, (tensor, dim) in sizes.items():
                 args[place] = args[tensor].shape[dim]
-            return run(*args)
+            self._stopped_in = None
+            try:
+                return run(*args)
+            except Exception as error:
+                self._stopped_in = _operator_in(error.__traceback__)
+                raise
 
         call.__name__ = self.name
         return call
+
+    def _split_for(self, error: CaptureError) -> None:
+        """Go on in parts, without the operator that a capture was refused for; or as a whole, whose
+        refusals are warnings from now on."""
+        split, self._split = self._split, None
+        if split is not None and self._stopped_in is not None:
+            self._parts = split(self._stopped_in, error)
+        self.reset()
 
     def _place(self, static: Mapping[int, str]) -> None:
         self._static = static
@@ -189,6 +232,7 @@ def region_of(
     device: torch.device,
     compiler: Backend,
     settings: Settings,
+    split: Split,
 ) -> Region:
     """Compile a graph of Dynamo's, or a part of one."""
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -205,9 +249,22 @@ def region_of(
     name = function_of(graph)
     with floats_elsewhere(graph):
         run, shown = compiled_graph(graph, given, compiler)
+    may_split = settings.graph.on_refusal != "raise" and sizes is None
+    split_here = partial(split, shown) if may_split else None
     if compiler is eager_aten:
         shown = run
-    return Region(name, run, shown, static, numbers, sizes, len(inputs), device, settings)
+    return Region(
+        name, run, shown, static, numbers, sizes, len(inputs), device, settings, split_here
+    )
+
+
+def _operator_in(traceback: TracebackType | None) -> object:
+    """Return the outermost operator whose call raised an exception, or None."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code is OpOverload.__call__.__code__:
+            return traceback.tb_frame.f_locals["self"]
+        traceback = traceback.tb_next
+    return None
 
 
 def _items(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -2,13 +2,16 @@
 
 Every node runs once on fake tensors. Operations on tensors of the host, reads by the host and
 operators that are marked as unsafe make a part of their own, which runs as it is; what lies between
-two of them is recorded.
+two of them is recorded. A mode that the graph turns on and off, autocast or `no_grad`, is not cut.
+What a custom operator does inside shows only when it is captured: region.py has the graph split
+then.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -26,18 +29,25 @@ Graph = torch.fx.GraphModule
 Node = torch.fx.Node
 Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
 
-_MODES = ("_set_grad_enabled", "_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_", "_saved_tensors_")
-"""Prefixes of the names of functions that turn a mode on or off."""
+_ON = re.compile(r"_enter_|.*_increment_nesting$|_saved_tensors_hooks_disable$")
+_OFF = re.compile(r"_exit_|.*_decrement_nesting$|_saved_tensors_hooks_enable$")
+"""The names of functions that turn a mode on or off."""
 _FIX = "move it out of the compiled function, or to the device"
 
 
-def refused_nodes(graph: Graph, device: torch.device) -> dict[Node, CaptureError]:
-    """Return the nodes that a recording cannot contain, each with the reason."""
+def refused_nodes(
+    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
+) -> dict[Node, CaptureError]:
+    """Return the nodes that a recording cannot contain, each with the reason.
+
+    Args:
+        known: operators that a capture was refused for.
+    """
     found: dict[Node, CaptureError] = {}
     mode = fake_mode(graph)
     if mode is not None:
-        with mode, torch.no_grad():
-            _Checked(graph, mode, device, found).run(*map(detached, inputs_of(graph)))
+        with mode:
+            _Checked(graph, mode, device, known, found).run(*map(detached, inputs_of(graph)))
     return found
 
 
@@ -45,9 +55,12 @@ def compiled_parts(
     graph: Graph, refused: Mapping[Node, CaptureError], compile_part: Compile
 ) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
-    parts = _parts(graph, refused)
+    modes = [set(nodes) for nodes in _modes(graph)]
+    apart = {*refused, *_of_floats(graph)}
+    apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
+    parts = _parts(graph, apart, set().union(*modes))
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
-    eager = {f"submod_{parts[node]}" for node in refused}
+    eager = {f"submod_{parts[node]}" for node in apart}
     inputs: dict[str, Sequence[Any]] = {}
     mode: Any = fake_mode(graph)
     with mode:
@@ -71,14 +84,35 @@ def _compiled(part: Graph, given: Sequence[Any], compile_part: Compile) -> Calla
     return lambda *args: run(*args)[0]
 
 
-def changes_modes(graph: Graph) -> bool:
-    """Return whether a graph turns a mode of torch on or off: a cut in between would leave the part
-    after it in another mode."""
-    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
-    return any(name.startswith(_MODES) for name in names)
+def _of_floats(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes that make or take floats that change from call to call, and that could not be
+    taken out of the graph: a part with one would be compiled for its value."""
+    for node in graph.graph.nodes:
+        values = map(example, (node, *node.all_input_nodes))
+        if node.op != "output" and any(isinstance(v, torch.SymFloat) for v in values):
+            yield node
 
 
-def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int]:
+def _modes(graph: Graph) -> Iterator[list[Node]]:
+    """Yield the nodes from each one that turns a mode on to the one that turns it off again: a cut
+    in between would leave the part after it in another mode."""
+    usual = {"_set_grad_enabled": torch.is_grad_enabled(), "_set_fwd_grad_enabled": True}
+    depth, changed, within = 0, set[str](), list[Node]()
+    for node in graph.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name in usual:
+            (changed.discard if node.args[0] == usual[name] else changed.add)(name)
+        depth += bool(_ON.match(name)) - bool(_OFF.match(name))
+        if depth or changed or within:
+            within.append(node)
+        if within and not depth and not changed:
+            yield within
+            within = []
+    if within:
+        yield within
+
+
+def _parts(graph: Graph, apart: Set[Node], in_modes: Set[Node]) -> dict[Node, int]:
     """Return the number of each node's part: in the order of the graph, since operations may write
     what later ones read."""
     parts: dict[Node, int] = {}
@@ -90,7 +124,8 @@ def _parts(graph: Graph, refused: Mapping[Node, CaptureError]) -> dict[Node, int
         if source in parts:
             parts[node] = parts[source]
             continue
-        if (node in refused) != within and not (within and _is_number(node)):
+        stays = within and node not in in_modes and _is_number(node)
+        if (node in apart) != within and not stays:
             number, within = number + 1, not within
         parts[node] = number
     return parts
@@ -127,8 +162,10 @@ class _Fake(torch.fx.Interpreter):
         forgotten its symbol.
         """
         reads = n.meta.get("unbacked_bindings")
-        if n.target == "item" and isinstance(n.meta["example_value"], torch.SymFloat) and not reads:
-            return n.meta["example_value"]
+        if n.op == "call_method" and n.target == "item" and not reads:
+            known = example(n)
+            if isinstance(known, torch.SymFloat):
+                return known
         if not reads:
             return super().run_node(n)
         with self.mode.shape_env.ignore_fresh_unbacked_symbols():
@@ -158,10 +195,16 @@ class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
     def __init__(
-        self, graph: Graph, mode: Any, device: torch.device, found: dict[Node, CaptureError]
+        self,
+        graph: Graph,
+        mode: Any,
+        device: torch.device,
+        known: Mapping[object, CaptureError],
+        found: dict[Node, CaptureError],
     ) -> None:
         super().__init__(graph, mode)
         self._device = device
+        self._known = known
         self._found = found
 
     def run_node(self, n: Node) -> Any:
@@ -170,22 +213,23 @@ class _Checked(_Fake):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return n.meta["example_value"]
-        checking = _Checking(self._device)
+        checking = _Checking(self._device, self._known)
         with checking:
             result = super().run_node(n)
         if checking.found is not None:
-            code, what, fix = checking.found
-            self._found[n] = CaptureError(code, what, where=line_of_node(n), fix=fix)
+            checking.found.where = line_of_node(n)
+            self._found[n] = checking.found
         return result
 
 
 class _Checking(DispatchMode):
     """A mode that notes the first operation that a recording cannot contain."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
         super().__init__()
         self._device = device
-        self.found: tuple[str, str, str | None] | None = None
+        self._known = known
+        self.found: CaptureError | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -196,17 +240,21 @@ class _Checking(DispatchMode):
 
     def _verdict(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
-    ) -> tuple[str, str, str | None] | None:
+    ) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
+        known = self._known.get(func)
+        if known is not None:
+            return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
         given, made = tensors((args, kwargs)), tensors(result)
         if any(self._on_host(t) for t in made):
-            return "OL103", f"{name} works on the host", _FIX
+            return CaptureError("OL103", f"{name} works on the host", fix=_FIX)
         if any(t.dim() and self._on_host(t) for t in given):
-            return "OL104", f"{name} uses a tensor of the host", _FIX
+            return CaptureError("OL104", f"{name} uses a tensor of the host", fix=_FIX)
         row = refusal(func, args, kwargs)
         if row is None:
             return None
-        return row.code, row.what or f"{name} needs the value of a tensor", row.fix
+        what = row.what or f"{name} needs the value of a tensor"
+        return CaptureError(row.code, what, fix=row.fix)
 
     def _on_host(self, t: Tensor) -> bool:
         return t.device.type not in (self._device.type, "meta")

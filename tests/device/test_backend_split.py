@@ -1,0 +1,294 @@
+"""What cannot be captured splits a compiled graph: the rest of it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch.driver.select import driver_of
+
+from .drop_in import on_accelerators
+from .regions import F, compiled, recordings, replays, same_calls
+from .training import Rand
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.fixture
+def rand(rand: Rand) -> Rand:
+    """Small whole numbers, with which whatever Inductor fuses is exact."""
+    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+
+
+# Work on the host.
+
+
+def on_the_host(x: Tensor) -> Tensor:
+    y = x.sin() * 2
+    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
+    offsets += 1  # what is written is no constant
+    return (y + offsets.to(x.device)).cos()
+
+
+@on_accelerators
+def test_a_part_on_the_host_raises_where_that_is_asked(device: torch.device, rand: Rand) -> None:
+    fast = compiled(on_the_host, on_refusal="raise")
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL103.*\n.*offsets = "):
+            fast(rand(1, 3, 8))
+
+
+@on_accelerators
+def test_an_operator_marked_as_unsafe(device: torch.device, rand: Rand) -> None:
+    with torch.library._scoped_library("onelaunch_tests", "FRAGMENT") as library:
+        library.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+        library.impl("unsafe", lambda x: x + 1, "CompositeExplicitAutograd")
+        torch.library.register_fake("onelaunch_tests::unsafe", torch.empty_like, lib=library)
+
+        def f(x: Tensor) -> Tensor:
+            return torch.ops.onelaunch_tests.unsafe(x * 2).relu()
+
+        with torch.no_grad(), pytest.warns(ol.GraphWarning, match="unsafe in CUDA graphs"):
+            same_calls(f, compiled(f), lambda i: (rand(i, 8),))
+        assert replays() == 10
+
+
+# Modes that the graph turns on and off: no cut leaves one.
+
+
+def host(x: Tensor) -> Tensor:
+    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
+    offsets += 1
+    return x + offsets.to(x.device)
+
+
+def between(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = (w * 2).sum()
+    y = host(x * w)
+    with torch.no_grad():
+        most = y.amax()
+    return y * scale * most
+
+
+def inside(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    with torch.no_grad():
+        scale = host(w * 2).sum()
+    return y * scale
+
+
+def nested(x: Tensor, w: Tensor) -> Tensor:
+    y = host(x * w)
+    with torch.no_grad(), torch.enable_grad():
+        z = y * 3
+    with torch.autocast(x.device.type, enabled=False):
+        z = z * w
+    return host(z)
+
+
+def levels(x: Tensor, w: Tensor) -> Tensor:
+    sums = torch.func.vmap(lambda row: row.square().sum())(x)
+    y = host(x * w) * sums[:, None]
+    slopes = torch.func.grad(lambda t: t.square().sum())(y.detach())
+    return host(slopes) + y
+
+
+def to_the_end(x: Tensor, w: Tensor) -> Tensor:
+    y = host(x * w)
+    torch.set_grad_enabled(False)
+    return host(y * 2)
+
+
+MODES = {
+    "between": (between, 2),
+    "inside": (inside, 2),
+    "nested": (nested, 3),
+    "levels": (levels, 3),
+    "to the end": (to_the_end, 3),  # Dynamo breaks its graph there
+}
+"""Programs, and the parts of each that are recorded."""
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312", "ignore:.*deprecated")
+@pytest.mark.parametrize("name", MODES)
+def test_modes_of_a_graph(device: torch.device, rand: Rand, name: str) -> None:
+    program, parts = MODES[name]
+
+    def calls(f: F) -> list[Tensor]:
+        found: list[Tensor] = []
+        for i in range(6):
+            w = rand(50 + i, 4).requires_grad_()
+            y = f(rand(i, 3, 4), w)
+            torch.set_grad_enabled(True)
+            found.append(y.detach())
+            if y.requires_grad:
+                found += torch.autograd.grad(y.sum(), w)
+        return found
+
+    expected, got = calls(program), calls(compiled(program, codegen="eager"))
+    torch.testing.assert_close(got, expected)
+    assert len([r for r in recordings() if r.replays]) == parts
+
+
+# Custom operators, whose insides show only under capture.
+
+
+@pytest.fixture
+def waiting(device: torch.device) -> Iterator[Callable[..., Tensor]]:
+    """An operator that reads its argument on the host, with a gradient; a capture refuses it. The
+    emulated device repeats an operator as a whole, so there it refuses itself."""
+
+    def waits(x: Tensor, ends: Tensor) -> Tensor:
+        if x.device.type != "cuda" and driver_of(x.device.type).capturing():
+            raise ol.CaptureError("OL109", "operation not permitted when stream is capturing")
+        rows = zip([0, *ends.tolist()], [*ends.tolist(), len(x)], strict=True)
+        return torch.cat([x[start:end] * (n + 1) for n, (start, end) in enumerate(rows)])
+
+    with torch.library._scoped_library("onelaunch_tests", "FRAGMENT") as library:
+        library.define("waits(Tensor x, Tensor ends) -> Tensor")
+        library.impl("waits", waits, "CompositeExplicitAutograd")
+        name = "onelaunch_tests::waits"
+        torch.library.register_fake(name, lambda x, ends: torch.empty_like(x), lib=library)
+
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+            return torch.ops.onelaunch_tests.waits(grad, *ctx.saved_tensors), None
+
+        def keep(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(inputs[1])
+
+        torch.library.register_autograd(name, backward, setup_context=keep, lib=library)
+        yield torch.ops.onelaunch_tests.waits
+
+
+@on_accelerators
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_operator_that_waits_inside(
+    device: torch.device, rand: Rand, waiting: F, trains: bool
+) -> None:
+    """The capture that it stops has the graph compiled anew, in parts around it."""
+    layer = nn.Linear(4, 4).to(device).requires_grad_(trains)
+
+    def f(x: Tensor, ends: Tensor) -> Tensor:
+        y = waiting(layer(x).relu(), ends)
+        return waiting(layer(y), ends) * 2
+
+    def trained(run: F, i: int) -> tuple[Tensor, ...]:
+        ends = torch.tensor([i % 3, 3], device=device)
+        y = run(rand(i, 4, 4), ends)
+        return (
+            (y, *torch.autograd.grad(y.square().sum(), list(layer.parameters())))
+            if trains
+            else (y,)
+        )
+
+    fast = compiled(f)
+
+    def calls() -> None:
+        for i in range(12):
+            torch.testing.assert_close(trained(fast, i), trained(f, i), rtol=1e-4, atol=1e-4)
+
+    with pytest.warns(ol.GraphWarning, match=r"OL312.*`waits`.*\n.*y = waiting") as warned:
+        calls()
+    assert len([w for w in warned if "OL312" in str(w.message)]) == 1
+    assert len(recordings()) == 3
+    assert replays() >= 15
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+def test_an_operator_that_waits_inside_at_many_sizes(
+    device: torch.device, rand: Rand, waiting: F
+) -> None:
+    def f(x: Tensor, ends: Tensor) -> Tensor:
+        return waiting(x.relu() + 1, ends).sum(-1) * 2
+
+    ends = torch.tensor([1, 2], device=device)
+    with torch.no_grad():
+        same_calls(f, compiled(f), lambda i: (rand(i, 3 + i % 4, 4), ends), calls=40)
+    assert len(recordings()) >= 6
+    assert replays() >= 30
+
+
+@on_accelerators
+def test_an_operator_that_waits_inside_raises_where_that_is_asked(
+    device: torch.device, rand: Rand, waiting: F
+) -> None:
+    fast = compiled(lambda x, ends: waiting(x * 2, ends) + 1, on_refusal="raise")
+    ends = torch.tensor([1, 2], device=device)
+
+    def calls() -> None:
+        for i in range(6):
+            fast(rand(i, 4, 4), ends)
+
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL109"):
+        calls()
+
+
+# Numbers that change, and what the nodes of a graph compute inside.
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312", "ignore:.*Profiler")
+def test_an_optimizer_that_computes_on_the_host(device: torch.device, rand: Rand) -> None:
+    """NAdam's factors are numbers of the host; its learning rate changes."""
+
+    def trained(compile_: bool) -> list[Tensor]:
+        params = [nn.Parameter(rand(i, 4)) for i in range(2)]
+        optimizer = torch.optim.NAdam(params, lr=0.1)
+        step = compiled(optimizer.step, codegen="eager") if compile_ else optimizer.step
+        for i in range(10):
+            optimizer.param_groups[0]["lr"] = 0.1 / max(1, i - 3)
+            sum(p.square().sum() for p in params).backward()
+            step()
+            optimizer.zero_grad()
+        return [p.detach() for p in params]
+
+    torch.testing.assert_close(trained(True), trained(False))
+
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.most = most
+        return x.clamp(-most, most)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.most * ctx.saved_tensors[0], None
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's
+def test_a_number_that_a_function_of_autograd_takes(device: torch.device, rand: Rand) -> None:
+    """What reads it is in a graph of its own, inside the other."""
+    w = rand(9, 4).requires_grad_()
+
+    def f(x: Tensor, most: float) -> Tensor:
+        return Clamped.apply(x * w, most)
+
+    fast = compiled(f, codegen="eager")
+    for i in range(9):
+        most, x = float(1 + i // 3), rand(i, 3, 4)
+        got, expected = fast(x, most), f(x, most)
+        torch.testing.assert_close(got, expected)
+        pairs = [torch.autograd.grad(y.sum(), w) for y in (got, expected)]
+        torch.testing.assert_close(*pairs)
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_derivatives_of_derivatives(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.func.hessian(lambda t: t.pow(3).sum())(x)
+
+    with torch.no_grad():
+        same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 4),))
+    assert replays() >= 4

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import onelaunch as ol
 from onelaunch.driver.known_causes import CAUSES
 
-from .drop_in import assert_same, on_cpu, on_cpu_and_cuda, replays
+from .drop_in import assert_same, on_accelerators, on_cpu, on_cpu_and_cuda, replays
 
 Rand = Callable[..., Tensor]
 Program = Callable[[Tensor], Any]
@@ -230,7 +230,7 @@ _ROUNDED = {"ContinuousBernoulli(logits=logits"}
 OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
 OTHER |= {"wishart", "lowrank_multivariate_normal", "von_mises", "one_hot_categorical", "layer"}
 OTHER |= {"kernel", "exact_gp", "variational_strategy", "cholesky", "odeint", "adjoint"}
-OTHER |= {"cheb_conv", "aggregation"}
+OTHER |= {"cheb_conv", "aggregation", "data"}
 SCHEDULERS = {
     "scheduling_ddim": "DDIMScheduler",
     "scheduling_ddpm": "DDPMScheduler",
@@ -374,6 +374,39 @@ def test_a_metric_that_looks_for_nans(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(metrics.MeanMetric(nan_strategy="disable").to(device), warmup=1)
     for i in range(8):
         torch.testing.assert_close(fast(rand(i, 4)), eager(rand(i, 4)))
+    assert replays(fast)
+
+
+@on_accelerators
+def test_a_loss_over_alignments(device: torch.device, rand: Rand) -> None:
+    layer = nn.Linear(5, 5).to(device).requires_grad_(False)
+    targets = torch.tensor([[1, 2], [3, 4]], device=device)
+    lengths = torch.tensor([6, 5], device=device), torch.tensor([2, 1], device=device)
+
+    def loss(y: Tensor) -> Tensor:
+        return nn.functional.ctc_loss(y.log_softmax(-1), targets, *lengths)
+
+    refused_with(
+        "the loss after the launch", lambda x: loss(layer(x)), rand(0, 6, 2, 5), code="OL10[12]"
+    )
+    fast = ol.graph(layer, warmup=1)
+    for i in range(6):
+        torch.testing.assert_close(loss(fast(rand(i, 6, 2, 5))), loss(layer(rand(i, 6, 2, 5))))
+    assert replays(fast)
+
+
+@on_cpu_and_cuda
+def test_a_metric_that_counts_classes(device: torch.device, rand: Rand) -> None:
+    metrics = pytest.importorskip("torchmetrics")
+    made = [metrics.classification.MulticlassAccuracy(4).to(device) for _ in range(3)]
+    target = torch.tensor([0, 1, 2, 3], device=device)
+    refused_with("metric.update(y, target)", made[2], rand(0, 4, 4), target, code="OL102")
+    layer = nn.Linear(4, 4).to(device).requires_grad_(False)
+    fast = ol.graph(layer, warmup=1)
+    for i in range(6):
+        made[0].update(fast(rand(i, 4, 4)), target)
+        made[1].update(layer(rand(i, 4, 4)), target)
+    torch.testing.assert_close(made[0].compute(), made[1].compute())
     assert replays(fast)
 
 

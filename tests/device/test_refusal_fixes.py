@@ -194,6 +194,11 @@ INDEXED: dict[str, tuple[Indexed, str, Indexed]] = {
         "x[i.view(1)] = y",
         lambda x, i: put(x, i.view(1), x[0]),
     ),
+    "x[:, i] = a column": (
+        lambda x, i: put(x, (slice(None), i), x[:, 0]),
+        "x[:, i.view(1)] = y.unsqueeze(1)",
+        lambda x, i: put(x, (slice(None), i.view(1)), x[:, 0].unsqueeze(1)),
+    ),
 }
 
 

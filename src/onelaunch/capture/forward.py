@@ -23,6 +23,7 @@ from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hoo
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
+from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
@@ -135,7 +136,12 @@ class Forward:
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
         self._proxies = ProxyLeaves(before, self.device, hidden)
         with NoHooks(), self._proxies:
-            yield
+            try:
+                yield
+            except CompiledInCapture:  # for the stand-ins, perhaps of what it differentiates
+                if before.runs_backward():
+                    raise BackwardInside from None
+                raise
 
     def real(self, t: Tensor) -> Tensor:
         """Return the tensor that `t` replaces in the capture, or `t` itself."""

@@ -134,6 +134,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         if inputs.travels[index] != Travel.NODE or index not in alone:
             raise CannotPadInside
         inputs.travels[index] = Travel.PAD
+    made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
     for group in inputs.groups:
         first = group.members[0]
         if group.travel == Travel.FILL:
@@ -141,11 +142,10 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
-            statics[first] = static
+            statics[first] = made.setdefault(id(example), static)
             group.buffer = buffer
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
-        made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
         for member in group.members:
             t = inputs.tensors[member]
             if id(t) not in made:

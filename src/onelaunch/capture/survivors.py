@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
+from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot
@@ -32,8 +33,12 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
     observer = run.observer
     moved = run.snapshot.moved()
     if moved is not None:
-        what = f"a tensor of the callable's state became {list(moved.shape)}"
-        return CaptureError("OL107", what, where=observer.reshaped_at(moved))
+        t, reshaped = moved
+        if not reshaped:
+            what = f"a tensor of the callable's state, {TensorSpec.of(t)}, is given other memory"
+            return CaptureError("OL105", what, fix=WRITE_IN_PLACE)
+        what = f"a tensor of the callable's state became {list(t.shape)}"
+        return CaptureError("OL107", what, where=observer.reshaped_at(t))
     dropped = _dropped(run)
     lasting = [part for t in run.lasting for part in (t, local(t))]
     expected = [*run.result, *lasting, *run.plan.statics, *dropped]

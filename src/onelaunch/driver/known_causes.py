@@ -211,6 +211,12 @@ CAUSES: tuple[Cause, ...] = (
         "OL101",
         'no look for NaNs: MeanMetric(..., nan_strategy="disable")',
     ),
+    _cause(
+        "torchmetrics/utilities/data.py",
+        "_bincount",
+        "OL102",
+        "a metric that counts classes after the launch: `y = fast(x)`, `metric.update(y, target)`",
+    ),
     *(
         _cause(f"diffusers/schedulers/scheduling_{name}.py", "step", "OL101 OL102", _SCHEDULED)
         for name in (

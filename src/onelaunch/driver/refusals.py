@@ -25,7 +25,8 @@ from onelaunch.source import library_calls, user_frame
 _KEEP = "keep the value on the device, or read it after the call"
 _INDEX = (
     f"{_KEEP}; to index with it: `x[i.view(1)].squeeze(0)`, or for n rows from there `x[i + "
-    "torch.arange(n, device=x.device)]`; to write there: `x[i.view(1)] = y`"
+    "torch.arange(n, device=x.device)]`; to write there: `x[i.view(1)] = y`, and `x[:, i.view(1)] "
+    "= y.unsqueeze(1)` for `x[:, i] = y`"
 )
 _FIXED = "compute at a fixed size, with a mask or topk; or move the operation out of the callable"
 _CHOICE = (
@@ -140,6 +141,9 @@ REFUSALS: dict[str, Refusal] = {
     "aten::bincount": Refusal(
         "OL102", "torch.zeros(n, device=x.device).scatter_add_(0, x, weights)"
     ),
+    "aten::_ctc_loss.Tensor": Refusal(
+        "OL102", "the loss after the launch: `F.ctc_loss(fast(x), targets, input_lengths, ...)`"
+    ),
     "aten::repeat_interleave.Tensor": Refusal(
         "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
     ),
@@ -199,7 +203,7 @@ CHECKED: dict[Any, tuple[str, str]] = {
     ),
     Tensor.__setitem__: (
         "`x[i] = y` reads a tensor without dimensions on the host, to take a view there",
-        "x[i.view(1)] = y",
+        "x[i.view(1)] = y; x[:, i.view(1)] = y.unsqueeze(1), for `x[:, i] = y`",
     ),
 }
 """Functions that read an argument inside, where no operation shows it, to a message and a fix."""

@@ -169,9 +169,10 @@ class StateSnapshot:
             if not isinstance(value, Tensor | tuple)
         }
 
-    def moved(self) -> Tensor | None:
-        """Return a tensor whose memory, sizes or strides have changed, or None."""
-        return next((k.tensor for k in self._kept if k.changed()), None)
+    def moved(self) -> tuple[Tensor, bool] | None:
+        """Return a tensor whose memory, sizes or strides have changed, and whether its sizes or
+        strides have; or None."""
+        return next(((k.tensor, k.reshaped()) for k in self._kept if k.changed()), None)
 
     def undo(self, found: Sequence[Change], again: bool = True) -> None:
         """Roll back what a failed capture changed in the callable's state.
@@ -216,8 +217,10 @@ class _Kept:
         return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
 
     def changed(self) -> bool:
-        t = self.tensor
-        return (t.data_ptr(), t.shape, t.stride()) != (self.address, self.shape, self.stride)
+        return self.tensor.data_ptr() != self.address or self.reshaped()
+
+    def reshaped(self) -> bool:
+        return (self.tensor.shape, self.tensor.stride()) != (self.shape, self.stride)
 
     def restore(self) -> None:
         if self.changed():

@@ -387,7 +387,7 @@ def test_a_loss_over_alignments(device: torch.device, rand: Rand) -> None:
         return nn.functional.ctc_loss(y.log_softmax(-1), targets, *lengths)
 
     refused_with(
-        "the loss after the launch", lambda x: loss(layer(x)), rand(0, 6, 2, 5), code="OL10[12]"
+        "the loss after the launch", lambda x: loss(layer(x)), rand(0, 6, 2, 5), code="OL10[23]"
     )
     fast = ol.graph(layer, warmup=1)
     for i in range(6):

@@ -135,6 +135,13 @@ CAUSES: tuple[Cause, ...] = (
         "`(0.5 * (torch.log(var) + (input - target) ** 2 / var)).mean()`",
     ),
     _cause(
+        "torch/nn/functional.py",
+        "ctc_loss",
+        "OL102 OL103",
+        "the loss after the launch, as it reads targets and lengths on the host: "
+        "`F.ctc_loss(fast(x), targets, input_lengths, target_lengths)`",
+    ),
+    _cause(
         "torch/nn/modules/batchnorm.py",
         None,
         "OL101",

@@ -141,9 +141,6 @@ REFUSALS: dict[str, Refusal] = {
     "aten::bincount": Refusal(
         "OL102", "torch.zeros(n, device=x.device).scatter_add_(0, x, weights)"
     ),
-    "aten::_ctc_loss.Tensor": Refusal(
-        "OL102", "the loss after the launch: `F.ctc_loss(fast(x), targets, input_lengths, ...)`"
-    ),
     "aten::repeat_interleave.Tensor": Refusal(
         "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
     ),

@@ -58,6 +58,23 @@ def test_an_operator_marked_as_unsafe(device: torch.device, rand: Rand) -> None:
         assert replays() == 10
 
 
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+def test_an_index_after_a_cut(device: torch.device, rand: Rand) -> None:
+    """It is of its own part, not of that whose tensor it is taken from."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        offsets = torch.arange(4).cumsum(0)
+        offsets += -1
+        y.add_(offsets.to(x.device))
+        return y[:, offsets.remainder(4).to(x.device)] + y[0]
+
+    with torch.no_grad():
+        same_calls(f, compiled(f), lambda i: (rand(i, 3, 4),))
+    assert replays() >= 4
+
+
 # Modes that the graph turns on and off: no cut leaves one.
 
 

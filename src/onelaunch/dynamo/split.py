@@ -121,7 +121,7 @@ def _parts(graph: Graph, apart: Set[Node], in_modes: Set[Node]) -> dict[Node, in
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         source = node.args[0] if node.target is operator.getitem else None
-        if source in parts:
+        if source in parts and isinstance(example(source), tuple | list):
             parts[node] = parts[source]
             continue
         stays = within and node not in in_modes and _is_number(node)

@@ -102,7 +102,7 @@ def record_graph(
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings, split)
         regions.add(region)
-        return region
+        return region.call
 
     def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
         refused = refused_nodes(part, device, {operator: error})

@@ -180,7 +180,7 @@ class RecordedCode:
         if region is None:
             with self._making:
                 region = self._region = self._region or self._made(given, device)
-        return [given[r[0]] if type(r) is tuple else r for r in region(*given)]
+        return [given[r[0]] if type(r) is tuple else r for r in region.call(*given)]
 
     def _made(self, given: Sequence[Any], device: torch.device) -> Region:
         # Of what a forward has saved only parameters are where they were.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_, itemgetter
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +16,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.capture.io_plan import is_filled
+from onelaunch.dynamo.dispatch import choice, dispatch
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
@@ -89,7 +89,7 @@ class Program:
 
 
 class Region:
-    """A compiled graph as a callable of its inputs; each of its calls is one launch.
+    """A compiled graph; each of its calls is one launch.
 
     Args:
         run: the compiled graph.
@@ -99,6 +99,9 @@ class Region:
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
         split: compiles it in parts around an operator, if it may be.
+
+    Attributes:
+        call: takes the inputs.
     """
 
     def __init__(
@@ -125,23 +128,9 @@ class Region:
         self._split = split
         self._parts: Callable[..., Any] | None = None
         self._stopped_in: object = None
-        self._programs: dict[int, list[Program]] = {}
+        self._programs: list[Program] = []
+        self.call = dispatch(self._missed)
         self._place(static)
-
-    def __call__(self, *args: Any) -> Any:
-        statics = self._statics_of(args)
-        try:
-            for program in self._programs.get(id(statics[0]) if statics else 0, ()):
-                if all(map(is_, statics, program.given)):
-                    return program.graphed(*self._moving_of(args))
-            if self._parts is not None:
-                return self._parts(*args)
-            return self._program(args).graphed(*self._moving_of(args))
-        except CaptureError as error:
-            if not self.may_split:
-                raise
-            self._split_for(error)
-        return self(*args)
 
     @property
     def may_split(self) -> bool:
@@ -150,11 +139,12 @@ class Region:
 
     def programs(self) -> list[Program]:
         """Return a program for each set of parameters so far."""
-        return [program for several in self._programs.values() for program in several]
+        return list(self._programs)
 
     def reset(self) -> None:
         """Free all recordings."""
-        programs, self._programs = self.programs(), {}
+        programs, self._programs = self._programs, []
+        self.call.forget()
         for program in programs:
             program.graphed.reset()
 
@@ -191,6 +181,25 @@ class Region:
         call.__name__ = self.name
         return call
 
+    def _missed(self, *args: Any) -> Any:
+        """Take a call that no program is for."""
+        if self._parts is not None:
+            return self._parts(*args)
+        self._add_program(args)
+        return self.call(*args)
+
+    def _tried(self, program: Program, *moving: Any) -> Any:
+        """Call a program, or go on in parts where it is refused."""
+        try:
+            return program.graphed(*moving)
+        except CaptureError as error:
+            if not self.may_split:
+                raise
+            self._split_for(error)
+        places = (*self._static, *self._moving)
+        given = dict(zip(places, (*program.given, *moving), strict=True))
+        return self.call(*(given[place] for place in range(self._count)))
+
     def _split_for(self, error: CaptureError) -> None:
         """Go on in parts, without the operator that a capture was refused for; or as a whole, whose
         refusals are warnings from now on."""
@@ -203,27 +212,28 @@ class Region:
         self._static = static
         derived = () if self._sizes is None else self._sizes.numbers
         self._moving = tuple(i for i in range(self._count) if i not in static and i not in derived)
-        self._statics_of, self._moving_of = _items(tuple(static)), _items(self._moving)
 
-    def _program(self, args: Sequence[Any]) -> Program:
-        """Return the program of a new set of static inputs.
+    def _add_program(self, args: Sequence[Any]) -> None:
+        """Add the program of a new set of static inputs.
 
         A buffer that a module replaces, where its parameters stay, becomes an ordinary input.
         """
-        statics = self._statics_of(args)
-        for program in self.programs():
+        statics = tuple(args[place] for place in self._static)
+        for program in self._programs:
             pairs = list(zip(self._static, program.given, statics, strict=True))
             other = [(place, t) for place, t, now in pairs if t is not now]
             if all(not isinstance(t, nn.Parameter) for _, t in other):
                 self.reset()
                 moved = {place for place, _ in other}
                 self._place({p: n for p, n in self._static.items() if p not in moved})
-                return self._program(args)
-        if len(self.programs()) >= _MOST_PROGRAMS:
+                self._add_program(args)
+                return
+        if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
         program = Program(self, statics)
-        self._programs.setdefault(id(statics[0]) if statics else 0, []).append(program)
-        return program
+        self._programs.append(program)
+        run = partial(self._tried, program) if self.may_split else program.graphed
+        self.call.add(choice(tuple(self._static), statics, self._moving, run))
 
 
 def region_of(
@@ -265,13 +275,6 @@ def _operator_in(traceback: TracebackType | None) -> object:
             return traceback.tb_frame.f_locals["self"]
         traceback = traceback.tb_next
     return None
-
-
-def _items(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that takes the items at these places: in C, where there are several."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda items: tuple(items[place] for place in places)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .engines import COMPILED
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0
-STEP_SECONDS = {"build": 120.0, "reduce-overhead": 240.0, "doctor": 360.0}
+STEP_SECONDS = {"build": 120.0, "doctor": 360.0, **dict.fromkeys(COMPILED, 240.0)}
 """For a step to come to its end, by its name; then its process is ended."""
 OTHER_SECONDS = 120.0
 TIME_IS_UP = "time is up"

@@ -51,7 +51,7 @@ def _native() -> Any:
 
 
 class PlainDispatch:
-    """What `native/dispatch.c` does, in Python."""
+    """A dispatch in Python: what `native/dispatch.c` does in C."""
 
     def __init__(self, otherwise: Run) -> None:
         self._otherwise = otherwise

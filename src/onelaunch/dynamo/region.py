@@ -29,15 +29,12 @@ from onelaunch.frames.watch import FrameWatch
 from onelaunch.padding.bucketed import graphed
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
+from onelaunch.state.slots import Unchanging
 
 _HIDDEN_WARMUP = 3
 """The least number of warm-up calls of code that hides its operations."""
 _MOST_PROGRAMS = 256
 """The most sets of parameters of one region: layers of a model that are compiled once."""
-
-
-Statics = dict[str, Tensor]
-"""The tensors that a region reads where they are, parameters and buffers, by name."""
 
 
 Split = Callable[[torch.fx.GraphModule, object, CaptureError], Callable[..., Any] | None]
@@ -52,7 +49,9 @@ class RegionCallee(Callee):
         shown: the graph itself, whose operations can be watched.
     """
 
-    def __init__(self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Statics) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Unchanging
+    ) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
         self._shown = shown
         self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
@@ -134,7 +133,7 @@ class Region:
 
     @property
     def may_split(self) -> bool:
-        """Whether a refusal has it split, if an operator of its graph is what was refused."""
+        """True if a refusal splits it, where an operator of its graph is what was refused."""
         return self._split is not None
 
     def programs(self) -> list[Program]:
@@ -152,11 +151,11 @@ class Region:
         """Return the buckets of a function of the inputs that move, if it has any."""
         return None if self._sizes is None else self._sizes.buckets(self._moving)
 
-    def named(self, tensors: Sequence[Tensor]) -> Statics:
-        """Return the static inputs by name."""
-        return dict(zip(self._static.values(), tensors, strict=True))
+    def named(self, tensors: Sequence[Tensor]) -> Unchanging:
+        """Return the inputs that are read where they are, parameters and buffers, by name."""
+        return Unchanging(zip(self._static.values(), tensors, strict=True))
 
-    def bound(self, run: Callable[..., Any], statics: Statics) -> Callable[..., Any]:
+    def bound(self, run: Callable[..., Any], statics: Unchanging) -> Callable[..., Any]:
         """Return a function of the inputs that move; the others are those of `statics`."""
         static, moving, device = tuple(self._static), self._moving, self._device
         sizes = {} if self._sizes is None else self._sizes.numbers

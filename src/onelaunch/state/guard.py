@@ -26,6 +26,7 @@ from onelaunch.state.host_values import version_of
 from onelaunch.state.native_guard import native_guard
 from onelaunch.state.slots import (
     Slot,
+    Unchanging,
     code_of,
     defaults_of,
     gradient_of,
@@ -382,8 +383,8 @@ def _gradient(value: object) -> Tensor | None:
 
 
 def _stays(slot: Slot) -> bool:
-    """Return whether a slot's content can never change: an item of a tuple."""
-    return slot.kind == "item" and isinstance(slot.holder, tuple)
+    """Return whether a slot's content can never change: an item of a tuple, or the like."""
+    return slot.kind == "item" and isinstance(slot.holder, tuple | Unchanging)
 
 
 def _is_readable_in_c(slot: Slot) -> bool:

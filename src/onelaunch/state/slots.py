@@ -123,6 +123,10 @@ class Slot(NamedTuple):
             delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
 
 
+class Unchanging(dict[str, Any]):
+    """A dict that stays as it was made: no recording checks what it holds."""
+
+
 _KINDS = (OrderedDict, dict, list, deque, set, bytearray, arrays.array)
 
 

@@ -35,6 +35,16 @@ def test_one_tensor_given_twice(rand: Rand, name: str) -> None:
     drop_in(ASKS[name], lambda i: (rand(i, 3),) * 2, calls=6)
 
 
+def test_an_empty_tensor_given_twice(device: torch.device, rand: Rand) -> None:
+    """Its memory does not tell, nor does that of a number of the host."""
+    drop_in(lambda a, b: a * 2 if a is b else a * 3 + b, lambda i: (rand(i, 0, 3),) * 2, calls=6)
+
+    def scaled(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return x * a if a is b else x + b
+
+    drop_in(scaled, lambda i: (rand(i, 3), *(torch.tensor(float(i)),) * 2), calls=6)
+
+
 @pytest.mark.parametrize("name", ASKS)
 def test_given_twice_or_not_by_turns(rand: Rand, name: str) -> None:
     def arguments(i: int) -> tuple[Tensor, Tensor]:

@@ -194,3 +194,45 @@ def test_two_forwards_of_a_batch_norm_before_one_backward(device: torch.device, 
         for name, t in eager.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], t)
         torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+
+
+@on_accelerators
+def test_a_step_whose_result_requires_grad(device: torch.device, rand: Rand) -> None:
+    """A step has no backward left for the caller, and says so as it does without Inductor."""
+    weight = nn.Parameter(rand(0, 3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        (weight.exp() * x).mean().backward()
+        optimizer.step()
+        return weight.exp()
+
+    fast = ol.graph(step, compile=True, warmup=1)
+
+    def calls() -> None:
+        for i in range(5):
+            torch.testing.assert_close(fast(rand(i, 3)), weight.exp())
+
+    with pytest.warns(ol.GraphWarning, match="OL303"):
+        calls()
+    assert not replays(fast)
+
+
+@on_accelerators
+def test_memory_that_is_replaced_says_so(device: torch.device, rand: Rand) -> None:
+    layer = nn.Linear(3, 3).to(device).requires_grad_(False)
+
+    def decayed(x: Tensor) -> Tensor:
+        layer.weight.data = layer.weight.data * 0.5
+        return layer(x)
+
+    fast = ol.graph(decayed, compile=True, warmup=1)
+
+    def calls() -> None:
+        for i in range(4):
+            fast(rand(i, 2, 3))
+
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL105") as caught:
+        calls()
+    assert "p.data.copy_(new)" in caught.value.fix

@@ -77,8 +77,8 @@ class Graphed(Generic[P, R]):
 
         Args:
             pool: the memory of the recordings; default a pool of its own.
-            root: the object whose state the callable reads, a module for its forward, and its name
-                in messages. Default `fn` itself.
+            root: a name for messages, and the object whose state the callable reads: a module for
+                its forward. Default `fn` itself.
             callee: `fn` as captures run it, compiled or not; default made from it.
         """
         self.fn = fn
@@ -111,17 +111,17 @@ class Graphed(Generic[P, R]):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
-        # A Ctrl-C just as a capture turns Python's collection off would leave it off.
+        # A Ctrl-C just as a capture turns garbage collection off would leave it off.
         with collection_restored():
-            refresh_mode_flag()  # torch's flag of dispatch modes may be stale; our guards read it
+            refresh_mode_flag()  # guards read a flag that modes of other threads leave wrong
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
         driver, device = self._callee.driver_and_device(flat)
         if is_unrecordable(driver, flat):
-            # A sparse argument, say, or inside the user's own `torch.cuda.graph`, or under hooks
-            # that pack saved tensors.
+            # Say, a sparse argument, the user's own `torch.cuda.graph` around it, or hooks that
+            # pack saved tensors.
             return self._inline(driver, args, kwargs)
         with driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
@@ -200,7 +200,7 @@ class Graphed(Generic[P, R]):
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
-        reached.drop_tensors()  # which the user may free before the next call
+        reached.drop_tensors()  # the walk is kept for the next call, without its tensors
         return result
 
     def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
@@ -228,9 +228,9 @@ class Graphed(Generic[P, R]):
         """
         signature = attempt.signature
         try:
-            # Compiled code is watched in its first warm-up only. If the state was another then than
-            # it is now, that does not show what the capture will do, and the callable is rehearsed:
-            # run once more, and everything is put back.
+            # Compiled code is watched in its first warm-up only. If the state has changed since,
+            # that run does not show what the capture will do, and the callable is rehearsed: run
+            # once more, and everything is put back.
             if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
             with no_collection():
@@ -284,9 +284,9 @@ class Graphed(Generic[P, R]):
         the answer no: from now on, once and for all, the answer is yes."""
         signature = attempt.signature
         # What the warm-ups under the answer no showed does not hold any more. One under the answer
-        # yes is enough. `compare_answers` runs the callable under both answers. Its second run is
-        # that warm-up, and leaves a ledger, unless the code is compiled or grad mode is on: then
-        # the call itself is the warm-up.
+        # yes is enough. `compare_answers` rehearses it under both answers. The second rehearsal is
+        # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
+        # backward runs inside: then the call itself is the warm-up.
         signature.warmups = self.options.warmup_calls - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
@@ -317,9 +317,9 @@ class Graphed(Generic[P, R]):
         signature.unfit = 0
         if entry.unsettled:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. This call has its result, but the recording goes: the next call is captured,
-            # without a warm-up, and compared with it. After too many that differ the signature runs
-            # eagerly. (With `on_refusal="raise"` the last capture raises: `CaptureJob.strict`.)
+            # work. This call has its result, but the recording goes. Its run counts as all warm-up
+            # calls: the next call is captured and compared with it. After too many that differ the
+            # signature runs eagerly, or (`on_refusal="raise"`, `CaptureJob.strict`) is refused.
             differs = entry.captured.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
@@ -406,7 +406,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def recordings(self) -> list[Recording]:
-        """The recordings, the newest first."""
+        """The figures of each recording, the newest first."""
         return self._table.figures()
 
     @property

@@ -100,6 +100,15 @@ def inside(x: Tensor, w: Tensor) -> Tensor:
     return y * scale
 
 
+def constant(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    with torch.no_grad():
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        scale += 1
+        scale = scale.to(x.device)
+    return y * scale
+
+
 def nested(x: Tensor, w: Tensor) -> Tensor:
     y = host(x * w)
     with torch.no_grad(), torch.enable_grad():
@@ -125,6 +134,7 @@ def to_the_end(x: Tensor, w: Tensor) -> Tensor:
 MODES = {
     "between": (between, 2),
     "inside": (inside, 2),
+    "constant": (constant, 2),
     "nested": (nested, 3),
     "levels": (levels, 3),
     "to the end": (to_the_end, 3),  # Dynamo breaks its graph there

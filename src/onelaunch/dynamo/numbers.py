@@ -129,8 +129,9 @@ def floats_elsewhere(graph: Graph) -> Generator[None]:
     named = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
     values: dict[Any, Any] = getattr(env, named, {})
     read: set[Any] = set()
-    graphs = [module for module in graph.modules() if isinstance(module, Graph)]  # those of regions
-    for value in (example(node) for inner in graphs for node in inner.graph.nodes):
+    # An `autograd.Function` or a checkpoint has a graph of its own inside.
+    graphs = [module for module in graph.modules() if isinstance(module, Graph)]
+    for value in (example(node) for each in graphs for node in each.graph.nodes):
         read |= value.node._expr.free_symbols if isinstance(value, torch.SymFloat) else set()
     elsewhere = [k for k in values if symbol_is_type(k, SymT.FLOAT) and k not in read]
     hidden = {symbol: values.pop(symbol) for symbol in elsewhere}

@@ -60,7 +60,7 @@ def compiled_parts(
     apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
     parts = _parts(graph, apart, set().union(*modes))
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
-    eager = {f"submod_{parts[node]}" for node in apart}
+    eager = {f"submod_{parts[node]}" for node in apart if node in parts}
     inputs: dict[str, Sequence[Any]] = {}
     mode: Any = fake_mode(graph)
     with mode:

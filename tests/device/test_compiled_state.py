@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from collections.abc import Callable
@@ -236,3 +237,27 @@ def test_memory_that_is_replaced_says_so(device: torch.device, rand: Rand) -> No
     with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL105") as caught:
         calls()
     assert "p.data.copy_(new)" in caught.value.fix
+
+
+@on_accelerators
+@pytest.mark.parametrize("made", [True, False])
+def test_a_leaf_that_is_none_of_the_callables(device: torch.device, rand: Rand, made: bool) -> None:
+    """One that the call makes for itself is told from one that nothing leads to."""
+    weight = nn.Parameter(rand(0, 3))
+
+    def own(x: Tensor) -> Tensor:
+        leaf = (x * 2).detach().requires_grad_()
+        return leaf * 2
+
+    fast = ol.graph(own if made else functools.partial(torch.mul, weight), compile=True, warmup=1)
+
+    def calls() -> None:
+        for i in range(5):
+            fast(rand(i, 3))
+
+    if made:
+        with pytest.warns(ol.GraphWarning, match="OL303"):
+            calls()
+    else:
+        with pytest.raises(ol.CaptureError, match="OL114"):
+            calls()

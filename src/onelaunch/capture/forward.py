@@ -194,7 +194,9 @@ class Forward:
         lost = next((t for t in graph.leaves if id(t) in reached), None)
         if lost is not None:
             given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
-            if observer.made(lost) or self.driver.storage(lost) in given:
+            storage, hidden = self.driver.storage(lost), observer.ledger is None
+            made = storage not in observer.external if hidden else observer.made(lost)
+            if made or storage in given:
                 raise BackwardInside  # made in the call, of an argument's memory perhaps
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))

@@ -14,6 +14,7 @@ from onelaunch.driver.select import driver_of
 
 from .drop_in import on_accelerators
 from .regions import F, compiled, recordings, replays, same_calls
+from .test_concurrency_threads import run_threads
 from .training import Rand
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -241,6 +242,27 @@ def test_an_operator_that_waits_inside_at_many_sizes(
         same_calls(f, compiled(f), lambda i: (rand(i, 3 + i % 4, 4), ends), calls=40)
     assert len(recordings()) >= 6
     assert replays() >= 30
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+def test_threads_meet_an_operator_that_waits_inside(
+    device: torch.device, rand: Rand, waiting: F
+) -> None:
+    def f(x: Tensor, ends: Tensor) -> Tensor:
+        return waiting(x.relu() + 1, ends) * 2
+
+    fast, ends = compiled(f), torch.tensor([1, 2], device=device)
+
+    def work(thread: int) -> None:
+        for i in range(12):
+            x = rand(100 * thread + i, 4, 4)
+            torch.testing.assert_close(fast(x, ends), f(x, ends))
+
+    with torch.no_grad():
+        fast(rand(0, 4, 4), ends)  # Dynamo compiles in one thread
+    run_threads(4, work)
+    assert replays() >= 6
 
 
 @on_accelerators

@@ -9,7 +9,8 @@ import copy
 import importlib
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch._guards import TracingContext, tracing
 
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import driver_of as driver_of_kind
 from onelaunch.driver.select import select
 from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example, fake_mode
@@ -105,12 +107,12 @@ def record_graph(
         return region.call
 
     def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
-        refused = refused_nodes(part, device, {operator: error})
-        if not refused:
-            return None
         mode = fake_mode(part)
-        before = _guards(mode)
-        with tracing(TracingContext(mode)):
+        with _compiling(device, mode):
+            refused = refused_nodes(part, device, {operator: error})
+            if not refused:
+                return None
+            before = _guards(mode)
             parts = compiled_parts(part, refused, compile_part)
         if _guards(mode) != before:  # of sizes: it is too late for Dynamo to take them
             return None
@@ -124,6 +126,17 @@ def record_graph(
         return _raising(next(iter(refused.values())))
     _warn(list(refused.values()))
     return compiled_parts(graph, refused, compile_part)
+
+
+@contextmanager
+def _compiling(device: torch.device, mode: Any) -> Generator[None]:
+    """Return a context to compile in after Dynamo's end, one thread at a time; and while none warms
+    up, since torch's flags of dispatch modes are the process's."""
+    frames: Any = importlib.import_module("torch._dynamo.convert_frame")
+    session: Any = getattr(torch.compiler, "_compile_session_context", nullcontext)
+    exclusive = driver_of_kind(device.type).exclusive()
+    with exclusive, frames.compile_lock, session(), tracing(TracingContext(mode)):
+        yield
 
 
 def _guards(mode: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -125,6 +126,7 @@ class Region:
         self._device = device
         self._count = count
         self._split = split
+        self._splitting = threading.Lock()
         self._parts: Callable[..., Any] | None = None
         self._stopped_in: object = None
         self._programs: list[Program] = []
@@ -192,8 +194,6 @@ class Region:
         try:
             return program.graphed(*moving)
         except CaptureError as error:
-            if not self.may_split:
-                raise
             self._split_for(error)
         places = (*self._static, *self._moving)
         given = dict(zip(places, (*program.given, *moving), strict=True))
@@ -202,10 +202,13 @@ class Region:
     def _split_for(self, error: CaptureError) -> None:
         """Go on in parts, without the operator that a capture was refused for; or as a whole, whose
         refusals are warnings from now on."""
-        split, self._split = self._split, None
-        if split is not None and self._stopped_in is not None:
-            self._parts = split(self._stopped_in, error)
-        self.reset()
+        with self._splitting:  # another thread may have done it
+            if self._split is None:
+                return
+            if self._stopped_in is not None:
+                self._parts = self._split(self._stopped_in, error)
+            self._split = None
+            self.reset()
 
     def _place(self, static: Mapping[int, str]) -> None:
         self._static = static

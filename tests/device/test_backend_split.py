@@ -76,6 +76,35 @@ def test_an_index_after_a_cut(device: torch.device, rand: Rand) -> None:
     assert replays() >= 4
 
 
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312", "ignore:.*OL113")  # such a part runs as it is
+def test_gradients_of_a_write_after_a_cut(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 1
+        offsets = torch.arange(4.0).cumsum(0)
+        offsets += 1
+        y.mul_(3)
+        return y * offsets.to(x.device)
+
+    def last(x: Tensor) -> Tensor:
+        y = x * 1
+        offsets = torch.arange(4.0).cumsum(0)
+        offsets += 1
+        x.detach().add_(offsets.to(x.device))
+        y.mul_(3)
+        return y
+
+    for program in (f, last):
+        fast = compiled(program, codegen="eager")
+        for i in range(8):
+            xs = [rand(i, 3, 4).requires_grad_() for _ in range(2)]
+            ys = [run(x) for run, x in zip((fast, program), xs, strict=True)]
+            torch.testing.assert_close(*ys)
+            torch.testing.assert_close(
+                *(torch.autograd.grad(y.sum(), x) for x, y in zip(xs, ys, strict=True))
+            )
+
+
 # Modes that the graph turns on and off: no cut leaves one.
 
 

@@ -332,7 +332,8 @@ class CaptureRun:
                 raise copy.copy(job.known.refused)  # what catches it adds to it
             brings = bool(job.known.brought) and self.lifted is not None
             bringing = Bringing(job.device, self.lifted, self.handed)
-            with around, handing(self.handed), bringing if brings else nullcontext():
+            bring = bringing if brings else nullcontext()
+            with leaves_refused(), around, handing(self.handed), bring:
                 result = fn(*args, **kwargs)
             refuse_drawn(generators, fn, observer.ledger)
             now = places(plan.tensors, walk)

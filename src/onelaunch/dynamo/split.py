@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -65,11 +66,15 @@ def compiled_parts(
     mode: Any = fake_mode(graph)
     with mode:
         _Inputs(whole, mode, inputs).run(*[node.meta["example_value"] for node in inputs_of(graph)])
-    for name, given in inputs.items():
-        part: Any = whole.get_submodule(name)
-        del whole._modules[name]
-        # No module: its call is plain.
-        vars(whole)[name] = part.forward if name in eager else _compiled(part, given, compile_part)
+    with warnings.catch_warnings():
+        # Torch looks at the `grad` of inputs, and hides what it warns of then.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        for name, given in inputs.items():
+            part: Any = whole.get_submodule(name)
+            del whole._modules[name]
+            # No module: its call is plain.
+            run = part.forward if name in eager else _compiled(part, given, compile_part)
+            vars(whole)[name] = run
     return whole.forward
 
 
@@ -173,6 +178,25 @@ class _Fake(torch.fx.Interpreter):
         return n.meta["example_value"]
 
 
+class _Computed(torch.autograd.Function):
+    """A stand-in that is no leaf either, for what an earlier part has computed: AOTAutograd loses
+    the gradients of writes to leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        """Return another tensor of its layout, over memory of its own."""
+        del ctx
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Pass the gradient on."""
+        del ctx
+        return gradients[0]
+
+
 class _Inputs(_Fake):
     """A run that notes the inputs of each part."""
 
@@ -182,12 +206,13 @@ class _Inputs(_Fake):
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the inputs, as a graph of its own gets them."""
-        self._found[target] = [
-            value.detach().requires_grad_()
-            if isinstance(value, Tensor) and value.grad_fn
-            else value
-            for value in args
-        ]
+        with torch.enable_grad():
+            self._found[target] = [
+                _Computed.apply(value.detach().requires_grad_())
+                if isinstance(value, Tensor) and value.grad_fn
+                else value
+                for value in args
+            ]
         return _Fake(cast(Graph, self.fetch_attr(target)), self.mode).run(*args)
 
 

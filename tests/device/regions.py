@@ -6,13 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.dynamo import onelaunch
 from onelaunch.dynamo.backend import graphs
 
 F = Callable[..., Any]
+
+
+def on_the_host(x: Tensor) -> Tensor:
+    y = x.sin() * 2
+    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
+    offsets += 1  # what is written is no constant
+    return (y + offsets.to(x.device)).cos()
 
 
 def compiled(f: F, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import onelaunch as ol
 from onelaunch.driver.select import driver_of
 
 from .drop_in import on_accelerators
-from .regions import F, compiled, recordings, replays, same_calls
+from .regions import F, compiled, on_the_host, recordings, replays, same_calls
 from .test_concurrency_threads import run_threads
 from .training import Rand
 
@@ -27,13 +27,6 @@ def rand(rand: Rand) -> Rand:
 
 
 # Work on the host.
-
-
-def on_the_host(x: Tensor) -> Tensor:
-    y = x.sin() * 2
-    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
-    offsets += 1  # what is written is no constant
-    return (y + offsets.to(x.device)).cos()
 
 
 @on_accelerators

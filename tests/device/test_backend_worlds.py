@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import allocated, assert_same, on_accelerators
-from .regions import F, same_calls, two_models
+from .regions import F, on_the_host, same_calls, two_models
 from .test_concurrency_threads import run_threads
 from .training import Rand
 from .worlds import Whole, World
@@ -322,13 +322,6 @@ def test_dropout_in_training(rand: Rand, world: World) -> None:
 
 
 # Work on the host.
-
-
-def on_the_host(x: Tensor) -> Tensor:
-    y = x.sin() * 2
-    offsets = torch.arange(x.shape[-1], dtype=torch.float32).cumsum(0)
-    offsets += 1  # what is written is no constant
-    return (y + offsets.to(x.device)).cos()
 
 
 @cut

@@ -136,6 +136,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "% 2 == 0, a, b)`; or pass it as a 0-dim tensor; or, where a branch asks for it, pass the "
         "answer, a bool, of which each value gets a recording",
     ),
+    "OL119": CatalogueEntry(
+        "a mode of torch that the callable leaves changed",
+        "a replay runs kernels; it sets no mode, and what comes after the call would run in that "
+        "of before it",
+        "set it before the call; or for a part of it, `with torch.no_grad():`, which ends there",
+    ),
     "OL120": CatalogueEntry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay runs no Python: the count of the "

@@ -19,6 +19,7 @@ BEYOND = {
     "OL110": "an option: a capture ahead of the first call",
     "OL111": "memory that runs out",
     "OL113": "a backward outside, of a result that is written",
+    "OL119": "a mode of the process, which the example would leave changed",
     "OL121": "a scaler, which works on CUDA alone",
     "OL123": "an option that changes in the third call, and in the fourth",
     "OL130": "a module under DDP or FSDP: needs a process group",

@@ -91,6 +91,18 @@ def modes() -> tuple[object, ...]:
     return (guard.__getstate__(), *(read() for _, read in MODES))
 
 
+def noted_modes() -> Callable[[], str]:
+    """Return a function that names the modes which are no longer as they are now."""
+    guard: Any = _C._dynamo.guards.GlobalStateGuard()
+    others = [(name, read, read()) for name, read in MODES]
+
+    def changed() -> str:
+        names = [] if guard.check() else guard.reason().split()
+        return ", ".join((*names, *(name for name, read, was in others if read() != was)))
+
+    return changed
+
+
 def readers() -> list[tuple[Callable[[], object], object]]:
     """Return functions to check at a later call that these modes are in force, with their results.
 

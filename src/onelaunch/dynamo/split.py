@@ -154,6 +154,11 @@ class _Fake(torch.fx.Interpreter):
         super().__init__(graph)
         self.mode = mode
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph, and leave the grad mode as it was: the graph may end in another one."""
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return super().run(*args, **kwargs)
+
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the example of a tensor that the graph holds."""
         value = super().get_attr(target, args, kwargs)

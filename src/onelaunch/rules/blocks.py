@@ -415,6 +415,7 @@ model = Model()
 args = (torch.ones(8),)
 """,
     ),
+    of_error("OL119", "mode-left", "finds calls that leave grad mode or a mode like it changed"),
     *TRAINING,
     of_error(
         "OL130",

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.autograd.proxies import NoHooks
-from onelaunch.call.ambient import inlining
+from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
@@ -103,7 +103,7 @@ class Warmup:
         _import_dynamo()
         driver, signature = attempt.driver, attempt.signature
         try:
-            with same_modes() as modes:
+            with same_modes() as modes, _modes_left(signature, refuse):
                 known = signature.compiled_accesses
                 if known is None and self._callee.is_compiled(driver):
                     with self._stepping(signature, refuse):
@@ -295,10 +295,11 @@ class Warmup:
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                if _trains(attempt):
-                    result, need = run(), 0
-                else:
-                    result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                with _modes_left(signature, refuse):
+                    if _trains(attempt):
+                        result, need = run(), 0
+                    else:
+                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 callee.note_result(result)
@@ -398,6 +399,15 @@ class _NotedRun:
     def step_aside(self) -> None:
         """End the conditions, as an operator that takes functions cannot run under them."""
         self._conditions.close()
+
+
+@contextmanager
+def _modes_left(signature: SignatureState, refuse: Refuse) -> Generator[None]:
+    """Return a context for a run. One that leaves other modes than it found is refused."""
+    changed = noted_modes()
+    yield
+    if (names := changed()) and signature.eager_code is None:
+        refuse(signature, CaptureError("OL119", f"it leaves changed: {names}"))
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:

@@ -160,13 +160,13 @@ MODES = {
     "constant": (constant, 2),
     "nested": (nested, 3),
     "levels": (levels, 3),
-    "to the end": (to_the_end, 3),  # Dynamo breaks its graph there
+    "to the end": (to_the_end, 2),  # the part that leaves grad mode off runs as it is
 }
 """Programs, and the parts of each that are recorded."""
 
 
 @on_accelerators
-@pytest.mark.filterwarnings("ignore:.*OL312", "ignore:.*deprecated")
+@pytest.mark.filterwarnings("ignore:.*OL312", "ignore:.*OL119", "ignore:.*deprecated")
 @pytest.mark.parametrize("name", MODES)
 def test_modes_of_a_graph(device: torch.device, rand: Rand, name: str) -> None:
     program, parts = MODES[name]
@@ -185,6 +185,46 @@ def test_modes_of_a_graph(device: torch.device, rand: Rand, name: str) -> None:
     expected, got = calls(program), calls(compiled(program, codegen="eager"))
     torch.testing.assert_close(got, expected)
     assert len([r for r in recordings() if r.replays]) == parts
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL119", "ignore:.*OL303")
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_graph_that_ends_in_another_grad_mode(
+    device: torch.device, rand: Rand, grad: bool
+) -> None:
+    """It is compiled in that which it begins in."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        torch.set_grad_enabled(not grad)
+        return y, y * 3 + x
+
+    def calls(f: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[object]:
+        found: list[object] = []
+        for i in range(4):
+            x = rand(i, 4).requires_grad_()
+            with torch.set_grad_enabled(grad):
+                made = f(x)
+                found.append(torch.is_grad_enabled())
+            for t in made:
+                found.append(t.requires_grad)
+                if t.requires_grad:
+                    t.sum().backward(retain_graph=True)
+            found.append(None if x.grad is None else x.grad.tolist())
+        return found
+
+    assert calls(compiled(f, codegen="eager")) == calls(f)
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+def test_a_symbolic_size_as_a_float(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return host(torch.arange(float(x.shape[-1]), device=x.device) * x)
+
+    with torch.no_grad():
+        same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 3, 4 + i % 3),))
 
 
 # Custom operators, whose insides show only under capture.

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.split_module import split_module
 
 from onelaunch.driver.aten import tensors
@@ -155,8 +156,9 @@ class _Fake(torch.fx.Interpreter):
         self.mode = mode
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph, and leave the grad mode as it was: the graph may end in another one."""
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
+        """Run the graph as Dynamo has, and leave the grad mode, in which the graph may end, as it
+        was."""
+        with torch.set_grad_enabled(torch.is_grad_enabled()), enable_python_dispatcher():
             return super().run(*args, **kwargs)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -49,8 +49,9 @@ class SignatureState:
     """The operations of the last run, to compare the next capture with."""
     differing: int = 0
     """Captures in a row that differed from the run before them."""
-    differing_refusal: CaptureError | None = None
-    """The refusal of its runs, which differ. It stays: two of them may be alike by chance."""
+    known_refusal: CaptureError | None = None
+    """A refusal that stays: of runs that differ, of which two may be alike by chance, or that leave
+    a mode changed."""
     training: bool | None = None
     """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None

@@ -354,7 +354,7 @@ class Graphed(Generic[P, R]):
             # number. Other refusals that are raised are forgotten, and the next call is captured
             # anew. This one stays: two later runs may be alike by chance. A module in its other
             # mode, `train()` or `eval()`, is tried again.
-            signature.differing_refusal = copy.copy(error)
+            signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
         if self.options.on_refusal == "raise":
             offer_split(error, self._callee.root[1], self.options)

@@ -149,8 +149,8 @@ class Phases:
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
-        if signature.differing_refusal is not None:
-            return copy.copy(signature.differing_refusal)
+        if signature.known_refusal is not None:
+            return copy.copy(signature.known_refusal)
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)

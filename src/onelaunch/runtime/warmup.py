@@ -103,7 +103,7 @@ class Warmup:
         _import_dynamo()
         driver, signature = attempt.driver, attempt.signature
         try:
-            with same_modes() as modes, _modes_left(signature, refuse):
+            with same_modes() as modes, _noting_modes(signature):
                 known = signature.compiled_accesses
                 if known is None and self._callee.is_compiled(driver):
                     with self._stepping(signature, refuse):
@@ -295,11 +295,13 @@ class Warmup:
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with _modes_left(signature, refuse):
+                with _noting_modes(signature):
                     if _trains(attempt):
                         result, need = run(), 0
                     else:
                         result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                if signature.known_refusal is not None:
+                    refuse(signature, signature.known_refusal)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 callee.note_result(result)
@@ -402,12 +404,12 @@ class _NotedRun:
 
 
 @contextmanager
-def _modes_left(signature: SignatureState, refuse: Refuse) -> Generator[None]:
-    """Return a context for a run. One that leaves other modes than it found is refused."""
+def _noting_modes(signature: SignatureState) -> Generator[None]:
+    """Return a context for a run. If it leaves other modes than it finds, the next is refused."""
     changed = noted_modes()
     yield
-    if (names := changed()) and signature.eager_code is None:
-        refuse(signature, CaptureError("OL119", f"it leaves changed: {names}"))
+    if names := changed():
+        signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:

@@ -145,6 +145,43 @@ def test_results_that_need_no_grad(device: torch.device, rand: Rand) -> None:
     train(Several().to(device), program)
 
 
+DETACHED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "of a result": lambda h, w: (h, h.detach()[1:], h.detach().t(), h.detach()),
+    "before it": lambda h, w: (h.detach().chunk(2)[0], h),
+    "of a view": lambda h, w: (h.t(), h.detach()[1:]),
+    "of state": lambda h, w: (h, w.detach()[1:], w.detach().chunk(2)[1]),
+}
+"""name -> results of a matrix that requires grad, and of a weight."""
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", DETACHED)
+def test_views_of_what_is_detached(device: torch.device, rand: Rand, name: str, grad: bool) -> None:
+    """They need no grad, though their memory is that of what does."""
+    w = nn.Parameter(rand(99, 4, 4))
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return DETACHED[name](x @ w, w)
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(6):
+        found: list[list[Tensor]] = []
+        for run in (f, fast):
+            x = rand(i, 4, 4).requires_grad_()
+            with torch.set_grad_enabled(grad):
+                made = run(x)
+            found.append([t.detach() for t in made])
+            assert [t.requires_grad for t in made] == [
+                grad and t.requires_grad for t in DETACHED[name](x @ w, w)
+            ]
+            if grad:
+                sum(t.square().sum() for t in made).backward()
+                assert x.grad is not None
+                found[-1].append(x.grad)
+        assert_same(found[1], found[0])
+    assert replays(fast) >= 3
+
+
 def test_retain_graph_and_a_second_backward(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Any:
         model.zero_grad()

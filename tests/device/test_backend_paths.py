@@ -31,6 +31,34 @@ def rand(rand: Rand) -> Rand:
     return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
+# Results that share memory with a weight.
+
+
+@on_accelerators
+@pytest.mark.parametrize("kind", ["parameter", "argument"])
+def test_chunks_of_what_requires_grad(device: torch.device, rand: Rand, kind: str) -> None:
+    """Compiled code returns them by a node of its own: they are views all the same."""
+    own = nn.Parameter(rand(99, 8, 4))
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (own if kind == "parameter" else w).chunk(2)
+        return x @ q.t(), k
+
+    fast = compiled(f, codegen="eager")
+    for i in range(6):
+        w = own if kind == "parameter" else rand(50 + i, 8, 4).requires_grad_()
+        y, k = fast(rand(i, 3, 4), w)
+        expected = torch.autograd.grad(sum(t.square().sum() for t in f(rand(i, 3, 4), w)), w)
+        got = torch.autograd.grad(y.square().sum() + k.square().sum(), w)
+        torch.testing.assert_close(got, expected)
+        with torch.no_grad():
+            w.add_(1)
+            assert torch.equal(k, w[4:])
+            k.add_(1)
+            assert torch.equal(k, w[4:])
+    assert replays() >= 2
+
+
 # Paths through the graphs of a program.
 
 

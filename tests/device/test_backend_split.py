@@ -227,6 +227,34 @@ def test_a_symbolic_size_as_a_float(device: torch.device, rand: Rand) -> None:
         same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 3, 4 + i % 3),))
 
 
+class ClampedOnTheHost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.cpu().clamp(-1, 1).to(grad.device)
+
+
+@on_accelerators
+def test_a_backward_on_the_host(device: torch.device, rand: Rand) -> None:
+    """The forward is recorded, and its backward runs as it is."""
+
+    def f(x: Tensor) -> Tensor:
+        return ClampedOnTheHost.apply(x * 2).cos()
+
+    def gradient(f: F, i: int) -> Tensor:
+        x = rand(i, 4).requires_grad_()
+        return torch.autograd.grad(f(x).sum(), x)[0]
+
+    fast = compiled(f, codegen="eager")
+    with pytest.warns(ol.GraphWarning, match="OL306.*OL103"):
+        got = [gradient(fast, i) for i in range(8)]
+    torch.testing.assert_close(got, [gradient(f, i) for i in range(8)])
+    assert replays() >= 4
+
+
 # Custom operators, whose insides show only under capture.
 
 

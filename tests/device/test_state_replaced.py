@@ -273,6 +273,22 @@ def test_modules_that_change_places(device: torch.device, rand: Rand, kind: str)
         assert_same((turned if kind == "list" else swapped)(rand(2, 4)), a(rand(2, 4)))
 
 
+def test_chunks_of_a_weight_that_is_written(rand: Rand) -> None:
+    """Autograd refuses to look at them after the write; the next call replaces them."""
+    weight, kept = nn.Parameter(rand(9, 8, 4)), SimpleNamespace(chunks=())
+
+    def f(x: Tensor) -> Tensor:
+        kept.chunks = weight.chunk(2)
+        return x * kept.chunks[0] + kept.chunks[1]
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(6):
+        expected = f(rand(i, 4, 4)).detach()
+        assert_same(fast(rand(i, 4, 4)).detach(), expected)
+        with torch.no_grad():
+            weight.add_(1)
+
+
 def test_the_reason_for_another_attempt_is_told(rand: Rand) -> None:
     state = SimpleNamespace(total=rand(0, 3))
 

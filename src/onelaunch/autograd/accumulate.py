@@ -18,7 +18,7 @@ from torch import Tensor
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import line_of
-from onelaunch.state.slots import read_gradient, read_hooks, read_last_hooks
+from onelaunch.state.slots import is_leaf, read_gradient, read_hooks, read_last_hooks
 
 _INSIDE = "leaf variable has been moved into the graph interior"
 
@@ -28,7 +28,7 @@ _backward_id: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id
 
 def takes_directly(t: Tensor) -> bool:
     """Return whether only AccumulateGrad uses the gradient of `t`: a leaf without hooks."""
-    return t.is_leaf and not read_hooks(t) and not read_last_hooks(t)
+    return is_leaf(t) and not read_hooks(t) and not read_last_hooks(t)
 
 
 class Anchors:

@@ -20,7 +20,7 @@ from onelaunch.driver.refusals import refuse
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
 from onelaunch.source import line_of
-from onelaunch.state.slots import Slot, gradient_of
+from onelaunch.state.slots import Slot, gradient_of, is_leaf
 from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import FunctionMode
 from onelaunch.watch.observer import Observer
@@ -117,7 +117,7 @@ class ProxyLeaves:
     def accumulated(self) -> bool:
         """Return whether a backward ran inside and left gradients on proxies."""
         return any(
-            proxy.is_leaf and proxy.grad is not (real.grad if real.is_leaf else None)
+            proxy.is_leaf and proxy.grad is not (real.grad if is_leaf(real) else None)
             for proxy, real in self.pairs()
         )
 
@@ -134,9 +134,9 @@ def proxy_for(t: Tensor) -> Tensor:
         alias = nn.Parameter(alias, t.requires_grad)
     elif t.requires_grad:
         alias.requires_grad_()
-    if t.is_leaf and t.grad_dtype != alias.grad_dtype:  # a gradient of float32 for bfloat16, say
+    if is_leaf(t) and t.grad_dtype != alias.grad_dtype:  # a gradient of float32 for bfloat16, say
         alias.grad_dtype = t.grad_dtype
-    if t.is_leaf and t.grad is not None:
+    if is_leaf(t) and t.grad is not None:
         if t.grad.dtype != t.dtype and t.grad.dtype != t.grad_dtype:
             alias.grad_dtype = None
         alias.grad = t.grad

@@ -24,7 +24,7 @@ from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView, own
+from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
@@ -318,8 +318,11 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
     for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
         if not output.spec.requires_grad:
             continue
-        if isinstance(output.memory, ArgumentView | HeldView) and not is_pure_view(t):
-            output.memory, output.is_view = own(driver, outputs, t), False
+        if isinstance(output.memory, ArgumentView | HeldView):
+            if not is_pure_view(t):  # one of a function's own gradient, which `as_strided` has not
+                output.is_view = False
+                chosen.append(number)
+            continue
         if not isinstance(output.memory, Own):
             continue
         base = _base(t, results, outputs)

@@ -28,6 +28,8 @@ from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.padding.bucketed import graphed
+from onelaunch.replay.call_path import Miss
+from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
@@ -70,6 +72,13 @@ class RegionCallee(Callee):
         """Keep the reads as they are."""
 
 
+class _Refusing(Graphed[..., Any]):
+    """The recordings of a graph that a refusal splits. That of a backward is a warning, as ever."""
+
+    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+        raise error
+
+
 class Program:
     """A region over one set of parameters, and its recordings."""
 
@@ -80,12 +89,12 @@ class Program:
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
         callee = RegionCallee(run, shown, statics)
         options = replace(region.settings.graph, buckets=region.buckets())
-        # A sharded module's forward may be refused after it has run, which cannot be done again.
-        if region.may_split and not distributed.initialized():
-            options = replace(options, on_refusal="raise")
         if shown is not run:  # the first call shows the graph; compiled code must run before too
             options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
-        self.graphed: Graphed[..., Any] = graphed(run, options, region.settings.pool, None, callee)
+        # A sharded module's forward may be refused after it has run, which cannot be done again.
+        splits = region.may_split and not distributed.initialized()
+        kind = _Refusing if splits else graphed
+        self.graphed: Graphed[..., Any] = kind(run, options, region.settings.pool, None, callee)
 
 
 class Region:

@@ -85,6 +85,10 @@ def launch(
         source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
     _bump_written(source, captured, inputs)
     if captured.pair is not None:
+        for number in captured.pair.results:
+            if number not in names:
+                output = captured.outputs.made[number]
+                names[number] = _caller_result(source, output, inputs, names)
         _attach(source, captured.pair, inputs, names)
     if not captured.statics:  # these have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
@@ -162,6 +166,7 @@ def _make_group(
     nbytes = group.stop - group.start
     members = captured.outputs.of_group(index)
     base = next((member for member in members if _is_whole(member[1], group)), None)
+    requires_grad = any(output.spec.requires_grad for _, output in members)
     name, where = f"g{index}", source.name("device", device)
     # The callable may turn inference mode on or off for itself.
     inference = any(output.spec.inference for _, output in members)
@@ -182,8 +187,11 @@ def _make_group(
             names[number] = name
             continue
         names[number] = f"o{number}"
+        of = name
+        if output.is_view and requires_grad and not output.spec.requires_grad:
+            of = f"{name}.detach()"  # before the node: a view of it would require grad, too
         view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
-        source.line(f"o{number} = {view}({name})", depth)
+        source.line(f"o{number} = {view}({of})", depth)
     return name
 
 
@@ -361,7 +369,7 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             count = -(-(offset % size + spec.extent_bytes) // size)
             base = base.as_strided((count,), (1,), start).view(spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
-        if base.requires_grad and not spec.requires_grad and torch.is_grad_enabled():
+        if base.requires_grad and not spec.requires_grad:
             base = base.detach()
         made = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:

@@ -19,6 +19,7 @@ from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.pool import Backoff
 from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.state.slots import is_leaf
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.compiled_accesses import CompiledAccesses
@@ -109,7 +110,7 @@ class SignatureState:
         """Return the state for the leaves that have a gradient now, if that matters."""
         if self.parts is None:
             return self
-        empty = tuple(t.grad is None for _, t in walked.tensors() if t.is_leaf and t.requires_grad)
+        empty = tuple(t.grad is None for _, t in walked.tensors() if t.requires_grad and is_leaf(t))
         if empty not in self.parts:  # the first goes on where this one was
             part = SignatureState(
                 self.warmups, threads=self.threads, why=self.why, launches=self.launches

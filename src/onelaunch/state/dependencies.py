@@ -24,6 +24,7 @@ from onelaunch.state.slots import (
     description_slot,
     gradient_of,
     has_gradient,
+    is_leaf,
 )
 from onelaunch.state.walk import Change, StateWalk, is_replaced, is_state
 
@@ -174,7 +175,7 @@ def _gradients(
     leaves = {
         id(t): (slot, t)  # a frozen parameter may have a gradient that an optimizer reads
         for slot, t in before.tensors()
-        if t.is_leaf and (t.requires_grad or isinstance(t, nn.Parameter) or id(t) in read)
+        if is_leaf(t) and (t.requires_grad or isinstance(t, nn.Parameter) or id(t) in read)
     }
     known = {slot.id for slot in touched}
     gradients: list[tuple[Slot, object]] = []
@@ -200,7 +201,7 @@ def hooked_leaves(
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
     if not torch.is_grad_enabled() and not any(slot.key is gradient_of for slot in touched):
         return []
-    leaves = [t for _, t in before.tensors() if t.requires_grad and t.is_leaf]
+    leaves = [t for _, t in before.tensors() if t.requires_grad and is_leaf(t)]
     return list({id(t): t for t in leaves}.values())
 
 

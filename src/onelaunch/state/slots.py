@@ -292,9 +292,18 @@ def requires_grad(t: Tensor) -> bool:
     return t.requires_grad
 
 
+def is_leaf(t: Tensor) -> bool:
+    """Return whether a tensor is a leaf. A view is none that autograd refuses to look at since its
+    base was written: one of several that `chunk` made."""
+    try:
+        return t.is_leaf
+    except RuntimeError:
+        return False
+
+
 def gradient_of(t: Tensor) -> Tensor:
     """Return a leaf's gradient. Raises where there is none: the slot is empty."""
-    if not t.is_leaf or t.grad is None:
+    if not is_leaf(t) or t.grad is None:
         raise LookupError
     return t.grad
 

@@ -42,6 +42,7 @@ from onelaunch.state.slots import (
     code_of,
     gradient_of,
     has_gradient,
+    is_leaf,
     is_same_method,
     read_hooks,
     read_last_hooks,
@@ -337,7 +338,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
 
 def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
     """Add the gradient of a leaf in a slot, if it has one."""
-    if t.is_leaf:
+    if is_leaf(t):
         if t.grad is not None:
             gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
             found.held[gradient.id] = (gradient, t.grad)

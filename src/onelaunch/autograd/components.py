@@ -74,12 +74,10 @@ class ComponentNode:
 
     @property
     def where(self) -> str | None:
-        """See `node.RecordedForward.where`."""
         return self._whole.where
 
     @property
     def width(self) -> int:
-        """See `node.RecordedForward.width`."""
         return len(self._component.inputs)
 
     def backward(self, grads: Gradients) -> list[Tensor | None]:
@@ -94,7 +92,6 @@ class ComponentNode:
         grads: Gradients,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """See `node.RecordedForward.edited`."""
         asked = [False] * self._whole.width + list(wanted[self.width :])
         for place, want in zip(self._component.inputs, wanted, strict=False):
             asked[place] = want

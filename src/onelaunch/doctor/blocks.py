@@ -62,7 +62,6 @@ class Blocks(Listener):
 
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
-        """See `Listener`."""
         self._refusals = Refusals(workload, spot)
         with noting_waits(self._waited), self._refusals.host_reads(), self._refusals:
             yield
@@ -73,13 +72,11 @@ class Blocks(Listener):
         self._refusals.note_refusal(refuse("OL109", f"`{what}` waits for the device", fix=WAIT))
 
     def function(self, event: FunctionCall) -> None:
-        """See `Listener`."""
         if event.args[0].device.type == "cpu":
             what = "`.cpu()` copies a tensor to the host"
             self.on_cuda.append(event.spot().finding("OL103", what, None, "run"))
 
     def operation(self, event: Operation) -> None:
-        """See `Listener`."""
         dtype = ON_CUDA.get(event.op.base)
         if dtype is not None and event.args[0].device.type != "cuda":
             row, spot = REFUSALS[event.op.base], event.spot()
@@ -87,7 +84,6 @@ class Blocks(Listener):
                 self.on_cuda.append(spot.finding(row.code, row.what or "", row.fix, "run"))
 
     def findings(self) -> list[Finding]:
-        """See `Listener`."""
         found = self._refusals.found if self._refusals is not None else []
         return [
             spot.finding(error.code, error.what, error.fix, "run")

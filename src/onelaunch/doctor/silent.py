@@ -99,7 +99,6 @@ class Silent(Listener):
 
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
-        """See `Listener`."""
         self._workload, self._spot = workload, spot
         self._driver, self._device = select(workload.tensors())
         owners = (types.ModuleType, type, random.Random)
@@ -126,7 +125,6 @@ class Silent(Listener):
             yield
 
     def operation(self, event: Operation) -> None:
-        """See `Listener`."""
         with unwatched():
             self._look_at(event)
 
@@ -213,14 +211,12 @@ class Silent(Listener):
             self._find(code, spot, what)
 
     def function(self, event: FunctionCall) -> None:
-        """See `Listener`."""
         if event.function == Tensor.data_ptr:
             self._addresses[event.args[0].data_ptr()] = event.spot()  # the last is what is kept
         else:
             self._set[id(event.args[0])] = event.spot()
 
     def end(self, result: Any) -> None:
-        """See `Listener`."""
         call = self._now
         self._look_for_draws(lambda: call.ran.returned)
         self._shared(result)
@@ -330,7 +326,6 @@ class Silent(Listener):
         self._found.append(spot.finding(code, what, None, "run"))
 
     def findings(self) -> list[Finding]:
-        """See `Listener`."""
         return self._found
 
 

@@ -26,7 +26,6 @@ class Waits(Listener):
 
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
-        """See `Listener`."""
         if workload.device.type != "cuda":
             yield
             return
@@ -50,6 +49,5 @@ class Waits(Listener):
                 torch.cuda.set_sync_debug_mode(before)
 
     def findings(self) -> list[Finding]:
-        """See `Listener`."""
         what = "the host waits for the device"
         return [spot.finding("OL101", what, None, "run") for spot in self._found]

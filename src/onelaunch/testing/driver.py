@@ -58,17 +58,14 @@ class EmulatedDriver(TapeDriver):
         return tensor_over(TapeTensor, storage, dtype, size, stride, offset)
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """See `Driver.empty`."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> EmulatedPool:
-        """See `Driver.new_pool`."""
         return EmulatedPool()
 
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """See `Driver.foresee`."""
         with apart() as arena:
             buffers = [arena.allocate(nbytes) for nbytes in staged]
             result = run()
@@ -78,5 +75,4 @@ class EmulatedDriver(TapeDriver):
         return result, nbytes
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
-        """See `Driver.rewind`."""
         return TapeRewind([torch, getattr(torch, NAME)], after)

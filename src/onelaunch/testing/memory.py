@@ -48,12 +48,10 @@ class EmulatedPool(TapePool):
         self.trim()
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """See `DevicePool.kept_bytes`."""
         blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
         return sum(block.nbytes for block in blocks.values())
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
-        """See `DevicePool.provenance`."""
         block = getattr(storage, "block", None)
         if block is None:
             return Provenance.BEFORE
@@ -62,7 +60,6 @@ class EmulatedPool(TapePool):
         return Provenance.BEFORE if block.number <= self._newest else Provenance.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `DevicePool.written_by_others`."""
         return any(
             start <= block_of(t).address < stop
             for t in _on_device(tensors)

@@ -58,7 +58,6 @@ class Slow(Listener):
 
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
-        """See `Listener`."""
         self._spot = spot
         self.record = record = Record(workload.fn, workload.device)
         inputs = tree.flatten((workload.args, workload.kwargs)).tensors
@@ -72,7 +71,6 @@ class Slow(Listener):
             yield
 
     def operation(self, event: Operation) -> None:
-        """See `Listener`."""
         record, op, flow = self.record, event.op, self._flow
         record.backward |= torch._C._current_graph_task_id() != -1 or _writes_parameter(event)
         if record.backward:
@@ -92,7 +90,6 @@ class Slow(Listener):
             trace(record, event, sources, step, spot)
 
     def function(self, event: FunctionCall) -> None:
-        """See `Listener`."""
         does = for_training(event)
         if does is not None:
             module = self._modules.current
@@ -103,7 +100,6 @@ class Slow(Listener):
             self.record.norms.append(found)
 
     def end(self, result: Any) -> None:
-        """See `Listener`."""
         record, modules = self.record, self._modules
         record.graded = modules.graded or requires_grad(result)
         record.any_training, record.any_eval = modules.any_training, modules.any_eval
@@ -112,7 +108,6 @@ class Slow(Listener):
                 self._flow.of(part).reads += 1
 
     def findings(self) -> list[Finding]:
-        """See `Listener`."""
         if self.record.trains:
             return []
         return [finding for rule in _RULES for finding in rule(self.record)]

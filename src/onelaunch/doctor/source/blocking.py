@@ -69,7 +69,6 @@ class Blocking(Rules):
             at.report("OL104", node, _DRAWN, _DRAW_BEFORE)
 
     def text(self, at: Scope, node: ast.AST, value: Value) -> None:
-        """See `Rules`."""
         if value.kind == "tensor":
             at.report("OL101", node, "a tensor is printed or formatted, which reads it")
 
@@ -80,7 +79,6 @@ class Blocking(Rules):
             at.report("OL101", node, "`in` asks for the truth of a tensor", _CHOOSE)
 
     def bound(self, at: Scope, node: ast.expr, value: Value) -> None:
-        """See `Rules`."""
         if value.kind == "tensor":
             at.report("OL101", node, "the bound of a slice is read on the host", _BOUND)
 
@@ -95,7 +93,6 @@ class Blocking(Rules):
                 return
 
     def call(self, at: Scope, call: SourceCall) -> None:
-        """See `Rules`."""
         if call.name is not None:
             self._function(at, call, call.name)
         elif call.on.kind == "tensor":

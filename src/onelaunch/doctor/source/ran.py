@@ -35,7 +35,6 @@ class Source(Listener):
 
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
-        """See `Listener`."""
         self._root = code_of(workload.fn)
         self._on_host = workload.device.type == "cpu"
         if sys.gettrace() is not None:

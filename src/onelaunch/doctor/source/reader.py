@@ -48,7 +48,6 @@ class Reader(Calls):
         self.run(self.program.tree.body)
 
     def run_body(self, function: Function) -> None:
-        """See `Calls`."""
         if isinstance(function.node, ast.Lambda):
             self.frame.returns.append(self.evaluate(function.node.body))
             return

@@ -44,7 +44,6 @@ class Silent(Rules):
     """The rules of the codes OL501 to OL513, and OL309."""
 
     def call(self, at: Scope, call: SourceCall) -> None:
-        """See `Rules`."""
         if call.name is not None:
             self._function(at, call, call.name)
         elif call.on.kind in _KEPT and call.on.place and call.method in _GROWING:
@@ -139,7 +138,6 @@ class Silent(Rules):
                 at.frame.asked.add(f"{part.value.id}.{part.attr}")
 
     def store(self, at: Scope, target: ast.expr, value: Value, before: Value | None) -> None:
-        """See `Rules`."""
         kept = isinstance(target, ast.Attribute | ast.Subscript) or self._is_global(at, target)
         if value.address and kept:
             at.report("OL510", target, "the address of a tensor is kept")
@@ -203,7 +201,6 @@ class Silent(Rules):
             self._option(at, target, value.moving)
 
     def set_item(self, at: Scope, target: ast.Subscript, into: Value, index: Value) -> None:
-        """See `Rules`."""
         if into.is_tensor and into.given and at.entry:
             at.report("OL505", target, "an argument is written")
         elif _is_option(target):

@@ -99,7 +99,6 @@ class CudaRecorder:
         self.held.append(buffer)
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
-        """See `Capture.output`."""
         assert self._staged or not self.bundled, "the inputs would be brought in with the outputs"
         port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, Travel.NODE)
         if varying is not None:

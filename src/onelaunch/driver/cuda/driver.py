@@ -49,7 +49,6 @@ class CudaDriver:
         return memory.region(t)
 
     def storage(self, t: Tensor) -> int:
-        """See `Driver.storage`."""
         return memory.storage(t)
 
     def alias(
@@ -60,11 +59,9 @@ class CudaDriver:
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """See `Driver.alias`."""
         return memory.alias(base, dtype, size, stride, offset)
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """See `Driver.empty`."""
         return memory.empty(nbytes, device)
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
@@ -111,11 +108,9 @@ class CudaDriver:
         return CudaPool(device, None if beside is None else _own(beside).order)
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
-        """See `Driver.stream_reader`."""
         return functools.partial(bindings._cuda_getCurrentRawStream, device_index(device))
 
     def join(self, streams: Sequence[object]) -> None:
-        """See `Driver.join`."""
         for stream in streams:
             if isinstance(stream, torch.cuda.Stream):
                 with torch.cuda.stream(stream):
@@ -159,7 +154,6 @@ class CudaDriver:
         return result, seen.nbytes
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> CudaRewind:
-        """See `Driver.rewind`."""
         assert after is None or isinstance(after, CudaRewind)
         return CudaRewind(device_index(device), after)
 
@@ -172,7 +166,6 @@ class CudaDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
     ) -> tuple[CudaGraph, T]:
-        """See `Driver.capture`."""
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
         bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
@@ -213,7 +206,6 @@ class CudaDriver:
         return graph
 
     def synchronize(self, device: torch.device) -> None:
-        """See `Driver.synchronize`."""
         torch.cuda.synchronize(device)
 
 

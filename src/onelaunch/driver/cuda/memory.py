@@ -112,7 +112,6 @@ class CudaPool:
         return Provenance.BEFORE if there else Provenance.MEANWHILE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `DevicePool.written_by_others`."""
         storages = _storages(tensors).items()
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 

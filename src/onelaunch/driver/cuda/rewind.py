@@ -81,7 +81,6 @@ class CudaRewind:
     index: int
     after: CudaRewind | None = None
     done: bool = True
-    """See `Rewind.done`."""
     saved: list[_Saved] = field(default_factory=list[_Saved])
     _origin: _Origin = field(default_factory=_Origin)
     _stage: Literal["count", "measure", "record"] = "count"
@@ -100,7 +99,6 @@ class CudaRewind:
 
     @property
     def used(self) -> bool:
-        """See `Rewind.used`."""
         return bool(self._changes)
 
     # The capture.

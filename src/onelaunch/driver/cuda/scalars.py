@@ -95,7 +95,6 @@ class CudaScalarPatch:
         self.found = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:
-        """See `ScalarPatch.write`."""
         with self._lock:
             for number, form, word, _ in self._places:
                 word.raw = form(numbers[number])

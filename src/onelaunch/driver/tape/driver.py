@@ -43,14 +43,12 @@ class TapeDriver:
     lock = _EXCLUSIVE
 
     def region(self, t: Tensor) -> Region:
-        """See `Driver.region`."""
         t = local(t)
         start = t.data_ptr()
         stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
         return Region(t.untyped_storage()._cdata, start, stop)
 
     def storage(self, t: Tensor) -> int:
-        """See `Driver.storage`."""
         return local(t).untyped_storage()._cdata
 
     def alias(
@@ -61,7 +59,6 @@ class TapeDriver:
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """See `Driver.alias`."""
         base = local(base)
         first, rest = divmod(int(base.storage_offset()) * base.itemsize + offset, dtype.itemsize)
         if rest:
@@ -90,7 +87,6 @@ class TapeDriver:
             return block if recorder is None else recorder.memory.place(block)
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
-        """See `Driver.allocator`."""
         return functools.partial(
             torch.empty_strided, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
         )
@@ -98,7 +94,6 @@ class TapeDriver:
     def sized_allocator(
         self, spec: TensorSpec
     ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
-        """See `Driver.sized_allocator`."""
         return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
 
     def varies(self, device: torch.device) -> bool:
@@ -109,12 +104,10 @@ class TapeDriver:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """See `Driver.exclusive`."""
         with _EXCLUSIVE:
             yield
 
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> TapePool:
-        """See `Driver.new_pool`."""
         return TapePool()
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
@@ -139,7 +132,6 @@ class TapeDriver:
         return run(), 0
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> TapeRewind:
-        """See `Driver.rewind`."""
         return TapeRewind([torch], after)
 
     def capture(
@@ -151,7 +143,6 @@ class TapeDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
     ) -> tuple[TapeGraph, T]:
-        """See `Driver.capture`."""
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
         if is_recording():

@@ -54,7 +54,6 @@ class TapePool:
             self._graphs.discard(graph)
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """See `DevicePool.kept_bytes`."""
         return graph.memory_bytes
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
@@ -62,7 +61,6 @@ class TapePool:
         return Provenance.BEFORE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """See `DevicePool.written_by_others`."""
         return False
 
     def memory(self) -> HostMemory:
@@ -100,7 +98,6 @@ class TapeGraph:
         return len(self._steps) + sum(port.at_once for port in self._reads)
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        """See `Graph.launch`."""
         if is_recording():
             raise CaptureError("OL109", "A recording was launched during a capture.")
         with self._pool.lock:
@@ -122,7 +119,6 @@ class TapeGraph:
         return TapeScalarPatch(self._pool, self._steps, numbers)
 
     def reset(self) -> None:
-        """See `Graph.reset`."""
         with self._pool.lock:
             self._live = False
             self._steps.clear()
@@ -143,7 +139,6 @@ class TapeScalarPatch:
         self.found = frozenset(i for i, number in enumerate(numbers) if number in every)
 
     def write(self, numbers: Sequence[float]) -> None:
-        """See `ScalarPatch.write`."""
         patched = dict(zip(self._numbers, numbers, strict=True))
         with self._pool.lock, raw(), no_functions():
             for call in self._calls:

@@ -30,7 +30,6 @@ class TapeRewind:
     """
 
     done = True
-    """See `Rewind.done`."""
 
     def __init__(self, modules: Sequence[Any], after: Rewind | None = None) -> None:
         assert after is None or isinstance(after, TapeRewind)
@@ -41,7 +40,6 @@ class TapeRewind:
 
     @property
     def used(self) -> bool:
-        """See `Rewind.used`."""
         return bool(self.states)
 
     @contextmanager

@@ -24,14 +24,11 @@ from onelaunch.bench.reference import Reference, make_reference
 from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import WINDOW, timers_for
-from onelaunch.bench.workload import Workload, name_of, tell_nobody
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.bench.workload import OnProgress, Workload, name_of, tell_nobody, validated
+from onelaunch.errors import ArgumentError
 
 LEAST_ROUNDS = 2
 RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code
-
-OnProgress = Callable[[str, float], None]
-"""A function that is told what is being done, and what part of the comparison is done: 0 to 1."""
 
 
 def compare(
@@ -87,7 +84,9 @@ def compare(
     """
     here = [engine for engine in DEFAULT if engine.name not in ALONE]
     chosen = choose(here if engines is None else engines)
-    workload = _validated(fn, args, kwargs, seconds)
+    workload = validated(fn, args, kwargs, "compare")
+    if not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise _bad(f"seconds={seconds!r}", "timing takes a number of seconds above 0", "seconds=10")
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or tell_nobody
     tell("importing torch.compile", 0.0)
@@ -255,25 +254,7 @@ def _too_large(workload: Workload, engines: tuple[Engine | Isolated, ...]) -> bo
     return 2 * needed > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _validated(fn: object, args: object, kwargs: object, seconds: object) -> Workload:
-    if not callable(fn):
-        raise _bad(
-            f"{type(fn).__name__} is not callable", "a comparison calls it", "compare(model, (x,))"
-        )
-    if not isinstance(args, (tuple, list)):
-        raise _bad(
-            f"args is {kind_of(args)}, not a tuple",
-            "it holds the positional arguments of a call",
-            "compare(model, (x,))",
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise _bad(f"kwargs is {kind_of(kwargs)}, not a dict", "it names the arguments")
-    if not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise _bad(f"seconds={seconds!r}", "timing takes a number of seconds above 0", "seconds=10")
-    return Workload(fn, tuple(args), dict(kwargs or {}))
-
-
-def _bad(what: str, why: str, fix: str | None = None) -> ArgumentError:
+def _bad(what: str, why: str, fix: str) -> ArgumentError:
     return ArgumentError("OL401", what, where="compare", why=why, fix=fix)
 
 

@@ -77,7 +77,9 @@ class EngineEntry:
             own = self.workload.copy()
             held = _reserved(own.device)
             start = time.perf_counter()
-            with _quiet():
+            # The trials of autotuners, graph breaks, and the packages that an exporter could use.
+            hushed = only_errors("torch._dynamo", "torch.onnx")
+            with hushed, contextlib.redirect_stderr(io.StringIO()):
                 self.built = self.engine.build(own)
             synchronize(own.device)
             self.build_seconds = time.perf_counter() - start
@@ -226,16 +228,14 @@ class EngineEntry:
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """Keep the trials of autotuners, the graph breaks of dynamo and the packages that an exporter
-    could use out of the progress bar."""
-    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch.onnx")]
+def only_errors(*names: str) -> Generator[None]:
+    """Keep loggers from saying less than errors."""
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -7,7 +7,7 @@ import functools
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pickle import PickleError
@@ -19,10 +19,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.call import tree
+from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.state.slots import read_hooks, read_last_hooks
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+OnProgress = Callable[[str, float], None]
+"""A function that is told what is being done, and what part of all is done: 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -420,6 +423,30 @@ def attributes(holder: object) -> list[object]:
 def name_of(fn: Callable[..., Any]) -> str:
     """Return the name of a callable, or of its class, in tables."""
     return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def validated(fn: object, args: object, kwargs: object, where: str) -> Workload:
+    """Make the workload of what a user gave to a function of ours.
+
+    Args:
+        where: the function, as the error names it.
+
+    Raises:
+        ArgumentError: OL401.
+    """
+    fix = f"{where}(model, (x,))"
+    if not callable(fn):
+        what, why = f"{type(fn).__name__} is not callable", "it is called with the arguments"
+        raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
+    if not isinstance(args, (tuple, list)):
+        what = f"args is {kind_of(args)}, not a tuple"
+        why = "it holds the positional arguments of a call"
+        raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        what, why = f"kwargs is {kind_of(kwargs)}, not a dict", "it names the arguments"
+        fix = f'{where}(model, (x,), {{"mask": mask}})'
+        raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
+    return Workload(fn, tuple(args), dict(kwargs or {}))
 
 
 def tell_nobody(text: str, part: float) -> None:

@@ -11,13 +11,12 @@ import torch
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import Case, make_reference, said, snapshot
 from onelaunch.bench.timers import timers_for
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import OnProgress, Workload
 from onelaunch.checklist.build import Built, Refusal, build, quiet
 from onelaunch.checklist.check import check, judged
 from onelaunch.checklist.modes import EVAL
-from onelaunch.checklist.optimize import FINAL_SECONDS, Optimized, isolated, validated
+from onelaunch.checklist.optimize import FINAL_SECONDS, Optimized, checked, isolated
 from onelaunch.checklist.plan import Plan
-from onelaunch.checklist.search import OnProgress
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import BY_NAME
 from onelaunch.checklist.subject import modules_behind
@@ -32,7 +31,7 @@ def apply(
     plan: Plan, fn: Callable[P, R], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Optimized[P, R]:
     """See `Plan.apply`."""
-    workload = validated(fn, args, kwargs, "Plan.apply")
+    workload = checked(fn, args, kwargs, "Plan.apply")
     unknown = [name for name in plan.steps if name not in BY_NAME]
     if unknown:
         raise _refused(plan, dict.fromkeys(unknown, "this release has no such step"))
@@ -62,7 +61,7 @@ def measure(
     many = len(plan.steps)
     on_progress(f"applying {many} step{'s' * (many != 1)}", 0.1)
     fast = apply(plan, fn, args, kwargs)
-    workload = validated(fn, args, kwargs)
+    workload = checked(fn, args, kwargs)
     steps = [BY_NAME[step] for step in plan.steps]
     with isolated(workload.device, steps):
         modes = build(workload, [step for step in steps if step is EVAL and _trains(workload)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import logging
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onelaunch.bench.entry import only_errors
 from onelaunch.bench.workload import Workload
 from onelaunch.checklist.clock import UNLIMITED, Clock
 from onelaunch.checklist.step import Step
@@ -80,15 +80,10 @@ def build(workload: Workload, steps: Iterable[Step]) -> Built:
 def quiet() -> Generator[None]:
     """Keep the chatter of autotuners and compilers away; their warnings are about their own
     code."""
-    logger = logging.getLogger("torch._dynamo")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    hushed, errors = only_errors("torch._dynamo"), contextlib.redirect_stderr(io.StringIO())
+    with hushed, warnings.catch_warnings(), errors:
+        warnings.simplefilter("ignore")
+        yield
 
 
 def free(device: torch.device) -> None:

@@ -15,13 +15,13 @@ import torch
 from onelaunch.bench.environment import environment
 from onelaunch.bench.reference import SECONDS, Reference, make_reference
 from onelaunch.bench.timers import Timer, timers_for
-from onelaunch.bench.workload import Workload, name_of, tell_nobody
+from onelaunch.bench.workload import OnProgress, Workload, name_of, tell_nobody, validated
 from onelaunch.checklist.build import RECOMPILE_LIMIT, Built, build, free, quiet
 from onelaunch.checklist.check import own_error
 from onelaunch.checklist.clock import Clock, TimeIsUp
 from onelaunch.checklist.modes import EVAL, in_train_mode
 from onelaunch.checklist.plan import Plan, Trial
-from onelaunch.checklist.search import OnProgress, Search
+from onelaunch.checklist.search import Search
 from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import choose
 from onelaunch.checklist.subject import modules_behind, subject_of
@@ -111,7 +111,7 @@ def optimize(
         >>> torch.equal(fast(x), model(x))
         True
     """
-    workload = validated(fn, args, kwargs)
+    workload = checked(fn, args, kwargs)
     _check_numbers(max_error, seconds)
     clock, chosen = Clock(seconds), choose(steps, "optimize")
     with isolated(workload.device, chosen):
@@ -133,7 +133,7 @@ def plan_in_time(
 ) -> Plan:
     """Find the plan that `optimize` finds, for a command: an alarm ends what is under way when time
     is up, a compiler, too."""
-    workload, chosen = validated(fn, args, kwargs), choose(steps, "optimize")
+    workload, chosen = checked(fn, args, kwargs), choose(steps, "optimize")
     clock = Clock(seconds)
     with clock.alarm(), isolated(workload.device, chosen):
         return _Optimization(workload, chosen, max_error, clock, on_progress).run(name)[1]
@@ -362,23 +362,16 @@ def reset_compiler() -> None:
     dynamo.reset()
 
 
-def validated(fn: object, args: object, kwargs: object, where: str = "optimize") -> Workload:
-    """Check a callable and its arguments.
+def checked(fn: object, args: object, kwargs: object, where: str = "optimize") -> Workload:
+    """Make the workload of what a user gave; a class, whose calls make modules, is a mistake.
 
     Raises:
         ArgumentError: OL401.
     """
-    if not callable(fn) or isinstance(fn, type):
+    if isinstance(fn, type):
         what = f"{kind_of(fn)} is not a callable"
         raise _bad(what, "it is called with the arguments", f"{where}(model, (x,))", where)
-    if not isinstance(args, (tuple, list)):
-        what = f"args is {kind_of(args)}, not a tuple"
-        why = "it holds the positional arguments of a call"
-        raise _bad(what, why, f"{where}(model, (x,))", where)
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        what = f"kwargs is {kind_of(kwargs)}, not a dict"
-        raise _bad(what, "it names the arguments", f'{where}(model, (x,), {{"mask": mask}})', where)
-    return Workload(fn, tuple(args), dict(kwargs or {}))
+    return validated(fn, args, kwargs, where)
 
 
 def _check_numbers(max_error: object, seconds: object) -> None:

@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from onelaunch.bench.reference import Reference, said
 from onelaunch.bench.timers import Timer, Timing, synchronize
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import OnProgress, Workload
 from onelaunch.checklist.build import Built, Refusal, build, free, quiet
 from onelaunch.checklist.check import Check, check
 from onelaunch.checklist.clock import Clock, TimeIsUp
@@ -21,7 +21,6 @@ from onelaunch.checklist.steps import in_order
 from onelaunch.checklist.turns import Turns, in_turns
 from onelaunch.errors import GraphError
 
-OnProgress = Callable[[str, float], None]
 TRIAL_SECONDS = 3.0  # of timing, at most
 LEAST_TRIAL_SECONDS = 0.2
 AUTOTUNING = 12.0

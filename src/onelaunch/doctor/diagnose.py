@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from onelaunch.bench.environment import environment
-from onelaunch.bench.workload import Workload
+from onelaunch.bench.workload import OnProgress, Workload, tell_nobody
 from onelaunch.doctor.blocks import Blocks
 from onelaunch.doctor.capture import Captured, capture
 from onelaunch.doctor.diagnosis import Diagnosis
@@ -23,12 +23,6 @@ from onelaunch.doctor.waits import Waits
 from onelaunch.driver.capture_query import Asking
 from onelaunch.rules.finding import Finding, merged
 from onelaunch.source import line_of
-
-OnProgress = Callable[[str, float], None]
-
-
-def _quiet(step: str, part: float) -> None:
-    """Tell nobody."""
 
 
 def diagnose(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
@@ -56,7 +50,7 @@ def diagnose(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
     return examine(Workload(fn, args, kwargs))
 
 
-def examine(workload: Workload, on_progress: OnProgress = _quiet) -> Diagnosis:
+def examine(workload: Workload, on_progress: OnProgress = tell_nobody) -> Diagnosis:
     """Diagnose a workload; see `diagnose`.
 
     Args:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import time
 import warnings
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from onelaunch.api import graph
+from onelaunch.bench.entry import only_errors
 from onelaunch.bench.workload import Workload
 from onelaunch.doctor.run import run_backward
 from onelaunch.errors import GraphWarning, let_go
@@ -61,7 +59,8 @@ def pieces(workload: Workload, backward: bool) -> Pieces | None:
 def _pieces(workload: Workload, backward: bool, grad: bool, inference: bool) -> Pieces | None:
     fast: Any = graph(workload.fn, on_refusal="split")
     try:
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad), _quiet():
+        hushed = only_errors("torch._dynamo")  # it is to break graphs, and need not say so
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad), hushed:
             for _ in range(_CALLS):
                 workload.cut_history()
                 before = fast.stats()
@@ -87,18 +86,6 @@ def _pieces(workload: Workload, backward: bool, grad: bool, inference: bool) -> 
 
 def _made(stats: GraphStats) -> tuple[int, int]:
     return stats.captures, stats.warmup_calls
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Keep Dynamo from logging where it breaks a graph: that is what is asked of it."""
-    logger = logging.getLogger("torch._dynamo")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _timed(fast: Any, workload: Workload) -> float:

@@ -14,9 +14,9 @@ from onelaunch.bench.environment import environment
 from onelaunch.bench.profile import limit_of, time_calls
 from onelaunch.bench.timers import TimerName
 from onelaunch.bench.trace import record
-from onelaunch.bench.workload import Workload, name_of, tell_nobody
+from onelaunch.bench.workload import OnProgress, Workload, name_of, tell_nobody, validated
 from onelaunch.call import tree
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import ArgumentError
 from onelaunch.profiler.breakdown import Seen, parts_on_cpu, parts_on_gpu, seen_in
 from onelaunch.profiler.counting import Count, count
 from onelaunch.profiler.peaks import Peaks, measure_peaks
@@ -24,7 +24,6 @@ from onelaunch.profiler.profile import Bound, Profile
 from onelaunch.profiler.remedies import remedies_on_cpu, remedies_on_gpu
 from onelaunch.profiler.roofline import HALF, Roofline, roofline
 
-OnProgress = Callable[[str, float], None]
 WARM_CALLS = 5  # a graphed callable replays from the fifth call on
 TRACED = 3
 SMALL = 0.1
@@ -76,7 +75,10 @@ def profile(
         >>> found.roofline.flops
         {'float32': 65536}
     """
-    workload = _validated(fn, args, kwargs)
+    workload = validated(fn, args, kwargs, "profile")
+    if torch.autograd._profiler_enabled():
+        what, why = "another profiler is at work in this thread", "a trace would end it"
+        raise ArgumentError("OL401", what, where="profile", why=why, fix="profile(model, (x,))")
     tell = on_progress or tell_nobody
     tell("running it", 0.0)
     with prepared(workload) as own:
@@ -188,20 +190,3 @@ def _remarks(work: Count, peaks: Peaks) -> list[str]:
     if without:
         said.append(f"The peak of products in {', '.join(without)} could not be measured.")
     return said
-
-
-def _validated(fn: object, args: object, kwargs: object) -> Workload:
-    if not callable(fn):
-        raise _bad(f"{type(fn).__name__} is not callable", "a profile calls it")
-    if not isinstance(args, (tuple, list)):
-        what = f"args is {kind_of(args)}, not a tuple"
-        raise _bad(what, "it holds the positional arguments of a call")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise _bad(f"kwargs is {kind_of(kwargs)}, not a dict", "it names the arguments")
-    if torch.autograd._profiler_enabled():
-        raise _bad("another profiler is at work in this thread", "a trace would end it")
-    return Workload(fn, tuple(args), dict(kwargs or {}))
-
-
-def _bad(what: str, why: str) -> ArgumentError:
-    return ArgumentError("OL401", what, where="profile", why=why, fix="profile(model, (x,))")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onelaunch.frames.reads import StandIn
+from onelaunch.optimizers.traced_float import swapped
 from onelaunch.state.slots import Kind, Slot
 
 
@@ -187,30 +187,8 @@ class Count(StandIn):
         self.counts.escaped = True
 
     def fixed(self) -> int:
-        """Return the value, which the recording must then find at each call."""
         self.counts.fix(self.follower)
         return self.value
-
-    def __getattr__(self, name: str) -> Any:
-        if not hasattr(int, name):  # torch looks for `__torch_function__`
-            raise AttributeError(name)
-        return getattr(self.fixed(), name)
-
-    def __copy__(self) -> Count:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Count:
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        return int, (self.fixed(),)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        # Without it NumPy makes an array of objects.
-        return np.array(self.fixed(), dtype)
-
-    def __pos__(self) -> Count:
-        return self
 
     def __add__(self, other: Any) -> Any:
         if type(other) is int:
@@ -220,7 +198,7 @@ class Count(StandIn):
     def __radd__(self, other: Any) -> Any:
         if type(other) is int:
             return self + other
-        return _computed(self, _swapped(operator.add), other)
+        return _computed(self, swapped(operator.add), other)
 
     def __sub__(self, other: Any) -> Any:
         if type(other) is int:
@@ -228,7 +206,7 @@ class Count(StandIn):
         return _computed(self, operator.sub, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _computed(self, _swapped(operator.sub), other)
+        return _computed(self, swapped(operator.sub), other)
 
     def __bool__(self) -> bool:
         outcome = self.value != 0
@@ -257,10 +235,6 @@ def _keeps_dtype(t: Tensor) -> bool:
     return t.dtype == torch.int64 or (t.dtype == torch.int32 and t.dim() > 0)
 
 
-def _swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: operation(b, a)
-
-
 def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Count, Any], Any]:
     def method(self: Count, other: Any) -> Any:
         if type(other) is not int:
@@ -285,9 +259,9 @@ for _name in ("mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "a
     _how: Any = getattr(operator, _name)
     _name = _name.strip("_")
     setattr(Count, f"__{_name}__", _plain(_how))
-    setattr(Count, f"__r{_name}__", _plain(_swapped(_how)))
+    setattr(Count, f"__r{_name}__", _plain(swapped(_how)))
 for _name, _how in (
-    *(("divmod", divmod), ("rdivmod", _swapped(divmod))),
+    *(("divmod", divmod), ("rdivmod", swapped(divmod))),
     *(("round", round), ("format", format)),
     *(("neg", operator.neg), ("invert", operator.invert), ("abs", abs), ("index", operator.index)),
     *(("int", int), ("float", float), ("complex", complex), ("hash", hash), ("repr", repr)),

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from onelaunch.call.numbers import is_number, with_numbers
 from onelaunch.call.tree import Constant, Tree
 from onelaunch.driver.aten import leaves, mapped
 from onelaunch.frames.reads import StandIn
-from onelaunch.optimizers.traced_float import ScalarTrace, Term, unmistakable
+from onelaunch.optimizers.traced_float import ScalarTrace, Term, swapped, unmistakable
 from onelaunch.state.slots import Slot
 
 _OTHERWISE = 0.37
@@ -362,26 +361,8 @@ class Number(StandIn, torch.SymFloat):
     def tell(self) -> None:
         self.node.plain()
 
-    def __getattr__(self, name: str) -> Any:
-        if not hasattr(self.node.value, name):  # torch looks for `__torch_function__`
-            raise AttributeError(name)
-        return getattr(self.node.plain(), name)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        # Without it NumPy makes an array of objects.
-        return np.array(self.node.plain(), dtype)
-
-    def __copy__(self) -> Number:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Number:
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        return type(self.node.value), (self.node.plain(),)
-
-    def __pos__(self) -> Number:
-        return self
+    def fixed(self) -> Any:
+        return self.node.plain()
 
     def __bool__(self) -> bool:
         return _decided(self, operator.ne, 0)
@@ -440,10 +421,6 @@ def _binary(operation: Callable[[Any, Any], Any], then: Callable[..., Any]) -> A
     return method
 
 
-def _swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: operation(b, a)
-
-
 def _unary(operation: Callable[[Any], Any]) -> Any:
     def computed(a: Any, _: None) -> Any:
         return operation(a)
@@ -464,13 +441,13 @@ def _read(operation: Callable[..., Any]) -> Any:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     _how: Any = getattr(operator, _name)
     setattr(Number, f"__{_name}__", _binary(_how, _computed))
-    setattr(Number, f"__r{_name}__", _binary(_swapped(_how), _computed))
+    setattr(Number, f"__r{_name}__", _binary(swapped(_how), _computed))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Number, f"__{_name}__", _binary(getattr(operator, _name), _decided))
 for _name in ("neg", "abs"):
     setattr(Number, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name, _how in (
-    *(("divmod", divmod), ("rdivmod", _swapped(divmod)), ("round", round), ("format", format)),
+    *(("divmod", divmod), ("rdivmod", swapped(divmod)), ("round", round), ("format", format)),
     *(("int", int), ("float", float), ("complex", complex), ("index", operator.index)),
     *(("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil)),
     *(("hash", hash), ("repr", repr), ("str", str)),

@@ -8,8 +8,9 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 from torch.autograd.graph import Node
 
 from onelaunch.frames.stack import Use
@@ -24,6 +25,31 @@ class StandIn:
     def tell(self) -> None:
         """Learn that the run asked."""
         raise NotImplementedError
+
+    def fixed(self) -> Any:
+        """Return the value, which the recording must then find at each call."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if not any(name in vars(kind) for kind in self.__class__.__mro__):
+            raise AttributeError(name)  # torch looks for `__torch_function__`
+        return getattr(self.fixed(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        # Without it NumPy makes an array of objects.
+        return np.array(self.fixed(), dtype)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return self.__class__, (self.fixed(),)
+
+    def __pos__(self) -> Self:
+        return self
 
 
 @dataclass(slots=True)

@@ -156,7 +156,8 @@ def _truth(a: float, _: None) -> bool:
     return bool(a)
 
 
-def _swapped(operation: Compute) -> Compute:
+def swapped(operation: Compute) -> Compute:
+    """Return an operation that takes its operands the other way round."""
     return lambda a, b: operation(b, a)
 
 
@@ -212,7 +213,7 @@ def _decides(self: TracedFloat) -> bool:
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     _how: Compute = getattr(operator, _name)
     setattr(TracedFloat, f"__{_name}__", _arithmetic(_how))
-    setattr(TracedFloat, f"__r{_name}__", _arithmetic(_swapped(_how)))
+    setattr(TracedFloat, f"__r{_name}__", _arithmetic(swapped(_how)))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(TracedFloat, f"__{_name}__", _comparison(getattr(operator, _name)))
 for _name, _method in (

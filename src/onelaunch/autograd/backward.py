@@ -81,9 +81,9 @@ class StaticGraph:
     """True for compiled code, which hides its operations, and whose backward runs no Python."""
     brought: Sequence[Tensor] = ()
     """The host values that the forward brought to the device."""
-    rebound: list[Slot] = field(default_factory=list[Slot])
+    rebound: list[Slot] = field(default_factory=list)
     """Slots in which each forward stores a new tensor."""
-    kept: list[weakref.ref[Tensor]] = field(default_factory=list[Any])
+    kept: list[weakref.ref[Tensor]] = field(default_factory=list)
     """Tensors that `run` made and did not return."""
     stream_lock: AbstractContextManager[object] = field(default_factory=nullcontext[None])
     """Lock of a shared stream, held while anything runs or is captured on it."""

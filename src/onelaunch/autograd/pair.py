@@ -117,11 +117,11 @@ class AutogradPair:
     watched_memory: list[int]
     """Storages of the watched inputs and then of the watched tensors, in the recording."""
     link: Link | None = None
-    components: list[Component] = field(default_factory=list[Component])
+    components: list[Component] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     _anchors: Anchors = field(init=False)
-    _kinds: dict[object, list[_Kind]] = field(default_factory=dict[object, list[_Kind]])
+    _kinds: dict[object, list[_Kind]] = field(default_factory=dict)
     _latest: _Kind | None = None
     _warned: bool = False
 

@@ -47,8 +47,8 @@ class EngineEntry:
     build_seconds: float | None = None
     memory_bytes: int | None = None
     about_us: float = 0.0
-    samples: dict[TimerName, list[float]] = field(default_factory=dict[TimerName, list[float]])
-    notes: list[str] = field(default_factory=list[str])
+    samples: dict[TimerName, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     recordings: tuple[RecordingMemory, ...] = ()
     timed: Callable[[], object] | None = None
     draw: str = "given"  # that it is checked on

@@ -98,7 +98,7 @@ class Comparison:
     reference: str = "float64"
     tolerance: float = 0.0
     remarks: tuple[str, ...] = ()
-    environment: Environment = field(default_factory=dict[str, str | None])
+    environment: Environment = field(default_factory=dict)
     rounds: int = 0
     interrupted: bool = False
     timelines: tuple[Timeline, ...] = ()

@@ -41,7 +41,7 @@ class Workload:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    kwargs: dict[str, Any] = field(default_factory=dict)
     share_parameters: bool = False
     results_on: torch.device | None = None
     starred: bool = False

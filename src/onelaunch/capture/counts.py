@@ -36,7 +36,7 @@ class Follower:
     slot: Slot
     least: int | None = None
     most: int | None = None
-    without: set[int] = field(default_factory=set[int])
+    without: set[int] = field(default_factory=set)
 
     def serves(self, value: object) -> bool:
         return (
@@ -111,16 +111,12 @@ class Counts:
 
     slots: Sequence[Slot]
     device: torch.device
-    on_device: dict[tuple[int, object], Tensor] = field(
-        default_factory=dict[tuple[int, object], Tensor]
-    )
-    followed: dict[tuple[int, object], Follower] = field(
-        default_factory=dict[tuple[int, object], Follower]
-    )
-    steps: dict[tuple[int, object], int] = field(default_factory=dict[tuple[int, object], int])
-    wanted: list[Slot] = field(default_factory=list[Slot])
+    on_device: dict[tuple[int, object], Tensor] = field(default_factory=dict)
+    followed: dict[tuple[int, object], Follower] = field(default_factory=dict)
+    steps: dict[tuple[int, object], int] = field(default_factory=dict)
+    wanted: list[Slot] = field(default_factory=list)
     escaped: bool = False
-    _made: list[ref[Count]] = field(default_factory=list["ref[Count]"])
+    _made: list[ref[Count]] = field(default_factory=list)
 
     def begin(self, held: Collection[tuple[int, object]]) -> None:
         """Put counts into the slots of these ids."""

@@ -65,7 +65,7 @@ class NumberTrials:
 
     seed: int = 0
     """Seed of the scalars."""
-    _proven: dict[str, Excluded | None] = field(default_factory=dict[str, "Excluded | None"])
+    _proven: dict[str, Excluded | None] = field(default_factory=dict)
     _ambiguities: Ambiguous = field(default_factory=Ambiguous)
 
     @property

@@ -106,7 +106,7 @@ class Forward:
     run on it too."""
     rewind: Rewind | None = None
     """The capture's rewind of the random state."""
-    holders: set[int] = field(default_factory=set[int])
+    holders: set[int] = field(default_factory=set)
     _proxies: ProxyLeaves | None = None
     _pair: AutogradPair | None = None
     _link: Link | None = None

@@ -45,8 +45,8 @@ class Inputs:
     specs: list[TensorSpec]
     travels: list[Travel]
     groups: list[Group]
-    statics: list[Tensor] = field(default_factory=list[Tensor])
-    varying: dict[int, Varying] = field(default_factory=dict[int, Varying])
+    statics: list[Tensor] = field(default_factory=list)
+    varying: dict[int, Varying] = field(default_factory=dict)
     """The inputs that may be smaller in a call than in the recording."""
 
     def give_by_value(self, numbers: Collection[int]) -> None:
@@ -291,9 +291,9 @@ class OwnGroup:
 class Outputs:
     """The results of a recording, each tensor object once."""
 
-    made: list[Output] = field(default_factory=list[Output])
-    groups: list[OwnGroup] = field(default_factory=list[OwnGroup])
-    numbers: dict[int, int] = field(default_factory=dict[int, int])
+    made: list[Output] = field(default_factory=list)
+    groups: list[OwnGroup] = field(default_factory=list)
+    numbers: dict[int, int] = field(default_factory=dict)
     """id of a tensor -> its place in `made`."""
 
     def of_group(self, index: int) -> list[tuple[int, Output]]:

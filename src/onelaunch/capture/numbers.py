@@ -140,13 +140,13 @@ class Numbers:
     device: torch.device
     seed: int = 0
     trace: ScalarTrace = field(default_factory=ScalarTrace)
-    kinds: list[type] = field(default_factory=list[type])
-    uses: list[Use] = field(default_factory=list[Use])
-    operations: list[Operation] = field(default_factory=list[Operation])
-    arguments: list[float] = field(default_factory=list[float])
+    kinds: list[type] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    arguments: list[float] = field(default_factory=list)
     _stepping: Callable[[], bool] = bool
-    _escaped: set[int] = field(default_factory=set[int])
-    _nodes: list[ref[_Node]] = field(default_factory=list["ref[_Node]"])
+    _escaped: set[int] = field(default_factory=set)
+    _nodes: list[ref[_Node]] = field(default_factory=list)
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

@@ -158,11 +158,11 @@ class CapturedCall:
     launches: list[int] = field(default_factory=lambda: [0, 0])
     """The number of launches, counted by the call path; and the time of the last, by `clock`."""
     clock: Callable[[], int] | None = None
-    values: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    values: dict[int, bytes] = field(default_factory=dict)
     """The elements of host arguments that the host read, by number."""
     retries: tuple[str, ...] = ()
     """The reasons for the attempts after the first; see `Recording`."""
-    lifted: list[Tensor] = field(default_factory=list[Tensor])
+    lifted: list[Tensor] = field(default_factory=list)
     """The device's copies of host values, which the graph reads."""
     told_capturing: bool = False
     """True if it was told that it is captured; see `Recording`."""

@@ -33,7 +33,7 @@ class Effects:
 
     observer: Observer
     rollback: Rollback
-    found: list[Change] = field(default_factory=list[Change])
+    found: list[Change] = field(default_factory=list)
 
 
 @contextmanager

@@ -198,20 +198,20 @@ class CaptureRun:
     lifted: Lifted | None = None
     varied: Numbers = field(default_factory=Numbers.none)
     plain: PlainRun = field(default_factory=PlainRun)
-    filled: dict[int, int] = field(default_factory=dict[int, int])
+    filled: dict[int, int] = field(default_factory=dict)
     observer: Observer = field(init=False)
     outputs: Outputs | None = None
     result: Any = None
     tree: Tree | None = None
     numbers: tuple[int, ...] = ()
     after: StateWalk | None = None
-    found: list[Change] = field(default_factory=list[Change])
-    state: list[StateOutput] = field(default_factory=list[StateOutput])
-    lasting: list[Tensor] = field(default_factory=list[Tensor])
-    again: list[Slot] = field(default_factory=list[Slot])
+    found: list[Change] = field(default_factory=list)
+    state: list[StateOutput] = field(default_factory=list)
+    lasting: list[Tensor] = field(default_factory=list)
+    again: list[Slot] = field(default_factory=list)
     grown: tuple[str, ...] = ()
-    stored: set[tuple[int, object]] = field(default_factory=set[tuple[int, object]])
-    handed: list[object] = field(default_factory=list[object])
+    stored: set[tuple[int, object]] = field(default_factory=set)
+    handed: list[object] = field(default_factory=list)
 
     @property
     def differs(self) -> Difference | None:

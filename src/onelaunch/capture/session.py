@@ -50,17 +50,17 @@ class CaptureSession:
     """True if numbers that the caller varies are constants for this call alone."""
     _number_trials: NumberTrials = field(default_factory=NumberTrials)
     _plain: PlainRun = field(default_factory=PlainRun)
-    _counts_on_device: list[Slot] = field(default_factory=list[Slot])
+    _counts_on_device: list[Slot] = field(default_factory=list)
     """The counted numbers that the device needs."""
-    _state_inputs: list[Slot] = field(default_factory=list[Slot])
+    _state_inputs: list[Slot] = field(default_factory=list)
     """State that is passed to the callable like arguments, because the callable replaces it."""
     _trials: ScalarTrials = field(default_factory=ScalarTrials)
-    _retries: list[str] = field(default_factory=list[str])
+    _retries: list[str] = field(default_factory=list)
     """The reasons for the attempts after the first."""
     _outlasted: bool = False
     """True if an attempt showed an optimizer that unexpectedly outlives it."""
     _rewind: Rewind | None = None
-    _by_value: set[int] = field(default_factory=set[int])
+    _by_value: set[int] = field(default_factory=set)
     """The 0-dim host tensors, by input number, that the callable reads on the host."""
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
@@ -68,7 +68,7 @@ class CaptureSession:
     """The values that the host handed to compiled code in the run before this attempt, if known."""
     _differing: int = 0
     """The number of attempts that it handed something else."""
-    _runs: list[CaptureRun] = field(default_factory=list[CaptureRun])
+    _runs: list[CaptureRun] = field(default_factory=list)
     """The runs of this attempt, as far as they were watched."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:

@@ -68,12 +68,12 @@ class Search:
     tell: OnProgress
     required: tuple[Step, ...] = ()
     best: Candidate = field(init=False)
-    trials: list[Trial] = field(default_factory=list[Trial])
-    left: list[str] = field(default_factory=list[str])
-    remarks: list[str] = field(default_factory=list[str])
-    _refused: list[Step] = field(default_factory=list[Step])
-    _failed: list[Step] = field(default_factory=list[Step])
-    _build_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    trials: list[Trial] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    _refused: list[Step] = field(default_factory=list)
+    _failed: list[Step] = field(default_factory=list)
+    _build_seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         with self.clock.limit(), quiet():

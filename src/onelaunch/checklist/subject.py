@@ -56,11 +56,11 @@ class Subject:
     """
 
     workload: Workload
-    before: list[Change] = field(default_factory=list[Change])
-    after: list[Change] = field(default_factory=list[Change])
+    before: list[Change] = field(default_factory=list)
+    after: list[Change] = field(default_factory=list)
     autocast: torch.dtype | None = None
     inference: bool = False
-    settings: list[Setting] = field(default_factory=list[Setting])
+    settings: list[Setting] = field(default_factory=list)
     compiled: Compiled | None = None
     graphed: bool = False
     shared: bool = False

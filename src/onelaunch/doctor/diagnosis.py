@@ -57,7 +57,7 @@ class Diagnosis:
     means: tuple[Means, ...] = ()
     pieces: Pieces | None = None
     file: str = ""
-    environment: dict[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:

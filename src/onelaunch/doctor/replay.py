@@ -101,10 +101,8 @@ class _Seen:
             inputs.
     """
 
-    calls: list[tuple[_Values, _Values, _Values] | None] = field(
-        default_factory=list["tuple[_Values, _Values, _Values] | None"]
-    )
-    shared: dict[str, str] = field(default_factory=dict[str, str])
+    calls: list[tuple[_Values, _Values, _Values] | None] = field(default_factory=list)
+    shared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

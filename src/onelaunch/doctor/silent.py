@@ -70,12 +70,12 @@ class _Call:
     state: dict[int, str]
     flags: dict[int, bool]
     sizes: frozenset[int]
-    stepped: dict[int, Spot] = field(default_factory=dict[int, Spot])
-    read: set[int] = field(default_factory=set[int])
-    written: set[int] = field(default_factory=set[int])
-    steps: list[tuple[str, list[object]]] = field(default_factory=list[Any])
-    changes: list[Change] = field(default_factory=list[Change])
-    flipped: list[tuple[str, bool, Spot]] = field(default_factory=list[Any])
+    stepped: dict[int, Spot] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    steps: list[tuple[str, list[object]]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    flipped: list[tuple[str, bool, Spot]] = field(default_factory=list)
 
 
 class Silent(Listener):

@@ -54,7 +54,7 @@ class CodeFacts:
     special: str | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
-    noted: set[int] = field(default_factory=set[int])
+    noted: set[int] = field(default_factory=set)
     imports: bool = field(init=False)
     matters: bool = field(init=False)
     _is_always_read: bool = field(init=False)

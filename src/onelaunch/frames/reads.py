@@ -57,7 +57,7 @@ class Owner:
     """An object whose attributes were loaded or stored."""
 
     ref: Callable[[], object]
-    names: dict[str, Use] = field(default_factory=dict[str, Use])
+    names: dict[str, Use] = field(default_factory=dict)
     """Attribute -> how its value from before the call was used."""
     opaque: bool = False
     """True if any attribute may have been read."""
@@ -71,24 +71,20 @@ class Reads:
     """A record of all that the Python code of a callable's runs read. Keeps nothing alive, except
     objects that have only slots."""
 
-    owners: dict[int, Owner] = field(default_factory=dict[int, Owner])
-    globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(
-        default_factory=dict[int, tuple[dict[str, Any], dict[str, Use]]]
-    )
+    owners: dict[int, Owner] = field(default_factory=dict)
+    globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(default_factory=dict)
     """id -> the globals of a module, and the uses of the loaded ones, as in `Owner.names`."""
-    variables: dict[tuple[types.CodeType, str], Use] = field(
-        default_factory=dict[tuple[types.CodeType, str], Use]
-    )
+    variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=dict)
     """Free variables of functions, as in `Owner.names`."""
-    items: dict[tuple[int, object], Use] = field(default_factory=dict[tuple[int, object], Use])
+    items: dict[tuple[int, object], Use] = field(default_factory=dict)
     """(id of a container, key), as in `Owner.names`."""
-    codes: set[types.CodeType] = field(default_factory=set[types.CodeType])
+    codes: set[types.CodeType] = field(default_factory=set)
     """The code that ran."""
     backward: bool = False
     """True if a backward ran inside."""
     takes_functions: str | None = None
     """The name of an operator called that takes functions; see `watch.operations.HigherOrder`."""
-    noted: set[tuple[types.CodeType, int]] = field(default_factory=set[tuple[types.CodeType, int]])
+    noted: set[tuple[types.CodeType, int]] = field(default_factory=set)
     """(code, id of its globals) whose loads of globals and free variables are known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
         default_factory=weakref.WeakKeyDictionary[type | types.CodeType, Owner]

@@ -79,16 +79,16 @@ class Reached(NamedTuple):
 class Loads:
     """The loads and stores in one function's code of places outside its frame."""
 
-    places: dict[Symbol, Use] = field(default_factory=dict[Symbol, Use])
+    places: dict[Symbol, Use] = field(default_factory=dict)
     """Places but for the next three kinds, for which a name is enough."""
-    globals: dict[str, Use] = field(default_factory=dict[str, Use])
-    variables: dict[str, Use] = field(default_factory=dict[str, Use])
+    globals: dict[str, Use] = field(default_factory=dict)
+    variables: dict[str, Use] = field(default_factory=dict)
     """Free variables."""
-    arguments: dict[str, dict[str, Use]] = field(default_factory=dict[str, dict[str, Use]])
+    arguments: dict[str, dict[str, Use]] = field(default_factory=dict)
     """Variable that is never assigned -> the uses of its attributes."""
-    assigned: dict[str, list[Symbol]] = field(default_factory=dict[str, list[Symbol]])
-    calls: list[Symbol] = field(default_factory=list[Symbol])
-    opaque: list[Symbol] = field(default_factory=list[Symbol])
+    assigned: dict[str, list[Symbol]] = field(default_factory=dict)
+    calls: list[Symbol] = field(default_factory=list)
+    opaque: list[Symbol] = field(default_factory=list)
     """Objects of which any attribute may be read: `vars(o)`."""
     free: frozenset[str] = frozenset()
     """Names of free variables, whose cells are places."""
@@ -98,15 +98,15 @@ class Loads:
     """Variables that functions inside may assign."""
     once: frozenset[str] = frozenset()
     """Variables that are assigned once at most: the value at the end is the one that they got."""
-    offsets: list[int] = field(default_factory=list[int])
+    offsets: list[int] = field(default_factory=list)
     """The offset of each instruction."""
-    loose: set[str] = field(default_factory=set[str])
+    loose: set[str] = field(default_factory=set)
     """Attributes of objects that cannot all be told afterwards, as of `queue.pop()`."""
-    begins: dict[Symbol, int] = field(default_factory=dict[Symbol, int])
+    begins: dict[Symbol, int] = field(default_factory=dict)
     """place -> offset of the first instruction that loads or stores it."""
-    backward: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    backward: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) of each jump to an earlier instruction, in their order."""
-    _reached: dict[int, Reached] = field(default_factory=dict[int, Reached], compare=False)
+    _reached: dict[int, Reached] = field(default_factory=dict, compare=False)
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame that ended at this offset may have come by."""

@@ -94,22 +94,18 @@ class Steps:
     capturable: bool = False
     seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
-    optimizers: list[Optimizer] = field(default_factory=list[Optimizer])
+    optimizers: list[Optimizer] = field(default_factory=list)
     trace: ScalarTrace = field(default_factory=ScalarTrace)
-    places: dict[tuple[int, str, int | None], tuple[NumberPlace, Any]] = field(
-        default_factory=dict[tuple[int, str, int | None], tuple[NumberPlace, Any]]
-    )
+    places: dict[tuple[int, str, int | None], tuple[NumberPlace, Any]] = field(default_factory=dict)
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
-        default_factory=list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]
+        default_factory=list
     )
     """(group, its content, its content during the step)."""
-    stepped: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
+    stepped: dict[int, list[Tensor]] = field(default_factory=dict)
     """id of an optimizer -> its parameters that had a gradient as it stepped."""
-    noted: list[tuple[str, tuple[Any, ...]]] = field(
-        default_factory=list[tuple[str, tuple[Any, ...]]]
-    )
+    noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     """Operations of steps that are not torch's, with their numbers; see `agree`."""
-    _passing: list[weakref.ref[Optimizer]] = field(default_factory=list[weakref.ref[Optimizer]])
+    _passing: list[weakref.ref[Optimizer]] = field(default_factory=list)
     """Optimizers that are not known to outlive the call."""
     _counts: dict[int, list[Counter]] = field(default_factory=dict)
     _random: random.Random = field(init=False)

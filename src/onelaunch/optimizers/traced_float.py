@@ -27,12 +27,10 @@ class ScalarTrace:
         values: the value of every term in the capture, the numbers among them.
     """
 
-    values: list[float] = field(default_factory=list[float])
-    _terms: list[tuple[Compute, Any, Any]] = field(default_factory=list[tuple[Compute, Any, Any]])
-    _known: dict[str, int] = field(default_factory=dict[str, int])
-    _outcomes: list[tuple[Compute, Any, Any, bool]] = field(
-        default_factory=list[tuple[Compute, Any, Any, bool]]
-    )
+    values: list[float] = field(default_factory=list)
+    _terms: list[tuple[Compute, Any, Any]] = field(default_factory=list)
+    _known: dict[str, int] = field(default_factory=dict)
+    _outcomes: list[tuple[Compute, Any, Any, bool]] = field(default_factory=list)
     _leaves: int = 0
     looked_up: bool = False
     """True if a number was a key of a dict: the result for other numbers is unknown."""

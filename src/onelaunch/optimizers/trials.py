@@ -62,9 +62,7 @@ class Ambiguous:
 class ScalarTrials:
     """The results of trials for a recording's optimizers, kept from one attempt to the next."""
 
-    known: dict[Optimizer, tuple[frozenset[str], Reached]] = field(
-        default_factory=dict[Optimizer, tuple[frozenset[str], Reached]]
-    )
+    known: dict[Optimizer, tuple[frozenset[str], Reached]] = field(default_factory=dict)
     """See `constants`."""
     seed: int = 0
     """Seed of the stand-in numbers."""
@@ -208,7 +206,7 @@ def constants(
 class _Reads:
     """The reads of a trial's step in its groups: (number of the group, key)."""
 
-    keys: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    keys: set[tuple[int, str]] = field(default_factory=set)
     stepping: bool = False
 
     def step(self, trial: Optimizer) -> None:

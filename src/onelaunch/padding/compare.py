@@ -119,7 +119,7 @@ class Known:
     """The followed buckets of a callable, by the form of their runs. A smaller bucket of the same
     form runs at its smallest size only: a second and third point of the same lines."""
 
-    followed: dict[Form, Followed] = field(default_factory=dict[Form, Followed])
+    followed: dict[Form, Followed] = field(default_factory=dict)
 
     def larger(self, form: Form | None, bucket: Sizes) -> Followed | None:
         """Return a bucket of this form that is larger in every dimension, or None."""

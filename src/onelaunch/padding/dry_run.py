@@ -40,7 +40,7 @@ class DryRun:
     reached: ReachableState
     tree: Tree
     ahead: bool = False
-    found: list[Change] = field(default_factory=list[Change])
+    found: list[Change] = field(default_factory=list)
     written: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:

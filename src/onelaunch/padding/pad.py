@@ -323,7 +323,7 @@ class Proof:
         tree: of the result.
     """
 
-    follows: list[tuple[Follow, ...]] = field(default_factory=list[tuple[Follow, ...]])
+    follows: list[tuple[Follow, ...]] = field(default_factory=list)
     written: tuple[int, ...] = ()
     tree: Tree | None = None
 

@@ -115,13 +115,13 @@ class _Proving:
     flat: Flat
     bucket: Sizes
     known: Known = field(default_factory=Known)
-    results: dict[Sizes, Flat] = field(default_factory=dict[Sizes, Flat])
-    written: set[int] = field(default_factory=set[int])
+    results: dict[Sizes, Flat] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
     form: Form | None = None
     """Form of the run at the smallest size; None if the caller asserts independence."""
     degenerate: bool = False
     """True if the run at the smallest size may do less than runs at larger ones."""
-    shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict[Sizes, tuple[int, ...]])
+    shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)

@@ -62,9 +62,9 @@ class Count:
         unknown: operators whose arithmetic no formula tells.
     """
 
-    works: list[Work] = field(default_factory=list[Work])
+    works: list[Work] = field(default_factory=list)
     least_bytes: int = 0
-    unknown: list[str] = field(default_factory=list[str])
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def flops(self) -> int:

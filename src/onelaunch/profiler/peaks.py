@@ -36,7 +36,7 @@ class Peaks:
 
     working_set: int
     bytes_per_us: float
-    flops_per_us: dict[str, float] = field(default_factory=dict[str, float])
+    flops_per_us: dict[str, float] = field(default_factory=dict)
     launch_us: float = 0.0
 
 

@@ -51,7 +51,7 @@ class Profile:
     remedies: tuple[Remedy, ...]
     unseen: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    environment: Environment = field(default_factory=dict[str, str | None])
+    environment: Environment = field(default_factory=dict)
 
     @property
     def busy_us(self) -> float:

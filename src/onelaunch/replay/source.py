@@ -13,9 +13,9 @@ from typing import Any
 class GeneratedFunction:
     """The lines of a function, and the objects that they name."""
 
-    lines: list[str] = field(default_factory=list[str])
-    names: dict[str, Any] = field(default_factory=dict[str, Any])
-    shared: set[int] = field(default_factory=set[int])
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
     """The numbers of the objects of results that lines have made."""
 
     def line(self, text: str, depth: int = 1) -> None:

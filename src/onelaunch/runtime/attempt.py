@@ -36,7 +36,7 @@ class SignatureState:
     """The warm-up calls since its last recording, or in all."""
     has_backward: bool = False
     """True if its results require grad, so that it is captured as a forward with a backward."""
-    threads: set[int] = field(default_factory=set[int])
+    threads: set[int] = field(default_factory=set)
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""

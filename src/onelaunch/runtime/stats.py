@@ -55,9 +55,7 @@ class GraphStats:
     evictions: int
     warmup_calls: int
     eager_calls: int
-    sizes: dict[int | tuple[int, ...], int] = field(
-        default_factory=dict[int | tuple[int, ...], int]
-    )
+    sizes: dict[int | tuple[int, ...], int] = field(default_factory=dict)
     padding: float = 0.0
     bucket_rows: int = 0
     split: tuple[SplitModule, ...] = ()

@@ -39,7 +39,7 @@ class Entry:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """A lock held from the checks to the launch, where arguments are objects of a request, such as
     a cache, or numbers are followed."""
-    shares: dict[int, int] = field(default_factory=dict[int, int])
+    shares: dict[int, int] = field(default_factory=dict)
     """id of a tensor in a request's objects -> how often it refers to its memory."""
 
     @property

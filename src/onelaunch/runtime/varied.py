@@ -41,9 +41,9 @@ class _Family:
     """
 
     values: list[set[Constant]]
-    constant: set[int] = field(default_factory=set[int])
-    own: set[tuple[Constant, ...]] = field(default_factory=set[tuple[Constant, ...]])
-    known: list[SignatureState] = field(default_factory=list[SignatureState])
+    constant: set[int] = field(default_factory=set)
+    own: set[tuple[Constant, ...]] = field(default_factory=set)
+    known: list[SignatureState] = field(default_factory=list)
 
 
 class Varied:

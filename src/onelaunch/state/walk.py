@@ -54,22 +54,18 @@ class StateWalk:
     """The slots that a callable touches, with their contents at the time of the walk."""
 
     contents: Contents
-    held: dict[tuple[int, object], tuple[Slot, object]] = field(
-        default_factory=dict[tuple[int, object], tuple[Slot, object]]
-    )
-    uses: dict[tuple[int, object], Use] = field(default_factory=dict[tuple[int, object], Use])
+    held: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
+    uses: dict[tuple[int, object], Use] = field(default_factory=dict)
     """id of a touched slot -> the use of its content."""
-    by_key: set[int] = field(default_factory=set[int])
+    by_key: set[int] = field(default_factory=set)
     """ids of dicts of which only known items were touched."""
-    owners: list[object] = field(default_factory=list[object])
+    owners: list[object] = field(default_factory=list)
     """Modules, and objects with attributes."""
-    classes: list[type] = field(default_factory=list[type])
-    functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
-    facts: list[tuple[Callable[[Any], object], object, object]] = field(
-        default_factory=list[tuple[Callable[[Any], object], object, object]]
-    )
+    classes: list[type] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
     """(reader, object, value) of further facts that decided the course of the walk."""
-    unset: list[Slot] = field(default_factory=list[Slot])
+    unset: list[Slot] = field(default_factory=list)
     """Names in `__slots__` that no code was seen to touch and that have no value."""
     strays: bool = False
     """True if it visited an object of the user's that no slot leads to, and nobody may keep."""

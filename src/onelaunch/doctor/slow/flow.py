@@ -49,8 +49,8 @@ class Step:
         made: the values that it wrote.
     """
 
-    read: list[Value] = field(default_factory=list[Value])
-    made: list[Value] = field(default_factory=list[Value])
+    read: list[Value] = field(default_factory=list)
+    made: list[Value] = field(default_factory=list)
 
 
 class Flow:

@@ -73,9 +73,7 @@ class Launches:
         busy_us: what their work takes on the reference machine; see `machine`.
     """
 
-    at: dict[tuple[str, int], tuple[Spot, int]] = field(
-        default_factory=dict[tuple[str, int], tuple[Spot, int]]
-    )
+    at: dict[tuple[str, int], tuple[Spot, int]] = field(default_factory=dict)
     count: int = 0
     busy_us: float = 0.0
 
@@ -106,13 +104,11 @@ class Record:
 
     fn: Any
     device: torch.device
-    products: list[Product] = field(default_factory=list[Product])
-    norms: list[Norm] = field(default_factory=list[Norm])
-    sums: list[Sum] = field(default_factory=list[Sum])
-    pairs: list[tuple[Product, Product]] = field(default_factory=list[tuple[Product, Product]])
-    training: dict[tuple[str, str], Training] = field(
-        default_factory=dict[tuple[str, str], Training]
-    )
+    products: list[Product] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    pairs: list[tuple[Product, Product]] = field(default_factory=list)
+    training: dict[tuple[str, str], Training] = field(default_factory=dict)
     launches: Launches = field(default_factory=Launches)
     backward: bool = False
     wanted: bool = False

@@ -58,7 +58,7 @@ class Function:
 
     node: Definition
     owner: Class | None = None
-    around: dict[str, Value] = field(default_factory=dict[str, Value])
+    around: dict[str, Value] = field(default_factory=dict)
     method: bool = False
 
     @cached_property
@@ -92,8 +92,8 @@ class Class:
     methods: dict[str, Function]
     makes_layers: bool = False
     attributes: dict[str, Value] | None = None
-    assigned: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    moved: set[str] = field(default_factory=set[str])
+    assigned: dict[str, set[str]] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
 
     def find(self, method: str) -> Function | None:
         """Return a method, its own or of a class of the file that it inherits from."""

@@ -92,13 +92,13 @@ class Frame:
 
     function: Function | None
     env: dict[str, Value]
-    returns: list[Value] = field(default_factory=list[Value])
-    globals: set[str] = field(default_factory=set[str])
+    returns: list[Value] = field(default_factory=list)
+    globals: set[str] = field(default_factory=set)
     way: str = ""
     root: bool = False
     moving: frozenset[str] = frozenset()
-    nonlocals: set[str] = field(default_factory=set[str])
-    asked: set[str] = field(default_factory=set[str])
+    nonlocals: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
 
 
 class Scope:

@@ -68,11 +68,11 @@ class CudaRecorder:
 
     index: int
     bundled: bool = False
-    inputs: list[Port] = field(default_factory=list[Port])
-    outputs: list[Port] = field(default_factory=list[Port])
-    examples: list[Tensor] = field(default_factory=list[Tensor])
-    held: list[Tensor] = field(default_factory=list[Tensor])
-    _waiting: list[tuple[Port, Copy]] = field(default_factory=list[tuple[Port, Copy]])
+    inputs: list[Port] = field(default_factory=list)
+    outputs: list[Port] = field(default_factory=list)
+    examples: list[Tensor] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)
+    _waiting: list[tuple[Port, Copy]] = field(default_factory=list)
     _staged: bool = False
 
     def input(

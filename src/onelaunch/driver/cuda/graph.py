@@ -78,22 +78,18 @@ class Wiring:
             `gathers` and `scatters` are those of inputs and of outputs, as a launch needs them.
     """
 
-    read_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
-    write_ends: dict[int, CopyEnd] = field(default_factory=dict[int, CopyEnd])
-    reads: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    writes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    directs: list[Direct] = field(default_factory=list[Direct])
-    patches: list[nodes.Setter] = field(default_factory=list[nodes.Setter])
-    rows: list[tuple[RowNode, nodes.Setter]] = field(
-        default_factory=list[tuple[RowNode, nodes.Setter]]
-    )
-    grows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    shrinks: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    bundles: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(
-        default_factory=list[tuple[list[tuple[Any, int]], nodes.Setter]]
-    )
-    gathers: list[Bundled] = field(default_factory=list[Bundled])
-    scatters: list[Bundled] = field(default_factory=list[Bundled])
+    read_ends: dict[int, CopyEnd] = field(default_factory=dict)
+    write_ends: dict[int, CopyEnd] = field(default_factory=dict)
+    reads: list[tuple[Any, ...]] = field(default_factory=list)
+    writes: list[tuple[Any, ...]] = field(default_factory=list)
+    directs: list[Direct] = field(default_factory=list)
+    patches: list[nodes.Setter] = field(default_factory=list)
+    rows: list[tuple[RowNode, nodes.Setter]] = field(default_factory=list)
+    grows: list[tuple[Any, ...]] = field(default_factory=list)
+    shrinks: list[tuple[Any, ...]] = field(default_factory=list)
+    bundles: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(default_factory=list)
+    gathers: list[Bundled] = field(default_factory=list)
+    scatters: list[Bundled] = field(default_factory=list)
 
     def rest(self) -> list[nodes.Setter]:
         """Point everything at the recording's own memory; the setters are still to be called."""

@@ -79,12 +79,10 @@ class Found:
     """
 
     graph: CudaGraph
-    words: dict[int, list[tuple[Any, int]]] = field(
-        default_factory=dict[int, list[tuple[Any, int]]]
-    )
-    readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    setters: dict[int, nodes.Setter] = field(default_factory=dict[int, nodes.Setter])
-    refused: set[int] = field(default_factory=set[int])
+    words: dict[int, list[tuple[Any, int]]] = field(default_factory=dict)
+    readers: dict[int, set[int]] = field(default_factory=dict)
+    setters: dict[int, nodes.Setter] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:
         """Remember a place."""

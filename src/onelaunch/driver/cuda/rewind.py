@@ -81,17 +81,17 @@ class CudaRewind:
     index: int
     after: CudaRewind | None = None
     done: bool = True
-    saved: list[_Saved] = field(default_factory=list[_Saved])
+    saved: list[_Saved] = field(default_factory=list)
     _origin: _Origin = field(default_factory=_Origin)
     _stage: Literal["count", "measure", "record"] = "count"
-    _changes: list[_Change] = field(default_factory=list[_Change])
-    _expected: list[_Change] = field(default_factory=list[_Change])
+    _changes: list[_Change] = field(default_factory=list)
+    _expected: list[_Change] = field(default_factory=list)
     """The changes of the capture before."""
-    _drawn: list[int] = field(default_factory=list[int])
+    _drawn: list[int] = field(default_factory=list)
     """Numbers drawn in each stretch, the first before any change."""
-    _generators: dict[int, torch.Generator] = field(default_factory=dict[int, torch.Generator])
+    _generators: dict[int, torch.Generator] = field(default_factory=dict)
     """The generators to draw from after a change, by its number."""
-    _places: list[_Place] = field(default_factory=list[_Place])
+    _places: list[_Place] = field(default_factory=list)
     """The place at which each stretch begins."""
     _checked: bool = False
     _beyond: int = 0

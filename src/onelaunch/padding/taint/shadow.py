@@ -32,7 +32,7 @@ class Memory:
     """The shadows of all storages that have taint bits."""
 
     device: torch.device
-    shadows: dict[int, Shadow] = field(default_factory=dict[int, Shadow])
+    shadows: dict[int, Shadow] = field(default_factory=dict)
 
     def of(self, t: Tensor) -> Tensor | None:
         """Return the bits of the elements of `t`, uint8 of its shape; None if it never had any."""

@@ -138,7 +138,6 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
 
 
 def _requiring_grad(fn: Any, arguments: Any) -> list[Tensor]:
-    """Return the arguments and parameters that require grad."""
     parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
     return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
 

@@ -112,7 +112,6 @@ class _Twin(nn.Module):
 
 
 def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
-    """Return the graphed twin of a module."""
     if isinstance(module, _Twin):
         raise ArgumentError("OL401", "this module is graphed already", fix="use it as it is")
     kind: type[nn.Module] = type(module)
@@ -146,7 +145,6 @@ def _original(twin: _Twin) -> nn.Module:
 
 
 def _class(twin: _Twin) -> type[nn.Module]:
-    """Return the class of the original."""
     return type(_original(twin))
 
 

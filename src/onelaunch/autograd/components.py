@@ -121,6 +121,5 @@ class InFlightComponent(InFlightForward):
         self._whole: InFlightForward | None = whole
 
     def release(self) -> None:
-        """Release the recording."""
         super().release()
         self._whole = None

@@ -146,7 +146,6 @@ class InFlightForward:
         self.places: list[int] = []
         """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""
         self.inputs: tuple[Tensor, ...] = ()
-        """Inputs of the node."""
 
     def release(self) -> None:
         """Release the recording for other forwards."""

@@ -348,7 +348,6 @@ class AutogradPair:
             warnings.warn(warning, stacklevel=levels_to_user())
 
     def backwards(self) -> list[Backward]:
-        """Return the captured backwards."""
         kinds = [kind for kinds in self._kinds.values() for kind in kinds]
         return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
 

@@ -81,7 +81,6 @@ class Callee:
         return [self.root, *objects]
 
     def reached(self, flat: Flat) -> ReachableState:
-        """Return the state that a call reaches."""
         roots = self.roots(flat)
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 

@@ -214,7 +214,6 @@ class Numbers:
         return self.stand_in(self.trace.leaf(value), value)
 
     def stand_in(self, term: int, value: float) -> Number:
-        """Return a stand-in for a term."""
         made = Number(_Node(self, term, value))
         self._nodes.append(ref(made.node))
         return made

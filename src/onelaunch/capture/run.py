@@ -158,7 +158,6 @@ class PlainRun:
     differs: Difference | None = None
 
     def note(self, ledger: Ledger) -> None:
-        """Note the operations of the run."""
         self.due, self.ledger, self.differs = False, ledger, ledger.difference
 
 

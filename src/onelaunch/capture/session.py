@@ -252,7 +252,6 @@ class CaptureSession:
             raise
 
     def _recorded(self, run: CaptureRun, tree: Tree) -> tuple[Graph, list[Tensor]]:
-        """Record the run on the device."""
         job = self.job
 
         def body(capture: Capture) -> list[Tensor]:

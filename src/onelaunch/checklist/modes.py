@@ -15,7 +15,6 @@ _C: Any = torch._C
 
 
 def in_train_mode(modules: list[nn.Module]) -> list[nn.Module]:
-    """List the modules that are in train mode."""
     return [module for module in modules if module.training]
 
 

@@ -35,7 +35,6 @@ class Feeds:
         return module if is_plain(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)) else None
 
     def module(self, norm: Norm) -> _BatchNorm | None:
-        """Return the BatchNorm that ran."""
         module = self._modules.get(norm.path)
         once = self._norms[norm.path] == 1 and not has_hooks(module)
         return module if isinstance(module, _BatchNorm) and once else None

@@ -71,7 +71,6 @@ def check_report(file: Path, holds: str, command: str) -> None:
 
 
 def write(file: Path, text: str, command: str) -> None:
-    """Write a file of results."""
     try:
         file.write_text(text)
     except OSError as error:

@@ -42,7 +42,6 @@ def seeds_of(func: torch._ops.OpOverload) -> Seeds:
 
 
 def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
-    """List the seeds in a result."""
     return [result[i] for i in seeds_of(func).results]
 
 

@@ -83,7 +83,6 @@ class Loads:
     """Places but for the next three kinds, for which a name is enough."""
     globals: dict[str, Use] = field(default_factory=dict)
     variables: dict[str, Use] = field(default_factory=dict)
-    """Free variables."""
     arguments: dict[str, dict[str, Use]] = field(default_factory=dict)
     """Variable that is never assigned -> the uses of its attributes."""
     assigned: dict[str, list[Symbol]] = field(default_factory=dict)
@@ -99,7 +98,6 @@ class Loads:
     once: frozenset[str] = frozenset()
     """Variables that are assigned once at most: the value at the end is the one that they got."""
     offsets: list[int] = field(default_factory=list)
-    """The offset of each instruction."""
     loose: set[str] = field(default_factory=set)
     """Attributes of objects that cannot all be told afterwards, as of `queue.pop()`."""
     begins: dict[Symbol, int] = field(default_factory=dict)

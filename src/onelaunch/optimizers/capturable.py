@@ -233,7 +233,6 @@ def is_of_torch(optimizer: Optimizer) -> bool:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

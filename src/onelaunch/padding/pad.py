@@ -273,7 +273,6 @@ def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
 
 
 def padded(call: Request, flat: Flat, bucket: Sizes) -> Flat:
-    """Return the call at the size of a bucket."""
     grown = each_once(
         flat.tensors, call.padded, lambda t, how: t if how is None else pad(t, how, bucket)
     )

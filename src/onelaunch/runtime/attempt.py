@@ -168,7 +168,6 @@ class Strategy:
         """Let no argument vary: a capture has shown that the recording cannot pad by itself."""
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
-        """Return the call path of a recording."""
         return build_call(captured, spec, label)
 
 

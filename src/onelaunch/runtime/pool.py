@@ -148,7 +148,6 @@ class Pool:
 
 
 def manager_of(pool: Pool) -> PoolManager:
-    """Return the manager of a pool."""
     return pool._manager
 
 

@@ -98,7 +98,6 @@ class Table:
         return any(ident != threading.get_ident() for ident in self.running)
 
     def figures(self) -> list[Recording]:
-        """Return the figures of the recordings."""
         return [entry.figures() for entry in self.entries]
 
     def keep(self, entries: Iterable[Entry]) -> None:

@@ -288,7 +288,6 @@ class InnerTensor:
 
 
 def requires_grad(t: Tensor) -> bool:
-    """Return whether a tensor requires grad."""
     return t.requires_grad
 
 
@@ -326,7 +325,6 @@ def is_attribute(reader: object) -> bool:
 
 
 def has_gradient(t: Tensor) -> bool:
-    """Return whether a leaf has a gradient."""
     return read_gradient(t) is not None
 
 

@@ -81,7 +81,6 @@ class Arena:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of the segments."""
         return sum(s.nbytes for s in self._segments)
 
     def ranges(self) -> list[tuple[int, int]]:

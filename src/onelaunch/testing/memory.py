@@ -38,7 +38,6 @@ class EmulatedPool(TapePool):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the arena."""
         self.trim()  # a recording may have gone without a reset
         return self.arena.reserved_bytes
 

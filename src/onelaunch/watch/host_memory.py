@@ -160,7 +160,6 @@ class HostMemory:
         return storage in self._constant or storage in self._blank
 
     def made_here(self, t: Tensor) -> bool:
-        """Return whether the call made this memory."""
         return self._is_known(_storage(t)) or _storage(t) in self._roots
 
     def is_constant(self, t: Tensor) -> bool:
@@ -182,7 +181,6 @@ class HostMemory:
         return [t for root, t in read if not any(_is_over(a, root) for a in given)]
 
     def release(self) -> None:
-        """Release all tensors."""
         self._outside.clear()
         self._read.clear()
         self._arguments.clear()

@@ -123,7 +123,6 @@ class Observer(Watching):
         """Returns the arguments of an operation with plain numbers for those that each call reads;
         None if it has none of these."""
         self.on_operation: Callable[[Any, Any, Any], None] | None = None
-        """Called with each operation."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
         self.external: dict[int, list[Tensor]] = {}

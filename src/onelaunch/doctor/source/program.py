@@ -63,12 +63,10 @@ class Function:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All that is in it."""
         return list(walk(self.node))
 
     @property
     def name(self) -> str:
-        """Its name."""
         return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
 
 
@@ -163,7 +161,6 @@ class Program:
         return at < len(self._assigning) and self._assigning[at] <= (node.end_lineno or 0)
 
     def text_of(self, node: ast.stmt | ast.expr) -> str:
-        """Return the lines of a node."""
         return "\n".join(self.lines[node.lineno - 1 : node.end_lineno])
 
     def bring(self, statement: ast.Import | ast.ImportFrom) -> None:
@@ -178,7 +175,6 @@ class Program:
                 self.imports[alias.asname or alias.name] = f".{alias.name}"
 
     def make_class(self, node: ast.ClassDef) -> Class:
-        """Return a class for its definition."""
         names = [self.dotted(base) or "?" for base in node.bases]
         parents = [self.classes[name] for name in names if name in self.classes]
         made = Class(node, names, parents, {})

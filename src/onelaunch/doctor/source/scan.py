@@ -204,7 +204,6 @@ def _function(value: Value) -> Function | None:
 
 
 def _object(function: Function) -> Value | None:
-    """Return the object of a method."""
     if function.owner is None or not function.method:
         return None
     return Value("instance", target=function.owner, place="self")

@@ -30,7 +30,6 @@ class SourceCall:
 
     @property
     def values(self) -> list[Value]:
-        """All arguments."""
         return [*self.args, *self.kwargs.values()]
 
 
@@ -135,7 +134,6 @@ class Scope:
 
     @property
     def env(self) -> dict[str, Value]:
-        """Its variables."""
         return self.frame.env
 
     def look_up(self, name: str) -> Value | None:

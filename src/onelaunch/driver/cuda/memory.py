@@ -42,7 +42,6 @@ class Ranges:
         return made
 
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Replace all ranges."""
         ordered = sorted(ranges)
         self.nbytes = sum(stop - start for start, stop in ordered)
         self._bounds = [start for start, _ in ordered], [stop for _, stop in ordered]
@@ -55,8 +54,6 @@ class Ranges:
 
 
 class PooledRecording(Protocol):
-    """A recording in a pool."""
-
     def reset(self) -> None: ...
 
 

@@ -32,12 +32,10 @@ class HostMemory:
     def run(
         self, recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the operation as it is."""
         return recorder.call(op, args, kwargs)
 
     @staticmethod
     def on_host(t: Tensor) -> Tensor:
-        """Return `t` itself."""
         return t
 
     def fixed(self, t: Tensor) -> Tensor:

@@ -49,14 +49,12 @@ class TaintedCall:
     real_results: tuple[torch.Size, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Return an argument by its name in the schema."""
         return argument_of(self.func, self.args, self.kwargs, name, default)
 
 
 def argument_of(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None
 ) -> Any:
-    """Return an argument of a call by its name in the schema."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.name == name:
             return args[index] if index < len(args) else kwargs.get(name, argument.default_value)

@@ -9,7 +9,6 @@ from onelaunch.padding.taint.rules.call import Rule
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the rule of an overload, or None."""
     name = str(func).removeprefix("aten.").removesuffix(".default")
     packet = name.partition(".")[0]
     found = RULES.get(name) or RULES.get(packet) or RULES.get(packet.removesuffix("_"))

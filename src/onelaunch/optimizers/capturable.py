@@ -111,16 +111,12 @@ def _is_scaled(optimizer: Optimizer) -> bool:
     """Return whether a GradScaler steps this optimizer, having read on the host whether to."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
-    frame: FrameType | None = _caller()
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
             return True
         frame = frame.f_back
     return False
-
-
-def _caller() -> FrameType | None:
-    return sys._getframe(2)
 
 
 StepHook = Callable[[Optimizer], None]

@@ -212,12 +212,8 @@ class Expressions(Scope):
             if self.is_dead(operand, isinstance(node.op, ast.And)):
                 break
             self.env.update(self.narrowed(operand, isinstance(node.op, ast.And)))
-        self._restore(before)
+        self.env.update(before)
         return values
-
-    def _restore(self, env: dict[str, Value]) -> None:
-        """Set the variables to what they were, but for those that the expression named."""
-        self.env.update(env)
 
     def _compare(self, node: ast.Compare) -> Value:
         left, others = self.evaluate(node.left), [self.evaluate(c) for c in node.comparators]
@@ -246,7 +242,7 @@ class Expressions(Scope):
                 continue
             self.env.update(self.narrowed(node.test, holds))
             sides.append(self.evaluate(side))
-            self._restore(before)
+            self.env.update(before)
         return joined(sides)
 
     def is_dead(self, test: ast.expr, holds: bool) -> bool:
@@ -304,7 +300,7 @@ class Expressions(Scope):
         before = dict(self.env)
         self._loops(node.generators)
         value = self.evaluate(node.elt)
-        self._restore(before)
+        self.env.update(before)
         kind = "iterator" if isinstance(node, ast.GeneratorExp) else "list"
         return Value(kind, parts=(value,))
 
@@ -313,7 +309,7 @@ class Expressions(Scope):
         self._loops(node.generators)
         self.evaluate(node.key)
         self.evaluate(node.value)
-        self._restore(before)
+        self.env.update(before)
         return Value("dict")
 
     def _loops(self, generators: list[ast.comprehension]) -> None:

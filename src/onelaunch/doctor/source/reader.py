@@ -149,9 +149,9 @@ class Reader(Calls):
         for target in targets:
             self.bind(target, value if isinstance(target, ast.Starred) else element(value))
 
-    def _bind_name(self, target: ast.Name, value: Value, before: Value | None = None) -> None:
+    def _bind_name(self, target: ast.Name, value: Value) -> None:
         for rules in self.rules:
-            rules.store(self, target, value, before)
+            rules.store(self, target, value, None)
         name = target.id
         if name in self.frame.globals:
             return
@@ -234,12 +234,8 @@ class Reader(Calls):
         return None if ended else after
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
-        self.bind_element(node.target, self.evaluate(node.iter))
+        self.bind(node.target, element(self.evaluate(node.iter)))
         self._loop(node.body, node.orelse)
-
-    def bind_element(self, target: ast.expr, value: Value) -> None:
-        """Bind the target of a loop to what it goes over."""
-        self.bind(target, element(value))
 
     def _while(self, node: ast.While) -> None:
         self.test(node.test)

@@ -267,19 +267,14 @@ def _moved(call: SourceCall, dotted: Dotted) -> Value:
     if call.method == "cpu" or goes_to_host(call, dotted):
         return HOST._replace(mask=on.mask)
     names = [dotted(argument) or "" for argument in call.node.args]
-    if any(name == "torch.bool" for name in (*names, dotted_keyword(call, "dtype", dotted))):
+    dtype = keyword(call.node, "dtype")
+    if "torch.bool" in (*names, dtype and dotted(dtype)):
         return on._replace(mask=True)
     if names and any(name.startswith("torch.") for name in names):
         return on._replace(mask=False)
     if call.method == "cuda" or goes_to_device(call, dotted):
         return TENSOR._replace(mask=on.mask)
     return on if call.method != "type" else on._replace(mask=False)
-
-
-def dotted_keyword(call: SourceCall, name: str, dotted: Dotted) -> str:
-    """Return the full name of what a call gives for a keyword."""
-    node = keyword(call.node, name)
-    return "" if node is None else dotted(node) or ""
 
 
 def goes_to_host(call: SourceCall, dotted: Dotted) -> bool:

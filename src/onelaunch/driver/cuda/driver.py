@@ -25,7 +25,7 @@ from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
-from onelaunch.driver.protocol import Capture, DevicePool, Graph, Region, Rewind
+from onelaunch.driver.protocol import Capture, DevicePool, Graph, Rewind
 from onelaunch.driver.storage_resize import watching_resizes
 
 T = TypeVar("T")
@@ -44,25 +44,10 @@ class CudaDriver:
     """The difference that TF32 makes."""
     lock = _exclusive
 
-    def region(self, t: Tensor) -> Region:
-        """See `Driver.region`; the storage is named by its address."""
-        return memory.region(t)
-
-    def storage(self, t: Tensor) -> int:
-        return memory.storage(t)
-
-    def alias(
-        self,
-        base: Tensor,
-        dtype: torch.dtype,
-        size: Sequence[int],
-        stride: Sequence[int],
-        offset: int,
-    ) -> Tensor:
-        return memory.alias(base, dtype, size, stride, offset)
-
-    def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        return memory.empty(nbytes, device)
+    region = staticmethod(memory.region)
+    storage = staticmethod(memory.storage)
+    alias = staticmethod(memory.alias)
+    empty = staticmethod(memory.empty)
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
         """See `Driver.allocator`. 0.9 us by Inductor's way in, 1.9 by `torch.empty_strided`."""

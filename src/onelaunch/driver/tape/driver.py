@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Literal, TypeVar, cast
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -102,10 +102,8 @@ class TapeDriver:
 
     capturing = staticmethod(is_recording)
 
-    @contextmanager
-    def exclusive(self) -> Generator[None]:
-        with _EXCLUSIVE:
-            yield
+    def exclusive(self) -> AbstractContextManager[Any]:
+        return _EXCLUSIVE
 
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> TapePool:
         return TapePool()

@@ -57,9 +57,9 @@ from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
 from onelaunch.driver.random_state import (
+    SEEDING,
     HostGenerators,
     seeded_once,
-    seeding_line_of,
     watching_seeds,
 )
 from onelaunch.driver.refusals import refuse
@@ -138,8 +138,7 @@ class CaptureJob:
         """Return the place of a refusal without a line: where such things are done, else where the
         callable begins; or the line that calls it, if its code is torch's."""
         place = loaded_at(self.callee.codes, "checkpoint") if code == "OL116" else None
-        find = seeding_line_of if code == "OL106" else line_of
-        place = place or find(self.callee.fn)
+        place = place or line_of(self.callee.fn, SEEDING if code == "OL106" else None)
         return str(place) if place else user_line()
 
 

@@ -25,15 +25,15 @@ from torch import Tensor
 
 from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.source import Place, is_users, line_of
+from onelaunch.source import Place, is_users
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
 """The C methods of a `random.Random` on which all its others are built."""
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-_DRAWING = r"\brandom\.|\brng\."
-_SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
+DRAWING = r"\brandom\.|\brng\."
+SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
 
 
 class _HostGenerator(NamedTuple):
@@ -156,7 +156,7 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
     last = after.lineno if after else first + 40
     for lineno in range(last, min(first, last) - 1, -1):
         source = linecache.getline(place.filename, lineno).strip()
-        if re.search(_SEEDING, source):
+        if re.search(SEEDING, source):
             return Place(place.filename, lineno, source)
     return place
 
@@ -249,13 +249,3 @@ def seeded_once(
         torch.set_rng_state(state)
     if not kept:
         raise refusal()
-
-
-def seeding_line_of(fn: object) -> Place | None:
-    """Find the line of a callable's source that looks as if it seeded, else where it begins."""
-    return line_of(fn, _SEEDING)
-
-
-def drawing_line_of(fn: object) -> Place | None:
-    """Find the line of a callable's source that looks as if it drew a number, else its first."""
-    return line_of(fn, _DRAWING)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from onelaunch.call.containers import is_ordinary, objects_in
-from onelaunch.call.tree import Constant, Container, Tree, flatten, unique
+from onelaunch.call.tree import Constant, Tree, call_constants, flatten, unique
 from onelaunch.capture.callee import Callee
 
 
@@ -75,20 +75,12 @@ class Requests:
 
 def requests_in(tree: Tree) -> list[object]:
     """Return the objects among a call's arguments whose place another one could take."""
-    return list(_requests(tree))
+    return [constant.value for _, constant in call_constants(tree) if is_request(constant)]
 
 
 def tensors_in(requests: Iterable[object]) -> list[Tensor]:
     """Return the tensors in such objects, each once."""
     return unique(flatten(list(requests), objects=True).tensors)
-
-
-def _requests(tree: Tree) -> Iterator[object]:
-    if isinstance(tree, Container):
-        for child in tree.children:
-            yield from _requests(child)
-    elif isinstance(tree, Constant) and is_request(tree):
-        yield tree.value
 
 
 def is_request(constant: Constant) -> bool:

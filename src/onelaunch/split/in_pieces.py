@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if some pieces are never launched."""
+_SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls", "eager_calls")
 _MOST = 8
 """The modules that a message names."""
 
@@ -126,14 +127,10 @@ class InPieces(Graphed[P, R]):
     def stats(self) -> GraphStats:
         """Return the figures of the whole and its pieces together, and what was split."""
         every = list(self._figures())
+        sums: dict[str, Any] = {name: sum(getattr(one, name) for one in every) for name in _SUMMED}
         return GraphStats(
             recordings=tuple(recording for one in every for recording in one.recordings),
-            captures=sum(one.captures for one in every),
-            capture_seconds=sum(one.capture_seconds for one in every),
-            replays=sum(one.replays for one in every),
-            evictions=sum(one.evictions for one in every),
-            warmup_calls=sum(one.warmup_calls for one in every),
-            eager_calls=sum(one.eager_calls for one in every),
+            **sums,
             split=tuple(self._refused_parts()),
             split_launches=self._told.launches,
             split_us=self._told.host_us,

@@ -51,7 +51,7 @@ class Admission:
         lifted: Lifted | None,
         read_on_host: Callable[[Tensor], None],
     ) -> None:
-        self._driver = driver
+        self._storage = driver.storage
         self._kind = device.type
         self._host = host
         self._reads = reads
@@ -186,9 +186,6 @@ class Admission:
 
     def _on_device(self, t: Tensor) -> bool:
         return t.device.type == self._kind
-
-    def _storage(self, t: Tensor) -> int:
-        return self._driver.storage(t)
 
 
 def _is_like(name: str) -> bool:

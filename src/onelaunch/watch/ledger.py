@@ -24,10 +24,10 @@ from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
-from onelaunch.driver.random_state import HostGenerators, drawing_line_of
+from onelaunch.driver.random_state import DRAWING, HostGenerators
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
-from onelaunch.source import Place, user_frame
+from onelaunch.source import Place, line_of, user_frame
 from onelaunch.state.dependencies import classes
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import (
@@ -376,7 +376,7 @@ def refuse_drawn(generators: HostGenerators, fn: object, ledger: Ledger | None) 
     generator = generators.moved()
     if generator is None:
         return
-    place = drawing_line_of(fn)
+    place = line_of(fn, DRAWING)
     what = f"the generator {generator} is advanced in the call"
     if generators.sure():
         generators.restore()

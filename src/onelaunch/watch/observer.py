@@ -76,6 +76,7 @@ class Observer(Watching):
     ) -> None:
         super().__init__()
         self._driver = driver
+        self._storage = driver.storage
         self._device = device
         self._kind = device.type
         self._save = save
@@ -251,9 +252,6 @@ class Observer(Watching):
 
     def _on_device(self, t: Tensor) -> bool:
         return t.device.type == self._kind
-
-    def _storage(self, t: Tensor) -> int:
-        return self._driver.storage(t)
 
     def storage_of(self, t: Tensor) -> int | None:
         """Return the storage of a tensor on the device; None for others."""

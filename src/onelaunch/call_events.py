@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
@@ -35,23 +36,16 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+@dataclass(slots=True, eq=False)
 class _PythonHook:
     """The hook where there is no compiler; 1 us for each call of whatever runs."""
 
-    def __init__(
-        self,
-        frames: OnEvent | None,
-        skipped: set[int],
-        leaves: set[type],
-        methods: OnEvent | None,
-        owners: tuple[type, ...],
-    ) -> None:
-        self._frames = frames
-        self._skipped = skipped
-        self._leaves = leaves
-        self._methods = methods
-        self._owners = owners
-        self._over = False
+    _frames: OnEvent | None
+    _skipped: set[int]
+    _leaves: set[type]
+    _methods: OnEvent | None
+    _owners: tuple[type, ...]
+    _over: bool = False
 
     def begin(self) -> None:
         sys.setprofile(self)

@@ -7,7 +7,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -139,25 +139,20 @@ def plan_in_time(
         return _Optimization(workload, chosen, max_error, clock, on_progress).run(name)[1]
 
 
+@dataclass(eq=False)
 class _Optimization:
     """The state of one call of `optimize`."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        steps: Sequence[Step],
-        max_error: float,
-        clock: Clock,
-        tell: OnProgress,
-        timer: Timer | None = None,
-    ) -> None:
-        self.given = workload
-        self.steps = steps
-        self.max_error = max_error
-        self.clock = clock
-        self.tell = tell
-        self.timer = timer or timers_for(workload.device)[0]
-        self.remarks: list[str] = []
+    given: Workload
+    steps: Sequence[Step]
+    max_error: float
+    clock: Clock
+    tell: OnProgress
+    timer: Timer = field(init=False)
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.timer = timers_for(self.given.device)[0]
 
     def run(self, name: str) -> tuple[Callable[..., Any], Plan]:
         self.tell("the first run", 0.0)

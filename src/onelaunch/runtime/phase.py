@@ -6,6 +6,7 @@ The options `warmup`, `max_recordings`, `max_in_flight` and `on_mismatch` act he
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from threading import get_ident
 from typing import NamedTuple
 
@@ -59,22 +60,15 @@ class Ready(NamedTuple):
 Phase = Eager | Refused | Warming | Ready
 
 
+@dataclass(slots=True, eq=False)
 class Phases:
     """The rules that give a call its phase, over the signatures and recordings of one callable."""
 
-    def __init__(
-        self,
-        name: str,
-        options: Options,
-        callee: Callee,
-        signatures: Signatures,
-        table: Table,
-    ) -> None:
-        self._name = name
-        self._options = options
-        self._callee = callee
-        self._signatures = signatures
-        self._table = table
+    _name: str
+    _options: Options
+    _callee: Callee
+    _signatures: Signatures
+    _table: Table
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
         """Choose the phase of a call, and update its signature: create it, count the calls of its

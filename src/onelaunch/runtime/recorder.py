@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +59,7 @@ class Owner(Protocol):
     def reset(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Recorder:
     """The maker of the recordings of one callable.
 
@@ -67,23 +69,17 @@ class Recorder:
         signatures: the signatures of the calls so far.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: Options,
-        pool: PoolManager,
-        callee: Callee,
-        table: Table,
-        signatures: Signatures,
-    ) -> None:
-        self._name = name
-        self._options = options
-        self._pool = pool
-        self._callee = callee
-        self._table = table
-        self._signatures = signatures
-        self.warmup = Warmup(callee, options, pool)
-        self.requests = Requests()
+    _name: str
+    _options: Options
+    _pool: PoolManager
+    _callee: Callee
+    _table: Table
+    _signatures: Signatures
+    warmup: Warmup = field(init=False)
+    requests: Requests = field(default_factory=Requests)
+
+    def __post_init__(self) -> None:
+        self.warmup = Warmup(self._callee, self._options, self._pool)
 
     def record(self, attempt: Attempt, owner: Owner) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""

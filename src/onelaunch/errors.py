@@ -86,6 +86,11 @@ class ArgumentError(GraphError, ValueError):
     """An option or argument that is not valid; `what` names it and its value."""
 
 
+def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
+    """Make the error for a mistake in what a user gave: an argument, an option, a file."""
+    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
+
+
 class CaptureError(GraphError):
     """The callable cannot be captured as written; `where` names the user's line."""
 

@@ -25,7 +25,7 @@ from onelaunch.bench.rows import Comparison
 from onelaunch.bench.timeline import Timeline
 from onelaunch.bench.timers import WINDOW, timers_for
 from onelaunch.bench.workload import OnProgress, Workload, name_of, tell_nobody, validated
-from onelaunch.errors import ArgumentError
+from onelaunch.errors import bad
 
 LEAST_ROUNDS = 2
 RECOMPILE_LIMIT = 64  # engines share the model's code, and dynamo counts compilations by code
@@ -86,7 +86,8 @@ def compare(
     chosen = choose(here if engines is None else engines)
     workload = validated(fn, args, kwargs, "compare")
     if not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise _bad(f"seconds={seconds!r}", "timing takes a number of seconds above 0", "seconds=10")
+        why = "timing takes a number of seconds above 0"
+        raise bad(f"seconds={seconds!r}", "compare", why, "seconds=10")
     workload = replace(workload, share_parameters=_too_large(workload, chosen))
     tell = on_progress or tell_nobody
     tell("importing torch.compile", 0.0)
@@ -108,14 +109,15 @@ def choose(engines: Sequence[str | Engine | Isolated] | None) -> tuple[Engine | 
     listed = isinstance(given, Iterable) and not isinstance(given, str)
     chosen = list(cast("Iterable[object]", given)) if listed else []
     if not chosen or not all(isinstance(e, str | Engine | Isolated) for e in chosen):
-        raise _bad(f"engines={given!r:.60}", "a list of names is expected", 'engines=["no_grad"]')
+        why = "a list of names is expected"
+        raise bad(f"engines={given!r:.60}", "compare", why, 'engines=["no_grad"]')
     engines = cast("list[str | Engine | Isolated]", chosen)
     unknown = [name for name in engines if isinstance(name, str) and name not in ENGINES]
     if unknown:
         known = ", ".join(ENGINES)
         close = difflib.get_close_matches(unknown[0], ENGINES, 1) or ["eager"]
         what = f"no engine is called {' or '.join(unknown)}"
-        raise _bad(what, f"the engines are {known}", f"engines={close}")
+        raise bad(what, "compare", f"the engines are {known}", f"engines={close}")
     return tuple(ENGINES[e] if isinstance(e, str) else e for e in engines)
 
 
@@ -252,10 +254,6 @@ def _too_large(workload: Workload, engines: tuple[Engine | Isolated, ...]) -> bo
     if "SC_AVPHYS_PAGES" not in names:  # not on a Mac
         return False
     return 2 * needed > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _bad(what: str, why: str, fix: str) -> ArgumentError:
-    return ArgumentError("OL401", what, where="compare", why=why, fix=fix)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from onelaunch.checklist.step import Step
 from onelaunch.checklist.steps import choose
 from onelaunch.checklist.subject import modules_behind, subject_of
 from onelaunch.checklist.turns import Turns, in_turns
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import bad, kind_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -365,18 +365,14 @@ def checked(fn: object, args: object, kwargs: object, where: str = "optimize") -
     """
     if isinstance(fn, type):
         what = f"{kind_of(fn)} is not a callable"
-        raise _bad(what, "it is called with the arguments", f"{where}(model, (x,))", where)
+        raise bad(what, where, "it is called with the arguments", f"{where}(model, (x,))")
     return validated(fn, args, kwargs, where)
 
 
 def _check_numbers(max_error: object, seconds: object) -> None:
     if not isinstance(max_error, (int, float)) or not 0 <= max_error < math.inf:
         why = "it is a relative error: 0 for bit for bit, or 1e-2, say"
-        raise _bad(f"max_error={max_error!r}", why, "max_error=1e-2", "optimize")
+        raise bad(f"max_error={max_error!r}", "optimize", why, "max_error=1e-2")
     if not isinstance(seconds, (int, float)) or not seconds > 0:
         why = "the search takes a number of seconds above 0"
-        raise _bad(f"seconds={seconds!r}", why, "seconds=60", "optimize")
-
-
-def _bad(what: str, why: str, fix: str, where: str) -> ArgumentError:
-    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
+        raise bad(f"seconds={seconds!r}", "optimize", why, "seconds=60")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onelaunch.cli.mistakes import bad
-from onelaunch.errors import ArgumentError
+from onelaunch.errors import ArgumentError, bad
 
 if TYPE_CHECKING:
     from onelaunch.bench.engines import Engine

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from onelaunch.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.cli.apart import Apart
-from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks
+from onelaunch.cli.mistakes import check_file, check_report, tracebacks
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.cli.saved import refuse_options, saved_files, show_comparison, show_saved
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, bad
 from onelaunch.targets import located
 
 if TYPE_CHECKING:

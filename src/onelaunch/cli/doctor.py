@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import FAILED, FOUND, OK
-from onelaunch.cli.mistakes import bad, check_file, check_report, read_saved, tracebacks, write
+from onelaunch.cli.mistakes import check_file, check_report, read_saved, tracebacks, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
 from onelaunch.doctor.diagnosis import Diagnosis, together
 from onelaunch.doctor.paths import shown
 from onelaunch.doctor.source.configuration import Config, configuration
 from onelaunch.doctor.source.scan import files, scan
-from onelaunch.errors import ArgumentError, GraphError
+from onelaunch.errors import ArgumentError, GraphError, bad
 from onelaunch.report.findings import show_diagnosis
 from onelaunch.targets import located
 

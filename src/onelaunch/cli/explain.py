@@ -10,9 +10,9 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from onelaunch.cli import OK
-from onelaunch.cli.mistakes import bad
 from onelaunch.cli.progress import console_for_reports
 from onelaunch.error_catalogue import CATALOGUE, CatalogueEntry
+from onelaunch.errors import bad
 from onelaunch.rules import RULES
 from onelaunch.rules.document import SEVERITIES, programs, sections
 from onelaunch.rules.rule import Rule

@@ -11,14 +11,9 @@ from pathlib import Path
 from traceback import print_exception
 from typing import TypeVar
 
-from onelaunch.errors import ArgumentError, GraphError
+from onelaunch.errors import GraphError, bad
 
 T = TypeVar("T")
-
-
-def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
-    """Make the error for a mistake on the command line."""
-    return ArgumentError("OL401", what, where=where, why=why, fix=fix)
 
 
 def check_file(file: Path, holds: str, command: str) -> None:

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from onelaunch.cli import OK
-from onelaunch.cli.mistakes import bad, check_file, check_report, tracebacks, unlike, write
+from onelaunch.cli.mistakes import check_file, check_report, tracebacks, unlike, write
 from onelaunch.cli.progress import console_for_reports, ended_by_interrupts, progress, told
-from onelaunch.errors import GraphError
+from onelaunch.errors import GraphError, bad
 from onelaunch.targets import located
 
 if TYPE_CHECKING:

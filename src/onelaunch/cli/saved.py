@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from onelaunch.cli import OK, WRONG
-from onelaunch.cli.mistakes import bad, read_saved, write
+from onelaunch.cli.mistakes import read_saved, write
+from onelaunch.errors import bad
 
 if TYPE_CHECKING:
     from onelaunch.bench import Comparison

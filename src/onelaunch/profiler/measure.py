@@ -16,7 +16,7 @@ from onelaunch.bench.timers import TimerName
 from onelaunch.bench.trace import record
 from onelaunch.bench.workload import OnProgress, Workload, name_of, tell_nobody, validated
 from onelaunch.call import tree
-from onelaunch.errors import ArgumentError
+from onelaunch.errors import bad
 from onelaunch.profiler.breakdown import Seen, parts_on_cpu, parts_on_gpu, seen_in
 from onelaunch.profiler.counting import Count, count
 from onelaunch.profiler.peaks import Peaks, measure_peaks
@@ -78,7 +78,7 @@ def profile(
     workload = validated(fn, args, kwargs, "profile")
     if torch.autograd._profiler_enabled():
         what, why = "another profiler is at work in this thread", "a trace would end it"
-        raise ArgumentError("OL401", what, where="profile", why=why, fix="profile(model, (x,))")
+        raise bad(what, "profile", why, "profile(model, (x,))")
     tell = on_progress or tell_nobody
     tell("running it", 0.0)
     with prepared(workload) as own:
@@ -110,13 +110,8 @@ def _profiled(workload: Workload, name: str, tell: OnProgress) -> Profile:
     tell("counting its arithmetic and bytes", 0.4)
     work = count(workload, device)
     if not work.works:
-        raise ArgumentError(
-            "OL401",
-            "the callable runs no operator of torch",
-            where=name,
-            why="there is nothing to profile",
-            fix="profile what computes with tensors: `return net, (images,)`",
-        )
+        what, why = "the callable runs no operator of torch", "there is nothing to profile"
+        raise bad(what, name, why, "profile what computes with tensors: `return net, (images,)`")
     tell("measuring the peaks of this machine", 0.5)
     dtypes = {w.dtype for w in work.works if w.flops}
     if dtypes & {"float32", "float64"}:

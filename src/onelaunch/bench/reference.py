@@ -175,6 +175,7 @@ class _NoCase(Exception):
     """The reason why nothing can be checked on a draw."""
 
 
+@dataclass(eq=False)
 class _Trial:
     """Runs of a callable on the inputs given and on draws.
 
@@ -182,30 +183,24 @@ class _Trial:
         why: the reason if there is no reference in float64, or None.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        fn: Callable[..., Any],
-        first: Outputs,
-        base: float,
-        generator: torch.Generator,
-    ) -> None:
-        self._workload = workload
-        self._fn = fn
-        self._first = first
-        self._base = base
-        self._generator = generator
+    _workload: Workload
+    _fn: Callable[..., Any]
+    _first: Outputs
+    _base: float
+    _generator: torch.Generator
+    _wide: Callable[..., Any] | None = None
+    why: str | None = None
+
+    def __post_init__(self) -> None:
         self._host = self._on_the_host()
-        self._wide: Callable[..., Any] | None = None
-        self.why: str | None = None
         try:
             with default_dtype(torch.float64):
-                wide = workload.in_float64()
+                wide = self._workload.in_float64()
                 self._in_float64 = snapshot(wide())
             self._wide = wide.fn
         except Exception as error:  # noqa: BLE001  any code of the user's may refuse float64
             self.why = said(error)
-            self._in_float64 = first
+            self._in_float64 = self._first
 
     def given(self) -> Case:
         return self._made("given", self._workload.copy_inputs(), self._first, self._in_float64)

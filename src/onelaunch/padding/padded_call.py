@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from onelaunch.call.identity import Identities
-from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten, unique
+from onelaunch.call.tree import Flat, Tree, flatten, flatten_call, unflatten, unique
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding.pad import Proof, Request, cut, padded, request
+from onelaunch.padding.pad import Padded, Proof, Request, cut, padded, request
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
 
 
+@dataclass(slots=True, eq=False)
 class PaddedCall:
     """The call path of a bucket: it pads the arguments, runs, and returns the real rows."""
 
-    __slots__ = ("_bucket", "_buckets", "_exact", "_names", "_padded", "_proof", "_tree")
-
-    def __init__(
-        self,
-        exact: CallPath,
-        buckets: Buckets,
-        names: Sequence[str],
-        call: Request,
-        flat: Flat,
-        bucket: Sizes,
-        proof: Proof,
-    ) -> None:
-        self._exact = exact
-        self._buckets = buckets
-        self._names = names
-        self._padded, self._tree = call.padded, flat.tree
-        self._bucket = bucket
-        self._proof = proof
+    _exact: CallPath
+    _buckets: Buckets
+    _names: Sequence[str]
+    _padded: tuple[Padded | None, ...]
+    _tree: Tree
+    _bucket: Sizes
+    _proof: Proof
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat = flatten_call(args, kwargs)

@@ -86,9 +86,8 @@ class BucketStrategy(Strategy):
         call = super().call_path(captured, spec, label)
         if self._least == self.bucket:
             return call
-        around = PaddedCall(
-            call, self._of.buckets, self._of.names, self._call, self._flat, self.bucket, self._proof
-        )
+        of, padded, tree = self._of, self._call.padded, self._flat.tree
+        around = PaddedCall(call, of.buckets, of.names, padded, tree, self.bucket, self._proof)
         captured.bucket.around = around if self.varying else None
         return call if self.varying else around
 

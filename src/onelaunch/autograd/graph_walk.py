@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -237,16 +237,21 @@ def _freed(node: Node) -> Iterator[bool]:
             return
 
 
-def is_pure_view(t: Tensor, base: Tensor | None = None) -> bool:
+def is_pure_view(t: Tensor, ends: Container[Node] = ()) -> bool:
     """Return whether autograd made `t` by views alone, which `as_strided` can replace.
 
     Args:
-        base: the tensor that `t` must be a view of; default any leaf.
+        ends: nodes of tensors that `t` may be a view of, or be itself, besides leaves.
     """
     node: Node = t.grad_fn
-    end = None if base is None else base.grad_fn
-    while node is not None and node is not end and not isinstance(node, AccumulateGrad):
+    if node is None:
+        return True
+    while not isinstance(node, AccumulateGrad):
+        if node is None:
+            return False  # a view that `no_grad` made, of which autograd knows no more
+        if node in ends:
+            break
         if node.name() not in _VIEWS:
             return False
         node = node.next_functions[0][0]
-    return base is None or node is end
+    return True

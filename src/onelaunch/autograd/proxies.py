@@ -94,12 +94,15 @@ class ProxyLeaves:
         for proxy in self._proxies.values():
             yield proxy, self._real[id(proxy)]
 
-    def replace_in(self, observer: Observer) -> None:
+    def replace_in(self, observer: Observer, storage_of: Callable[[Tensor], int]) -> None:
         """Replace proxies by their tensors in what was observed."""
         for storage, tensors in observer.external.items():
             observer.external[storage] = [self.real(t) for t in tensors]
+        behind = {storage_of(proxy): real for proxy, real in self.pairs()}
         for storage, t in observer.written.items():
-            observer.written[storage] = self.real(t)
+            real = self.real(t)
+            # A view of a proxy counts its writes with the proxy, and not with the tensor behind.
+            observer.written[storage] = real if real is not t else behind.get(storage, t)
 
     def moved(self) -> Tensor | None:
         """Return a proxy that the run gave other memory or another layout, or None: its tensor has

@@ -167,7 +167,7 @@ class Forward:
                 raise refuse("OL113", f"an argument, {spec}, is changed in place")
         if self._proxies.accumulated() or any(t.grad is not None for t in arguments):
             raise BackwardInside
-        self._proxies.replace_in(observer)
+        self._proxies.replace_in(observer, self.driver.storage)
         results[:] = map(self.real, results)
 
     def plan(
@@ -342,5 +342,5 @@ def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
     for number, other in enumerate(results):
         owned = isinstance(outputs.made[number].memory, Own)
         if other is t._base and owned and other.grad_fn is not None:
-            return number if is_pure_view(t, other) else None
+            return number if is_pure_view(t, {other.grad_fn}) else None
     return None

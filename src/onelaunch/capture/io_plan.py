@@ -273,6 +273,9 @@ class Output:
     """True if autograd is to see it as a view of the memory's tensor."""
     follows: tuple[Follow, ...] = ()
     """The dimensions that follow the real sizes of a bucketed call."""
+    graded: bool = True
+    """True if autograd has a graph of it. A view that `no_grad` makes has none, and requires grad
+    where its base does."""
     spent: bool = False
     """True if it requires grad, by a graph whose backward the callable itself has run."""
 
@@ -357,7 +360,7 @@ def plan_outputs(
             memory = _outside(driver, t, inputs, storages, held)
             if memory is None:
                 memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
-        plan.made.append(Output(spec, memory, t._is_view()))
+        plan.made.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
     return plan
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.graph_walk import is_freed
+from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unflatten, unique
@@ -68,6 +68,7 @@ from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.source import line_of, loaded_at, user_line
+from onelaunch.state.slots import node_of
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
@@ -415,7 +416,7 @@ class CaptureRun:
         if forward is not None:
             forward.plan(outputs, unique(every), plan, observer, snapshot.held)
         else:
-            _mark_spent(outputs, every)
+            _mark_spent(outputs, every, snapshot.held)
         numbers = outputs.numbers
         for t, follows in zip(flat.tensors, job.follows, strict=False):
             output = outputs.made[numbers[id(t)]]
@@ -465,17 +466,20 @@ class CaptureRun:
         return seeded_once(refusal, redraw)
 
 
-def _mark_spent(outputs: Outputs, results: Sequence[Tensor]) -> None:
+def _mark_spent(
+    outputs: Outputs, results: Sequence[Tensor], held: Mapping[int, Sequence[Tensor]]
+) -> None:
     """Mark results whose backward has run inside.
 
     Raises:
-        NeedsGrad: a result still needs a backward.
+        NeedsGrad: a result still needs a backward: it is no mere view of the caller's memory.
     """
+    ends = {node_of(t) for ts in held.values() for t in ts}
     for t in results:
         output = outputs.made[outputs.numbers[id(t)]]
         owned = isinstance(output.memory, Own)
         output.spent = owned and is_freed(t)
-        if owned and output.spec.requires_grad and not output.spent:
+        if output.spec.requires_grad and not output.spent and (owned or not is_pure_view(t, ends)):
             raise NeedsGrad
 
 

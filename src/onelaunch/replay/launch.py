@@ -251,8 +251,11 @@ def _caller_result(
             base = names[result]
         case Own():
             raise AssertionError("the results of a group have their names")
-    view = source.name("view", viewer(output.spec, offset, output.is_view))
-    source.line(f"{name} = {view}({base})")
+    view = viewer(output.spec, offset, output.is_view)
+    in_autograd = output.is_view and output.spec.requires_grad
+    if in_autograd and output.graded is not torch.is_grad_enabled():  # as where it was made
+        view = torch.set_grad_enabled(output.graded)(view)
+    source.line(f"{name} = {source.name('view', view)}({base})")
     return name
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.graph_walk import is_freed
+from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.identity import exchanged
@@ -46,7 +47,7 @@ from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
-from onelaunch.state.slots import MISSING, gradient_of
+from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 from onelaunch.unwinding import DispatchMode, same_modes
@@ -80,6 +81,7 @@ _NOT_COMPILED = (
     *("autograd", "call_events", "capture", "driver", "frames", "optimizers", "replay", "state"),
     *("trace_names", "watch"),
 )
+_DETACHED = "write values without gradients, `self.total += loss.detach()`"
 _ROUNDING = 0.05
 """The distance, relative to the largest value, that different kernels' rounding can make."""
 
@@ -103,7 +105,7 @@ class Warmup:
         _import_dynamo()
         driver, signature = attempt.driver, attempt.signature
         try:
-            with same_modes() as modes, _noting_modes(signature):
+            with same_modes() as modes, _noting_effects(attempt):
                 known = signature.compiled_accesses
                 if known is None and self._callee.is_compiled(driver):
                     with self._stepping(signature, refuse):
@@ -295,7 +297,7 @@ class Warmup:
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with _noting_modes(signature):
+                with _noting_effects(attempt):
                     if _trains(attempt):
                         result, need = run(), 0
                     else:
@@ -404,12 +406,19 @@ class _NotedRun:
 
 
 @contextmanager
-def _noting_modes(signature: SignatureState) -> Generator[None]:
-    """Return a context for a run. If it leaves other modes than it finds, the next is refused."""
+def _noting_effects(attempt: Attempt) -> Generator[None]:
+    """Return a context for a run. If it leaves a mode changed, or gives a tensor of the state a
+    graph, which no replay does, the next one is refused."""
     changed = noted_modes()
+    tensors = attempt.reached.walk().tensors()
+    leaves = [(s.name, ref(t)) for s, t in tensors if not t._is_view() and is_leaf(t)]
     yield
+    graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if names := changed():
-        signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
+        attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
+    elif name := next(graded, None):
+        what = f"`{name}` is written with values that require grad"
+        attempt.signature.known_refusal = CaptureError("OL113", what, fix=_DETACHED)
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:
@@ -445,8 +454,8 @@ def _steps(attempt: Attempt) -> bool:
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
-    """Return whether a result in new memory requires grad, by a graph that a backward can still
-    use; views of the caller's memory do not count.
+    """Return whether a result requires grad, by a graph that a backward can still use; mere views
+    of the caller's memory do not count.
 
     Args:
         flat, reached: the arguments and the state after the run.
@@ -456,7 +465,8 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
         return False
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     storages = {driver.storage(t) for t in given if t.layout is torch.strided}
-    return any(driver.storage(t) not in storages for t in tensors)
+    ends = {node_of(t) for t in given}
+    return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)
 
 
 def _creates_state(change: Change) -> bool:

@@ -300,6 +300,14 @@ def is_leaf(t: Tensor) -> bool:
         return False
 
 
+def node_of(t: Tensor) -> object:
+    """Return the node that made a tensor, or None; None for a view as above, too."""
+    try:
+        return t.grad_fn
+    except RuntimeError:
+        return None
+
+
 def gradient_of(t: Tensor) -> Tensor:
     """Return a leaf's gradient. Raises where there is none: the slot is empty."""
     if not is_leaf(t) or t.grad is None:

@@ -218,6 +218,28 @@ def test_a_graph_that_ends_in_another_grad_mode(
 
 
 @on_accelerators
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo does, in torch 2.13
+def test_a_view_of_a_function_whose_base_is_written(device: torch.device, rand: Rand) -> None:
+    """Autograd refuses to look at such a view; the look at the graph does without it."""
+
+    class View(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * 3
+
+    def f(x: Tensor) -> Tensor:
+        y = View.apply(x).relu()
+        x.detach().add_(1)
+        return y.detach() * 2
+
+    same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 3, 4).requires_grad_(),))
+
+
+@on_accelerators
 @pytest.mark.filterwarnings("ignore:.*OL312")
 def test_a_symbolic_size_as_a_float(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:

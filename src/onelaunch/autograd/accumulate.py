@@ -154,9 +154,11 @@ def _add(leaf: Tensor, gradient: Tensor) -> None:
 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
-    """Return `gradient` with the strides that AccumulateGrad gives it: a dense leaf's."""
+    """Return `gradient` as AccumulateGrad gives it: with a dense leaf's strides, and no view."""
     if gradient is None or is_wrapped(gradient):
         return gradient
+    if gradient._is_view() and not gradient.requires_grad:
+        gradient = gradient.detach()
     dense = torch.empty_like(leaf, device="meta")  # contiguous where the leaf has gaps
     if gradient.stride() == dense.stride():
         return gradient

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.split_module import split_module
+from torch.utils._pytree import tree_map_only
 
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
@@ -244,7 +245,7 @@ class _Checked(_Fake):
         if n.op in ("placeholder", "output", "get_attr"):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
-            return n.meta["example_value"]
+            return tree_map_only(Tensor, Tensor.detach, n.meta["example_value"])
         checking = _Checking(self._device, self._known)
         with checking:
             result = super().run_node(n)

@@ -182,6 +182,34 @@ def test_views_of_what_is_detached(device: torch.device, rand: Rand, name: str, 
     assert replays(fast) >= 3
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_parameters_of_one_storage(device: torch.device, rand: Rand, stored: bool) -> None:
+    """A view of the second is no view of the first."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = rand(99, 20)
+            self.a = nn.Parameter(flat[:8].view(2, 4))
+            self.b = nn.Parameter(flat[8:].view(3, 4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = x @ self.a.t()
+            if stored:
+                self.last = self.b.t()
+                return (y,)
+            return self.b.t(), y
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        made = model(rand(i, 5, 4))
+        made = (*made, model.last) if stored else made
+        sum(loss_of(t) for t in made).backward()
+        return [t.detach() for t in made]
+
+    train(Flat(), program)
+
+
 def test_retain_graph_and_a_second_backward(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Any:
         model.zero_grad()

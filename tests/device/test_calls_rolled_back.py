@@ -265,11 +265,12 @@ def test_a_call_that_raises(rand: Rand, name: str) -> None:
 
 def test_what_requires_grad(device: torch.device, rand: Rand) -> None:
     plain, written, weight = rand(7, 3), rand(8, 3), nn.Parameter(rand(9, 3))
+    factor = nn.Parameter(rand(6, 3), requires_grad=False)  # else the second call is refused ahead
 
     def f(x: Tensor) -> Tensor:
         plain.requires_grad_()
         with torch.enable_grad():
-            written.mul_(weight)
+            written.mul_(factor)
             (weight * x).sum().backward()
         return x * 2 if x.sum().item() > 1000 else x
 
@@ -277,7 +278,7 @@ def test_what_requires_grad(device: torch.device, rand: Rand) -> None:
     with torch.no_grad():
         fast(rand(0, 3))
         plain.requires_grad_(False)
-        written.detach_()
+        factor.requires_grad_()
         weight.grad = None
         with pytest.raises(ol.CaptureError, match="OL101"):
             fast(rand(1, 3))

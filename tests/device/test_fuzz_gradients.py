@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,24 +21,27 @@ def test_functions_are_right_or_refused(device: torch.device) -> None:
     assert found["replayed"] > count / 2
 
 
-KNOWN = {
-    "a detached view beside its result": ("h = x @ w", ("h", "h.detach()[1:]")),
-    "a view with a gradient of its own": ("h = Tripled.apply(w)", ("h",)),
-    "a view that no_grad makes": ("with torch.no_grad(): h = w[1:]", ("x * 2", "h")),
-    "a chunk that no_grad makes": ("with torch.no_grad(): h = w.chunk(2)[0]", ("h.view(-1)", "x")),
-    "a view that enable_grad makes": ("with torch.enable_grad(): h = w.t()", ("h",)),
-    "a part of a buffer is written": ("b[0] = 1", ("x * w",)),
-    "a buffer gets values that require grad": ("b.add_(x)", ("b",)),
+KNOWN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "a detached view beside its result": ("h = x @ w", ("h", "h.detach()[1:]"), {}),
+    "a view with a gradient of its own": ("h = Tripled.apply(w)", ("h",), {}),
+    "a view that no_grad makes": ("with torch.no_grad(): h = w[1:]", ("x * 2", "h"), {}),
+    "a chunk of it": ("with torch.no_grad(): h = w.chunk(2)[0]", ("h.view(-1)", "x"), {}),
+    "a view that enable_grad makes": ("with torch.enable_grad(): h = w.t()", ("h",), {}),
+    "a part of a buffer is written": ("b[0] = 1", ("x * w",), {}),
+    "a buffer gets values that require grad": ("b.add_(x)", ("b",), {}),
+    "a view of the second of two chunks": ("h = y.t()", ("x @ w", "h"), {"given": "chunks"}),
+    "a view beside a detached argument": ("h = y[1:]", ("x @ w", "h"), {"given": "detached"}),
+    "views of what is no result": ("h = x @ w", ("h.t()", "h[0]"), {"writes": True}),
 }
-"""name -> a line and the results of a function that was wrong."""
+"""name -> a line, the results and the rest of a program that was wrong."""
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_functions_that_were_wrong(device: torch.device, name: str, mode: str) -> None:
-    line, results = KNOWN[name]
-    found = replace(gradients.program(1), lines=(line,), results=results, mode=mode, options={})
-    for trained in ((), ("x",), ("w",), ("x", "w")):
+    line, results, rest = KNOWN[name]
+    found = gradients.Program(1, (line,), results, (), mode, {}, **rest)
+    for trained in ((), ("x",), ("w",), ("x", "y", "w")):
         became, why = gradients.verdict(replace(found, trained=trained), device)
         assert became in ("right", "refused"), f"{trained}: {why}"
 

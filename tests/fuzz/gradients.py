@@ -103,11 +103,16 @@ class Program:
     trained: tuple[str, ...]
     mode: str
     options: dict[str, Any]
+    given: str = "apart"
+    """How the arguments lie in memory."""
+    writes: bool = False
+    """Whether a result is written before the backward."""
 
     def __str__(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
         return (
-            f"# seed {self.seed}; require grad: {self.trained}; {self.mode}; {self.options}\n"
+            f"# seed {self.seed}; require grad: {self.trained}; {self.mode}; {self.options}; "
+            f"arguments: {self.given}; a result is written: {self.writes}\n"
             f"def f(x, y):\n{body}    return {', '.join(self.results)},"
         )
 
@@ -127,7 +132,9 @@ def program(seed: int) -> Program:
     results = tuple(draw.choice(names[-5:]) for _ in range(draw.randint(1, 4)))
     trained = tuple(name for name in ("x", "y", "w") if draw.random() < 0.6)
     mode, options = draw.choice(["grad", "grad", "no_grad"]), draw.choice(OPTIONS)
-    return Program(seed, tuple(lines), results, trained, mode, options)
+    given = draw.choice(["apart", "apart", "chunks", "detached"])
+    writes = draw.random() < 0.3
+    return Program(seed, tuple(lines), results, trained, mode, options, given, writes)
 
 
 class World:
@@ -150,6 +157,11 @@ class World:
     def call(self, f: Callable[..., Any], i: int) -> list[Any]:
         """Return all that a call and what comes after it do."""
         x, y = self._tensor("x", 100 + i), self._tensor("y", 200 + i)
+        leaves = [x, y, self.w, self.b]
+        if self._found.given == "chunks":
+            x, y = torch.cat([x, y]).chunk(2)
+        elif self._found.given == "detached":
+            x = y.detach()
         given = [x, y, self.w, self.b]
         versions = [t._version for t in given]
         with torch.set_grad_enabled(self._found.mode == "grad"):
@@ -166,9 +178,11 @@ class World:
             ],
             _values(every),
         ]
+        if self._found.writes and self._found.mode == "grad":
+            results[0].mul_(2)
         graded = [t for t in results if _in_autograd(t)[0] and t.is_floating_point()]
         facts.append(_raised(lambda: sum((t * t).sum() for t in graded).backward()))  # type: ignore[union-attr]
-        grads = [t.grad for t in given if t.is_leaf]
+        grads = [t.grad for t in leaves]
         facts.append([g if g is None else (g._is_view(), *_values([g])) for g in grads])
         last = results[-1]
         with torch.no_grad():

@@ -237,6 +237,28 @@ def _freed(node: Node) -> Iterator[bool]:
             return
 
 
+def viewed(t: Tensor) -> Tensor | None:
+    """Return the tensor that autograd knows `t` as a view of: a leaf; of one without a graph, any.
+    None if there is none."""
+    node: Node = t.grad_fn
+    if node is None:
+        return t._base
+    while node is not None and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return cast(Any, node).variable if isinstance(node, AccumulateGrad) else None
+
+
+def is_one_of_several(t: Tensor) -> bool:
+    """Return whether `t` is one of the views that one operation made, or a view of one: autograd
+    lets nobody write to it."""
+    node: Node = t.grad_fn
+    while node is not None and node.name() in _VIEWS:
+        if node.name().startswith(("Split", "Unbind")):
+            return True
+        node = node.next_functions[0][0]
+    return False
+
+
 def is_pure_view(t: Tensor, ends: Container[Node] = ()) -> bool:
     """Return whether autograd made `t` by views alone, which `as_strided` can replace.
 

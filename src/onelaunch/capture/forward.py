@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,29 @@ from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import StaticGraph
 from onelaunch.autograd.chain import Chain, Link, spare_streams, take_stream
 from onelaunch.autograd.components import Component
-from onelaunch.autograd.graph_walk import CapturedGraph, is_pure_view
+from onelaunch.autograd.graph_walk import (
+    CapturedGraph,
+    is_one_of_several,
+    is_pure_view,
+    viewed,
+)
 from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
-from onelaunch.call.spec import lies_on
+from onelaunch.call.spec import TensorSpec, lies_on
 from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.io_plan import ArgumentView, HeldView, Inputs, Outputs, Own, OwnView
+from onelaunch.capture.io_plan import (
+    ArgumentView,
+    HeldView,
+    Inputs,
+    Output,
+    Outputs,
+    Own,
+    OwnView,
+    own,
+)
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
@@ -148,6 +163,11 @@ class Forward:
         assert self._proxies is not None
         return self._proxies.real(t)
 
+    def viewed(self, t: Tensor) -> Tensor | None:
+        """Return the callable's own tensor that `t` is a view of; see `graph_walk.viewed`."""
+        base = viewed(t)
+        return None if base is None else self.real(base)
+
     def replace_proxies(
         self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
     ) -> None:
@@ -180,6 +200,7 @@ class Forward:
     ) -> None:
         """Classify the results by their part in autograd, and keep the graph of the results that
         have one."""
+        results = [*results, *_hidden_bases(self.driver, outputs, results)]
         numbers = _through_node(self.driver, outputs, results)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
@@ -333,6 +354,43 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
         first = driver.region(results[base]).start
         output.memory = OwnView(base, driver.region(t).start - first if t.numel() else 0)
     return chosen
+
+
+def _hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that are no results, and of which several results are views that overlap,
+    once each is in the plan: a write to one view changes the gradients of the others."""
+    views: dict[int, list[Tensor]] = {}
+    ids = set(map(id, results))
+    for output, t in zip(outputs.made, results, strict=True):
+        base = t._base
+        if base is None or base.grad_fn is None or id(base) in ids or is_one_of_several(t):
+            continue
+        if isinstance(output.memory, Own) and is_pure_view(t, {base.grad_fn}):
+            views.setdefault(id(base), []).append(t)
+    for several in views.values():
+        if any(_overlap(driver, a, b) for a, b in itertools.combinations(several, 2)):
+            base = cast(Tensor, several[0]._base)
+            outputs.numbers[id(base)] = len(outputs.made)
+            outputs.made.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
+            yield base
+
+
+def _overlap(driver: Driver, a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of one storage and dtype share an element."""
+    regions = driver.region(a), driver.region(b)
+    if not regions[0].overlaps(regions[1]):
+        return False
+    first = min(region.start for region in regions)
+    count, host = max(region.stop for region in regions) - first, torch.device("cpu")
+    used = torch.zeros(count, dtype=torch.bool, device=host)
+    places: list[Tensor] = []
+    for t, region in zip((a, b), regions, strict=True):
+        place = torch.full((), region.start - first, device=host)
+        for size, stride in zip(t.shape, t.stride(), strict=True):
+            place = place[..., None] + torch.arange(size, device=host) * stride * t.itemsize
+        places.append(place)
+    used[places[0]] = True
+    return bool(used[places[1]].any())
 
 
 def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:

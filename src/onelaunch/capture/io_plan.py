@@ -8,7 +8,7 @@ results each call copies to fresh memory. What a call does by this plan is in `r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -329,6 +329,7 @@ def plan_outputs(
     held: dict[int, list[Tensor]],
     lasting: set[int],
     state: Collection[int],
+    viewed: Callable[[Tensor], Tensor | None],
 ) -> Outputs:
     """Classify every tensor of the results.
 
@@ -337,6 +338,7 @@ def plan_outputs(
         held: storage -> tensors that exist outside the recording.
         state: ids of the tensors that the callable reaches.
         lasting: ids of results that stay in the recording's memory, for each replay to write.
+        viewed: see `graph_walk.viewed`.
     """
     plan = Outputs()
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
@@ -357,7 +359,7 @@ def plan_outputs(
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise refuse("OL104", what, fix="return the result of the operator alone")
         else:
-            memory = _outside(driver, t, inputs, storages, held)
+            memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:
                 memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
         plan.made.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
@@ -370,30 +372,29 @@ def _outside(
     inputs: Inputs,
     storages: dict[int, int],
     held: dict[int, list[Tensor]],
+    viewed: Tensor | None,
 ) -> Memory | None:
     """Return the memory of a result that lies in an input or in a held tensor; None if it is the
-    recording's own."""
+    recording's own. Of several in one storage, it is a view of the one that autograd says."""
     region = driver.region(t)
     if region.storage in storages:
-        first = storages[region.storage]
+        several = [
+            i
+            for i, static in enumerate(inputs.statics)
+            if inputs.travels[i] in (Travel.NODE, Travel.COPY, Travel.FILL, Travel.PAD)
+            and driver.storage(static) == region.storage
+        ]
         # Views are made from an input of the same dtype if there is one: a plain as_strided.
-        index = next(
-            (
-                i
-                for i, static in enumerate(inputs.statics)
-                if inputs.travels[i] in (Travel.NODE, Travel.COPY, Travel.FILL, Travel.PAD)
-                and driver.storage(static) == region.storage
-                and static.dtype == t.dtype
-            ),
-            first,
-        )
+        alike = [i for i in several if inputs.statics[i].dtype == t.dtype]
+        exact = [i for i in several if inputs.statics[i] is viewed]
+        index = [*exact, *alike, storages[region.storage]][0]
         offset = region.start - driver.region(inputs.statics[index]).start if t.numel() else 0
         return ArgumentView(index, offset)
     if region.storage in held:
         for other in held[region.storage]:
             if other is t:
                 return Held(t)
-        base = held[region.storage][0]
+        base = next((o for o in held[region.storage] if o is viewed), held[region.storage][0])
         offset = region.start - driver.region(base).start if t.numel() else 0
         return HeldView(base, offset)
     return None

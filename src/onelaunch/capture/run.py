@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.graph_walk import is_freed, is_pure_view
+from onelaunch.autograd.graph_walk import is_freed, is_pure_view, viewed
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unflatten, unique
@@ -409,6 +409,7 @@ class CaptureRun:
             snapshot.held,
             lasting,
             {id(t) for _, t in snapshot.walk.tensors()},
+            viewed if forward is None else forward.viewed,
         )
         if any(_is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
             raise BackwardInside

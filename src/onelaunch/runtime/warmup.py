@@ -18,6 +18,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
@@ -411,7 +412,8 @@ def _noting_effects(attempt: Attempt) -> Generator[None]:
     graph, which no replay does, the next one is refused."""
     changed = noted_modes()
     tensors = attempt.reached.walk().tensors()
-    leaves = [(s.name, ref(t)) for s, t in tensors if not t._is_view() and is_leaf(t)]
+    made = [(slot, t) for slot, t in tensors if not is_lazy(t)]
+    leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
     yield
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if names := changed():

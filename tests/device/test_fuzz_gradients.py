@@ -29,7 +29,7 @@ KNOWN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "a view that enable_grad makes": ("with torch.enable_grad(): h = w.t()", ("h",), {}),
     "a part of a buffer is written": ("b[0] = 1", ("x * w",), {}),
     "a buffer gets values that require grad": ("b.add_(x)", ("b",), {}),
-    "a view of the second of two chunks": ("h = y.t()", ("x @ w", "h"), {"given": "chunks"}),
+    "a view of the second of two halves": ("h = y.t()", ("x @ w", "h"), {"given": "halves"}),
     "a view beside a detached argument": ("h = y[1:]", ("x @ w", "h"), {"given": "detached"}),
     "views of what is no result": ("h = x @ w", ("h.t()", "h[0]"), {"writes": True}),
 }

@@ -132,7 +132,7 @@ def program(seed: int) -> Program:
     results = tuple(draw.choice(names[-5:]) for _ in range(draw.randint(1, 4)))
     trained = tuple(name for name in ("x", "y", "w") if draw.random() < 0.6)
     mode, options = draw.choice(["grad", "grad", "no_grad"]), draw.choice(OPTIONS)
-    given = draw.choice(["apart", "apart", "chunks", "detached"])
+    given = draw.choice(["apart", "apart", "halves", "detached"])
     writes = draw.random() < 0.3
     return Program(seed, tuple(lines), results, trained, mode, options, given, writes)
 
@@ -158,8 +158,9 @@ class World:
         """Return all that a call and what comes after it do."""
         x, y = self._tensor("x", 100 + i), self._tensor("y", 200 + i)
         leaves = [x, y, self.w, self.b]
-        if self._found.given == "chunks":
-            x, y = torch.cat([x, y]).chunk(2)
+        if self._found.given == "halves":
+            both = torch.cat([x, y])
+            x, y = both[:4], both[4:]
         elif self._found.given == "detached":
             x = y.detach()
         given = [x, y, self.w, self.b]
@@ -181,7 +182,8 @@ class World:
         if self._found.writes and self._found.mode == "grad":
             results[0].mul_(2)
         graded = [t for t in results if _in_autograd(t)[0] and t.is_floating_point()]
-        facts.append(_raised(lambda: sum((t * t).sum() for t in graded).backward()))  # type: ignore[union-attr]
+        if graded:
+            torch.stack([(t * t).sum() for t in graded]).sum().backward()
         grads = [t.grad for t in leaves]
         facts.append([g if g is None else (g._is_view(), *_values([g])) for g in grads])
         last = results[-1]

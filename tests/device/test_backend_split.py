@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.driver.select import driver_of
+from tests.fuzz.gradients import Tripled
 
 from .drop_in import on_accelerators
 from .regions import F, compiled, on_the_host, recordings, replays, same_calls
@@ -222,17 +223,8 @@ def test_a_graph_that_ends_in_another_grad_mode(
 def test_a_view_of_a_function_whose_base_is_written(device: torch.device, rand: Rand) -> None:
     """Autograd refuses to look at such a view; the look at the graph does without it."""
 
-    class View(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-            return grad * 3
-
     def f(x: Tensor) -> Tensor:
-        y = View.apply(x).relu()
+        y = Tripled.apply(x).relu()
         x.detach().add_(1)
         return y.detach() * 2
 

@@ -51,8 +51,8 @@ class SignatureState:
     differing: int = 0
     """Captures in a row that differed from the run before them."""
     known_refusal: CaptureError | None = None
-    """A refusal that stays: of runs that differ, of which two may be alike by chance, or that leave
-    a mode changed."""
+    """A refusal that stays: of runs that differ, of which two may be alike by chance; that leave a
+    mode changed; or that give a tensor of the state a graph."""
     training: bool | None = None
     """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds
+from .drop_in import assert_same, drop_in_worlds, replays
 
 Rand = Callable[..., Tensor]
 
@@ -287,6 +287,55 @@ def test_chunks_of_a_weight_that_is_written(rand: Rand) -> None:
         assert_same(fast(rand(i, 4, 4)).detach(), expected)
         with torch.no_grad():
             weight.add_(1)
+
+
+def test_state_that_becomes_a_view_of_other_state(rand: Rand) -> None:
+    """What is written through it is read by the other's address in the same call."""
+
+    def world() -> tuple[Any, Callable[[int], tuple[Tensor]]]:
+        buffer = rand(9, 4, 4)
+        kept = SimpleNamespace(row=buffer[0])
+
+        def f(x: Tensor) -> Tensor:
+            kept.row.add_(1)
+            y = x + buffer
+            kept.row = buffer[0]
+            return y
+
+        return f, lambda i: (rand(i, 4, 4),)
+
+    drop_in_worlds(world, calls=8, recordings=None, min_replays=3)
+
+
+def test_chunks_of_a_weight_that_a_step_scales(device: torch.device, rand: Rand) -> None:
+    worlds: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4, bias=False).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = SimpleNamespace(chunks=model.weight.data.chunk(2))
+
+        def step(
+            x: Tensor,
+            model: nn.Linear = model,
+            optimizer: torch.optim.SGD = optimizer,
+            kept: SimpleNamespace = kept,
+        ) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            kept.chunks[0].mul_(0.5)
+            optimizer.step()
+            kept.chunks = model.weight.data.chunk(2)
+            return loss
+
+        worlds.append((model, step))
+    (eager, step), (model, own) = worlds
+    fast = ol.graph(own, warmup=1)
+    for i in range(12):
+        assert_same(fast(rand(i, 2, 4)), step(rand(i, 2, 4)))
+        assert_same(dict(model.state_dict()), dict(eager.state_dict()))
+    assert replays(fast) >= 3
 
 
 def test_the_reason_for_another_attempt_is_told(rand: Rand) -> None:

@@ -193,6 +193,18 @@ class CaptureSession:
         late = isinstance(error, CompiledInCapture)
         return error if late or error.code not in _OF_DEVICES else copy.copy(known.suspected)
 
+    def _pinned(self, snapshot: StateSnapshot, state: Sequence[Tensor]) -> set[int]:
+        """Return the storages that the callable reaches by address, and not as `state` alone: that
+        is read in place where it lies in memory of a tensor that is no input."""
+        of_state = set(map(self.job.driver.storage, state))
+        read = {id(t) for slot, t in snapshot.walk.tensors() if snapshot.walk.is_read(slot)}
+        read.difference_update(map(id, state))
+        return {
+            storage
+            for storage, tensors in snapshot.held.items()
+            if storage not in of_state or any(id(t) in read for t in tensors)
+        }
+
     def _release(self) -> None:
         # Observers hold themselves, and views that keep AccumulateGrad nodes on this stream.
         while self._runs:
@@ -209,7 +221,7 @@ class CaptureSession:
         refuse_compound_leaves(snapshot.walk)
         all_state_inputs = (*self._state_inputs, *map(number_slot, self._counts_on_device))
         state = [cast(Tensor, slot.read()) for slot in all_state_inputs]
-        pinned = set(snapshot.held) - {driver.storage(t) for t in state}
+        pinned = self._pinned(snapshot, state)
         kept, lasts = self._trials.kept(snapshot.walk), lasting(optimizers_in(snapshot.walk))
         steps = Steps(kept, driver.demands_capturable, self._trials.seed, lasts)
         plan = plan_inputs(driver, [*tensors, *state], device, pinned)

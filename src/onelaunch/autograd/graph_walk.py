@@ -237,15 +237,22 @@ def _freed(node: Node) -> Iterator[bool]:
             return
 
 
+def _behind_views(t: Tensor, ends: Container[Node] = ()) -> Node:
+    """Return the first node behind a tensor that is no view's or is in `ends`, or None. A view that
+    `no_grad` made ends the graph: autograd knows no more of it."""
+    node: Node = t.grad_fn
+    while node is not None and node not in ends and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return node
+
+
 def viewed(t: Tensor) -> Tensor | None:
     """Return the tensor that autograd knows `t` as a view of: a leaf; of one without a graph, any.
     None if there is none."""
-    node: Node = t.grad_fn
-    if node is None:
+    if t.grad_fn is None:
         return t._base
-    while node is not None and node.name() in _VIEWS:
-        node = node.next_functions[0][0]
-    return cast(Any, node).variable if isinstance(node, AccumulateGrad) else None
+    node: Any = _behind_views(t)
+    return node.variable if isinstance(node, AccumulateGrad) else None
 
 
 def is_one_of_several(t: Tensor) -> bool:
@@ -265,15 +272,7 @@ def is_pure_view(t: Tensor, ends: Container[Node] = ()) -> bool:
     Args:
         ends: nodes of tensors that `t` may be a view of, or be itself, besides leaves.
     """
-    node: Node = t.grad_fn
+    node = _behind_views(t, ends)
     if node is None:
-        return True
-    while not isinstance(node, AccumulateGrad):
-        if node is None:
-            return False  # a view that `no_grad` made, of which autograd knows no more
-        if node in ends:
-            break
-        if node.name() not in _VIEWS:
-            return False
-        node = node.next_functions[0][0]
-    return True
+        return t.grad_fn is None
+    return node in ends or isinstance(node, AccumulateGrad)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from onelaunch.driver.cuda import CudaDriver
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
+from onelaunch.driver.protocol import InPlace
 
 DEVICE = torch.device("cuda", 0)
 
@@ -50,9 +51,10 @@ class Recorded:
         capture.output(self.driver.alias(out, torch.uint8, (nbytes,), (1,), 0))
         return out
 
-    def rebind(self, state: Sequence[Tensor] = ()) -> CudaGraph:
+    def rebind(self, state: Sequence[Tensor] = (), outputs: int | None = None) -> CudaGraph:
+        in_place = InPlace(0, outputs)
         with self.driver.exclusive(), torch.no_grad():
-            again = self.driver.rebind(self.graph, self.body, state, self.generators)
+            again = self.driver.rebind(self.graph, self.body, state, self.generators, in_place)
         assert again is self.graph
         return again
 

@@ -111,6 +111,103 @@ def test_what_cannot_be_proven_stays_a_node(driver, pool) -> None:
     assert torch.equal(state, y)
 
 
+# Outputs.
+
+
+def larger_before() -> tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]:
+    """The result lies where something larger was."""
+
+    def fn(x: Tensor) -> Tensor:
+        wide = x.repeat(1, 4).sin()
+        narrow = wide[:, ::4].contiguous()
+        del wide
+        return narrow.cos()
+
+    return fn, lambda: torch.randn(512, 1024, device=DEVICE)
+
+
+def accumulated() -> tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]:
+    """The result is set to zero, which is a node of its own, and then added to."""
+    places = torch.arange(1000, device=DEVICE) % 7
+    return (
+        lambda x: torch.zeros(7, device=DEVICE).index_add_(0, places, x),
+        lambda: torch.randint(9, (1000,), device=DEVICE).float(),
+    )
+
+
+def read_again() -> tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]:
+    def fn(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.mul_(y.cumsum(0))
+        return y.add_(y.flip(0))
+
+    return fn, lambda: torch.randn(1000, 16, device=DEVICE)
+
+
+MAKERS = [
+    *(perceptron, bf16_matmuls, convolutions, tokens, cloned, identity),
+    *(larger_before, accumulated, read_again),
+]
+NEVER = (identity, larger_before)
+"""The result is an argument, or its memory was that of something larger."""
+ALWAYS = (perceptron, tokens, cloned, read_again)
+GUARD = 1 << 20
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_kernels_write_the_output_where_the_caller_has_it(driver, pool, make) -> None:
+    fn, example = make()
+    graphed = Recorded(driver, fn, [example()], pool)
+    x = example()
+    expected = graphed(x)
+    graph = graphed.rebind(outputs=0)
+    assert (graph.rebound == {0}) or make not in ALWAYS
+    assert not graph.rebound or make not in NEVER
+    assert torch.equal(graphed(x), expected)
+    inputs = [example() for _ in range(8)]
+    reference = [graphed(x) for x in inputs]
+    for x, y in zip(inputs, reference, strict=True):
+        torch.testing.assert_close(y, fn(x))
+    for _ in range(3):
+        for x, y in zip([graphed(x) for x in inputs * 40], reference * 40, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_nothing_is_written_beside_the_output(driver, pool, make) -> None:
+    fn, example = make()
+    graphed = Recorded(driver, fn, [example()], pool)
+    graphed.rebind(outputs=0)
+    nbytes = x_bytes(graphed.static)
+    slab = torch.full((GUARD + nbytes + GUARD,), 0x5A, dtype=torch.uint8, device=DEVICE)
+    for shift in (0, graphed.static.itemsize):  # the second is copied there
+        x = example()
+        expected = graphed(x)
+        slab.fill_(0x5A)
+        start = GUARD + shift
+        target = driver.alias(slab, expected.dtype, expected.shape, expected.stride(), start)
+        graphed.graph.launch((x,), (target,))
+        assert torch.equal(target, expected)
+        assert bool((slab[:start] == 0x5A).all())
+        assert bool((slab[start + nbytes :] == 0x5A).all())
+
+
+def test_results_of_one_recording_are_read_by_the_next(driver, pool) -> None:
+    fn, example = perceptron()
+    square = nn.Linear(1024, 1024).to(DEVICE).requires_grad_(False)
+    first = Recorded(driver, lambda x: square(x).relu(), [example()], pool)
+    second = Recorded(driver, fn, [example()], pool)
+    first.rebind(outputs=0)
+    second.rebind(outputs=0)
+    assert first.graph.rebound == second.graph.rebound == {0}
+    inputs = [example() for _ in range(20)]
+    between = [first(x) for x in inputs]
+    results = [second(y) for y in between]
+    for x, y, z in zip(inputs, between, results, strict=True):
+        torch.testing.assert_close(y, square(x).relu())
+        torch.testing.assert_close(z, fn(y))
+
+
 # Cost.
 
 

@@ -385,6 +385,7 @@ class ForwardGraph:
         self._graph = graph
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
+        self.rebound = graph.rebound
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
         self.scalar_patch = graph.scalar_patch

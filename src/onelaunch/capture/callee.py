@@ -85,6 +85,11 @@ class Callee:
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 
     @property
+    def in_chain(self) -> bool:
+        """True if other recordings make its arguments, or read its results."""
+        return False
+
+    @property
     def training(self) -> bool | None:
         """True if the callable is a module that is training; None if it has no such flag."""
         root = self.root[1]

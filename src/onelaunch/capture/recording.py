@@ -16,8 +16,8 @@ from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.counts import Follower
 from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
-from onelaunch.capture.io_plan import Inputs, Outputs
-from onelaunch.driver.protocol import Driver, Graph
+from onelaunch.capture.io_plan import Inputs, Outputs, Own
+from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
@@ -38,8 +38,9 @@ class Recording:
             the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the caller's
             memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the very memory
             of the capture), ``"host"`` (not used by the device).
-        outputs: the memory of each result: ``"own"``, ``"own view"``, ``"argument"``, ``"view"``,
-            ``"held"``, ``"held view"`` or ``"host constant"``.
+        outputs: the memory of each result: ``"own"`` (copied out of the recording), ``"rebind"``
+            (written by kernels where the caller gets it), ``"own view"``, ``"argument"``,
+            ``"view"``, ``"held"``, ``"held view"`` or ``"host constant"``.
         by_address: the names of the tensors that kernels read in place.
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
@@ -192,12 +193,17 @@ def describe(
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
         for member in group.members:
             travels[member] = how
+    memories = [output.memory for output in captured.outputs.made]
+    rebound = captured.graph.rebound
     return Recording(
         callable=name,
         spec=spec,
         why=why,
         inputs=dict(zip(names, map(str, travels), strict=True)),
-        outputs=[output.memory.kind for output in captured.outputs.made],
+        outputs=[
+            str(Travel.REBIND) if isinstance(m, Own) and m.group in rebound else m.kind
+            for m in memories
+        ],
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
         nodes=captured.graph.nodes,

@@ -55,7 +55,7 @@ from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, DevicePool, Driver, Travel
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
 from onelaunch.driver.random_state import (
     SEEDING,
     HostGenerators,
@@ -98,7 +98,7 @@ class CaptureJob:
         callee: the callable, and the reads that were seen.
         reached: the state that it reaches.
         static_outputs: whether the results stay in the recording's own memory.
-        rebind: whether kernels are to read the inputs in the caller's memory, where they can.
+        in_place: what kernels are to reach in the caller's memory, where they can; None: nothing.
         asking: the answer to a callable that asks whether it is being captured.
         earlier: the operations of the run before, which this one's are compared with.
         strict: whether to refuse if they differ.
@@ -118,7 +118,7 @@ class CaptureJob:
     callee: Callee
     reached: ReachableState
     static_outputs: bool
-    rebind: bool
+    in_place: InPlace | None
     asking: Asking
     earlier: Ledger | None
     strict: bool

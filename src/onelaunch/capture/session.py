@@ -24,7 +24,7 @@ from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, PlainRun, Retry
 from onelaunch.capture.survivors import late_refusal
-from onelaunch.driver.protocol import Capture, Graph, Rewind
+from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key
@@ -248,8 +248,8 @@ class CaptureSession:
                 raise Retry("numbers of an optimizer are constants in the recording")
             rewound = self._rewind is not None and self._rewind.used
             pure = not (run.found or run.varied or rewound)
-            if job.rebind and run.differs is None and pure:
-                graph = self._rebound_inputs(graph, run, tree)
+            if job.in_place is not None and run.differs is None and pure:
+                graph = self._rebound(graph, run, tree, job.in_place)
             results = statics[: len(statics) - len(run.lasting)]
             captured = captured_call(run, graph, results, scalars, started)
             captured.retries = tuple(self._retries)
@@ -277,7 +277,7 @@ class CaptureSession:
             job.pool,
             run.snapshot.generators(tree),
             job.forward and job.forward.stream,
-            bundled=not job.rebind,
+            bundled=job.in_place is None or job.in_place.inputs != 0,
             rewind=self._rewind,
         )
 
@@ -392,8 +392,8 @@ class CaptureSession:
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
         return None if moved(earlier, guarded) else differs
 
-    def _rebound_inputs(self, graph: Graph, run: CaptureRun, tree: Tree) -> Graph:
-        """Make kernels read the inputs in the caller's memory, as far as that is proven right.
+    def _rebound(self, graph: Graph, run: CaptureRun, tree: Tree, in_place: InPlace) -> Graph:
+        """Make kernels reach the caller's memory, as far as that is proven right.
 
         The callable is captured again for it, so it must have no Python effects.
         """
@@ -411,6 +411,6 @@ class CaptureSession:
         state = [t for t in observer.written.values() if not observer.known(t)]
         generators = run.snapshot.generators(tree)
         try:
-            return driver.rebind(graph, body, state, generators)
+            return driver.rebind(graph, body, state, generators, in_place)
         except CaptureError:
-            return graph  # it works with copied inputs
+            return graph  # it works with copies

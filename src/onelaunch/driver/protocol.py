@@ -57,6 +57,19 @@ class Provenance(Enum):
     """It was there before, or nothing is known of it."""
 
 
+@dataclass(frozen=True)
+class InPlace:
+    """The tensors that kernels are to reach where the caller has them, where that is proven.
+
+    Attributes:
+        inputs: those with at least so many bytes; None: none.
+        outputs: likewise.
+    """
+
+    inputs: int | None
+    outputs: int | None = None
+
+
 class Released(RuntimeError):
     """A launch of a recording that another thread reset, so the caller looks further."""
 
@@ -200,6 +213,11 @@ class Graph(Protocol):
     @property
     def travels(self) -> tuple[Travel, ...]:
         """The way of each input port's bytes."""
+        ...
+
+    @property
+    def rebound(self) -> frozenset[int]:
+        """The output ports that kernels write in the caller's memory; all others are copied."""
         ...
 
     @property
@@ -394,8 +412,8 @@ class Driver(Protocol):
 
         Args:
             stream: made by `new_stream`; None: the stream of warm-ups.
-            bundled: let small ports travel together, which `rebind` cannot take apart; outputs then
-                come after all else of the body.
+            bundled: let small ports travel together, which `rebind` does not take apart; outputs
+                then come after all else of the body.
             rewind: None: a body that saves or sets random state is refused.
 
         Raises:
@@ -409,15 +427,16 @@ class Driver(Protocol):
         graph: Graph,
         body: Callable[[Capture], object],
         state: Sequence[Tensor],
-        generators: Sequence[torch.Generator] = (),
+        generators: Sequence[torch.Generator],
+        in_place: InPlace,
     ) -> Graph:
-        """Make a graph like `graph` in which kernels read ``"node"`` inputs where the caller has
-        them.
+        """Make a graph like `graph` in which kernels read ``"node"`` inputs, and write outputs,
+        where the caller has them.
 
-        `body` is recorded again, at other input addresses, so it must have no effects of its own.
-        Each input is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;
-        `state`, the tensors that the recording writes, is restored after the trial. Inputs that
-        cannot be proven stay `"node"`. `graph` itself is returned where nothing could be rebound.
+        `body` is recorded again, at other addresses, so it must have no effects of its own. Each
+        port is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;
+        `state`, the tensors that the recording writes, is restored after the trial. Ports that
+        cannot be proven are copied. `graph` itself is returned where nothing could be rebound.
         """
         ...
 

@@ -24,7 +24,7 @@ from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.run import CaptureJob
 from onelaunch.capture.session import CaptureSession
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import Driver, InPlace
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
@@ -42,6 +42,9 @@ from onelaunch.source import user_line
 from onelaunch.state.slots import Slot
 from onelaunch.trace_names import named, sizes
 from onelaunch.watch.ledger import TRIES
+
+_LEAST_BYTES = 1 << 20
+"""The least size of a tensor between two recordings that is worth proving it needs no copy."""
 
 
 class Owner(Protocol):
@@ -176,7 +179,7 @@ class Recorder:
             callee=callee,
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
-            rebind=options.inputs == "rebind" and forward is None,
+            in_place=None if forward is not None else self._in_place(attempt),
             asking=signature.asking,
             earlier=None if hidden else signature.ledger,
             strict=signature.differing + 1 >= TRIES and (attempt.ahead or raises),
@@ -187,6 +190,13 @@ class Recorder:
             counting=self._counting(attempt.spec) if forward is None and not hidden else (),
             following=following,
         )
+
+    def _in_place(self, attempt: Attempt) -> InPlace | None:
+        """Return what kernels are to reach in the caller's memory; None: nothing."""
+        every = self._options.inputs == "rebind"
+        if self._callee.in_chain and not attempt.strategy.varying:
+            return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
+        return InPlace(0) if every else None
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
         """Return the numbers that the callable itself changes, by the recordings of a signature."""

@@ -25,7 +25,7 @@ from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
-from onelaunch.driver.protocol import Capture, DevicePool, Graph, Rewind
+from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Rewind
 from onelaunch.driver.storage_resize import watching_resizes
 
 T = TypeVar("T")
@@ -180,14 +180,15 @@ class CudaDriver:
         graph: Graph,
         body: Callable[[Capture], object],
         state: Sequence[Tensor],
-        generators: Sequence[torch.Generator] = (),
+        generators: Sequence[torch.Generator],
+        in_place: InPlace,
     ) -> Graph:
         """See `Driver.rebind`. `graph` itself is changed and returned.
 
         Costs one more capture, in memory of its own that is given back, and two or four launches.
         """
         if isinstance(graph, CudaGraph) and capabilities().rebind:
-            rebind(graph, body, state, _of_device(generators, graph.pool.index))
+            rebind(graph, body, state, _of_device(generators, graph.pool.index), in_place)
         return graph
 
     def synchronize(self, device: torch.device) -> None:

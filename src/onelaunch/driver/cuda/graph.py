@@ -46,12 +46,12 @@ class CopyEnd:
 
 
 class Direct(NamedTuple):
-    """An input that kernels read where the caller has it.
+    """An input that kernels read, or an output that they write, where the caller has it.
 
     Attributes:
         address: the recording's own memory for it.
         misaligned: the bits of an address that must be zero, as they are in `address`.
-        words: the arguments in place, each with its distance from the input's first byte.
+        words: the arguments in place, each with its distance from the first byte.
     """
 
     port: int
@@ -68,10 +68,11 @@ class Wiring:
     launches.
 
     Attributes:
-        read_ends, write_ends: all ends by port, the inputs that are read directly among them.
+        read_ends, write_ends: all ends by port, those that kernels reach directly among them.
         reads, writes: those that a launch copies.
         directs: the inputs that kernels read where the caller has them.
-        patches: the calls that take their addresses to the kernels.
+        places: the outputs that kernels write where the caller has them.
+        patches: the calls that take the addresses of both to the kernels.
         rows: the nodes of ports of varying size, with their setters; `grows` and `shrinks` are
             those of inputs and of outputs, as a launch needs them.
         bundles: the nodes that several ports share, with the words and addresses at rest;
@@ -83,6 +84,7 @@ class Wiring:
     reads: list[tuple[Any, ...]] = field(default_factory=list)
     writes: list[tuple[Any, ...]] = field(default_factory=list)
     directs: list[Direct] = field(default_factory=list)
+    places: list[Direct] = field(default_factory=list)
     patches: list[nodes.Setter] = field(default_factory=list)
     rows: list[tuple[RowNode, nodes.Setter]] = field(default_factory=list)
     grows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Wiring:
             end.node.fields.srcDevice = end.rest
         for end in self.write_ends.values():
             end.node.fields.dstDevice = end.rest
-        for direct in self.directs:
+        for direct in (*self.directs, *self.places):
             for word, distance in direct.words:
                 word.value = direct.address + distance
         for node, _ in self.rows:
@@ -113,7 +115,7 @@ class Wiring:
         """Forget everything, in place."""
         for kept in (self.read_ends, self.write_ends):
             kept.clear()
-        for listed in (self.reads, self.writes, self.directs, self.patches):
+        for listed in (self.reads, self.writes, self.directs, self.places, self.patches):
             listed.clear()
         for listed in (self.rows, self.grows, self.shrinks):
             listed.clear()
@@ -144,6 +146,7 @@ class CudaGraph:
         self.memory_bytes = memory_bytes
         self.driver_bytes = recorded.driver_bytes
         self.travels: tuple[Travel, ...] = tuple(port.travel for port in self.inputs)
+        self.rebound = frozenset[int]()
         self.wiring = Wiring()
         self.nodes = 0
         if capabilities().memcpy_nodes:
@@ -165,9 +168,9 @@ class CudaGraph:
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
     ) -> CudaScalarPatch | None:
-        """See `Graph.scalar_patch`. None too where kernels read inputs directly: a launch then sets
-        their arguments from copies of its own."""
-        if not capabilities().rebind or self.wiring.directs:
+        """See `Graph.scalar_patch`. None too where kernels reach the caller's memory: a launch then
+        sets their arguments from copies of its own."""
+        if not capabilities().rebind or self.wiring.patches:
             return None
         with torch.cuda.device(self.pool.index):
             return CudaScalarPatch(self.raw, self.pool.order.lock, numbers, confirmed)
@@ -248,7 +251,8 @@ def _bind(
 ) -> tuple[Launch, Callable[[], None]]:
     """Make the launch, with all that it needs in its own variables, and a function that ends it."""
     graph, index, order = recorded.graph, pool.index, pool.order
-    reads, writes, directs, patches = wiring.reads, wiring.writes, wiring.directs, wiring.patches
+    reads, writes, patches = wiring.reads, wiring.writes, wiring.patches
+    directs, places = wiring.directs, wiring.places
     grows, shrinks = wiring.grows, wiring.shrinks
     gathers, scatters = wiring.gathers, wiring.scatters
     early = [(i, port) for i, port in enumerate(recorded.inputs) if port.buffer is not None]
@@ -267,6 +271,7 @@ def _bind(
             stream = raw_stream(index)
             if stream != order.last:
                 order.move(stream)
+            elsewhere: Sequence[tuple[int, int, int]] = ()
             try:
                 for port, displacement, fields, function, arguments in reads:
                     fields.srcDevice = sources[port].data_ptr() - displacement
@@ -286,8 +291,9 @@ def _bind(
                     point(grows, sources)
                 if shrinks:
                     point(shrinks, targets)
-                if directs:
+                if patches:
                     _point(directs, sources, ranges, stream)
+                    elsewhere = _place(places, targets, ranges)
                     nodes.apply(patches)
                 if early:
                     _bring(early, sources)
@@ -295,6 +301,8 @@ def _bind(
                     replay(stream)
                 else:
                     random = replay_random(stream, random)
+                for copy in elsewhere:
+                    nodes.copy(*copy, stream)
                 if late:
                     _take(late, targets)
             except BaseException:  # Ctrl-C too: no node may stay pointed at a caller's memory
@@ -386,6 +394,22 @@ def _point(directs: list[Direct], sources: Sequence[Tensor], ranges: Ranges, str
             address = inside
         for word, distance in words:
             word.value = address + distance
+
+
+def _place(
+    places: list[Direct], targets: Sequence[Tensor], ranges: Ranges
+) -> list[tuple[int, int, int]]:
+    """Write the addresses of the targets to the kernels' arguments. Return the copies to make after
+    the launch, for targets that the kernels cannot write."""
+    elsewhere: list[tuple[int, int, int]] = []
+    for port, displacement, inside, nbytes, misaligned, words in places:
+        address = targets[port].data_ptr() - displacement
+        if address & misaligned or ranges.overlaps(address, address + nbytes):
+            elsewhere.append((address, inside, nbytes))
+            address = inside
+        for word, distance in words:
+            word.value = address + distance
+    return elsewhere
 
 
 def _bring(early: list[tuple[int, Port]], sources: Sequence[Tensor]) -> None:

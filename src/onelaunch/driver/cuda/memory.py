@@ -24,7 +24,7 @@ from onelaunch.driver.protocol import Provenance, Region
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
 assert that it holds a whole number of elements."""
-_BLOCK_BYTES = 512
+BLOCK_BYTES = 512
 """Unit of the caching allocator's sizes."""
 
 
@@ -91,7 +91,7 @@ class CudaPool:
     def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
         """See `DevicePool.kept_bytes`: a recording itself keeps nothing allocated."""
         return sum(
-            -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
+            -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
             for start, nbytes in _storages(tensors).items()
             if self.ranges.overlaps(start, start + nbytes)
         )
@@ -138,6 +138,25 @@ class CudaPool:
             self._id = None
             self.ranges.set([])
         give_back()
+
+
+@contextlib.contextmanager
+def allocations(index: int) -> Generator[list[tuple[int, int]] | None]:
+    """List the address and the bytes of each block that is allocated meanwhile, known at the end;
+    None while the program keeps a history of its own, which this would end."""
+    if bindings._cuda_isHistoryEnabled():
+        yield None
+        return
+    found: list[tuple[int, int]] = []
+    record = torch.cuda.memory._record_memory_history
+    record("all", context=None, stacks="python", clear_history=True)
+    try:
+        yield found
+        snapshot: Any = torch.cuda.memory._snapshot()
+        traces = snapshot["device_traces"]
+        found += [(e["addr"], e["size"]) for e in traces[index] if e["action"] == "alloc"]
+    finally:
+        record(None, clear_history=True)
 
 
 def beside_captures() -> AbstractContextManager[None]:
@@ -291,7 +310,7 @@ def empty(nbytes: int, device: torch.device) -> Tensor:
     behind a buffer is never the start of another, and a kernel argument that holds it can be told
     to be an end.
     """
-    spare = -nbytes % _BLOCK_BYTES >= _GUARD_BYTES
+    spare = -nbytes % BLOCK_BYTES >= _GUARD_BYTES
     guard = 0 if spare or not torch.cuda.is_current_stream_capturing() else _GUARD_BYTES
     return torch.empty(nbytes + guard, dtype=torch.uint8, device=device)[:nbytes]
 

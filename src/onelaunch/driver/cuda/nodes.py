@@ -280,6 +280,10 @@ class CopyNode:
         """View `fields.srcDevice` as a word."""
         return ctypes.c_uint64.from_buffer(self.fields, Memcpy.__dict__["srcDevice"].offset)
 
+    def target(self) -> ctypes.c_uint64:
+        """View `fields.dstDevice` as a word."""
+        return ctypes.c_uint64.from_buffer(self.fields, Memcpy.__dict__["dstDevice"].offset)
+
     def setter(self, executable: int) -> Setter:
         """Prepare the call that takes `fields` to the executable graph."""
         context = _call("cuCtxGetCurrent")

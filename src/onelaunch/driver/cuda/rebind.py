@@ -1,10 +1,14 @@
-"""Kernels that read an input where the caller has it: finding their arguments, and the proof.
+"""Kernels that reach inputs and outputs where the caller has them: their arguments, and the proof.
 
-A recording and a second one of the same body, made with its input buffers elsewhere, are compared
-argument by argument. A word that lies in an input's buffer in the one and at the same place of its
-buffer in the other is an address of that input. A library may keep addresses where no argument
-shows them, so each input must also pass a trial: launched with its copy node off and its buffer
-poisoned, the recording has to give what it gives with the copy.
+A recording and a second one of the same body, made in other memory, are compared argument by
+argument. A word that lies in a port's buffer in the one and at the same place of its buffer in the
+other is an address of that port. A library may keep addresses where no argument shows them, so each
+port must also pass a trial: launched with its copy node off and its buffer poisoned, the recording
+has to give what it gives with the copy.
+
+The memory of an output may have been that of something larger before, whose words look the same,
+and which would then be written beyond the caller's end. So an output is rebound only if everything
+that was allocated in its memory, in the second recording, lay within it.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from torch import Tensor
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capture import CudaRecorder, Port, Recorded, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
-from onelaunch.driver.cuda.memory import CudaPool, alias, bytes_of
-from onelaunch.driver.protocol import Travel
+from onelaunch.driver.cuda.memory import BLOCK_BYTES, CudaPool, Ranges, alias, allocations, bytes_of
+from onelaunch.driver.protocol import InPlace, Travel
 from onelaunch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -35,17 +39,18 @@ _MOST_ALIGNED = 512
 
 
 class Span(NamedTuple):
-    """The bytes `[start, stop)` of an input's buffer in one recording, and where they are in the
-    other. `stop` itself counts too: nothing else starts there, see `memory.empty`."""
+    """The bytes `[start, stop)` of a port's buffer in one recording, and where they are in the
+    other. `stop` itself counts too: behind an input nothing else starts, see `memory.empty`."""
 
     start: int
     stop: int
     other: int
+    is_output: bool = False
 
 
 class Word(NamedTuple):
-    """8 bytes at `offset` of an argument that point `distance` bytes into the input of a port;
-    `distance` is None for an address that stays when the input moves."""
+    """8 bytes at `offset` of an argument that point `distance` bytes into the memory of a port;
+    `distance` is None for an address that stays when the port moves."""
 
     offset: int
     port: int
@@ -71,7 +76,10 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[
 class Found:
     """The arguments that could be re-pointed in one recording.
 
+    Outputs are counted on from the inputs.
+
     Attributes:
+        ports: those that are to be re-pointed.
         words: by port, the places that hold an address of it, each with its distance.
         readers: by port, the nodes that have such places.
         setters: by node, the calls that take its words to the graph.
@@ -79,6 +87,7 @@ class Found:
     """
 
     graph: CudaGraph
+    ports: dict[int, Port]
     words: dict[int, list[tuple[Any, int]]] = field(default_factory=dict)
     readers: dict[int, set[int]] = field(default_factory=dict)
     setters: dict[int, nodes.Setter] = field(default_factory=dict)
@@ -95,20 +104,26 @@ def rebind(
     body: Callable[[Capture], object],
     state: Sequence[Tensor],
     generators: Sequence[torch.Generator],
+    in_place: InPlace,
 ) -> None:
-    """Let `graph` read directly every input for which that is proven; see `Driver.rebind`."""
-    if not any(port.node for port in graph.inputs) or graph.wiring.bundles:
+    """Let kernels reach every port directly for which that is proven; see `Driver.rebind`."""
+    found = Found(graph, _wanted(graph, in_place))
+    if not found.ports:
         return
     index = graph.pool.index
     with torch.cuda.device(index):
         try:
-            examples, found = _compare(graph, body, generators)
+            examples = _compare(found, body, generators)
         except CaptureError as error:
             if error.code == "OL111":
                 return  # no room for a second recording: the copies stay
             raise
         candidates = set(found.words) - found.refused
-        candidates &= {port for port in candidates if _can_tell(examples[port], graph.inputs[port])}
+        candidates &= {
+            number
+            for number in candidates
+            if number >= len(examples) or _can_tell(examples[number], found.ports[number])
+        }
         if not candidates:
             return
         drawn = (torch.cuda.default_generators[index], *generators)
@@ -119,6 +134,23 @@ def rebind(
     graph.travels = tuple(
         Travel.REBIND if port in proven else travel for port, travel in enumerate(graph.travels)
     )
+    graph.rebound = frozenset(n - len(examples) for n in proven if n >= len(examples))
+
+
+def _wanted(graph: CudaGraph, in_place: InPlace) -> dict[int, Port]:
+    """Return the ports to reach directly, but for outputs in memory of inputs."""
+
+    def large(port: Port, least: int | None) -> bool:
+        return bool(port.node) and least is not None and port.nbytes >= least
+
+    brought = Ranges()
+    brought.set([(port.address, port.address + port.nbytes) for port in graph.inputs])
+    ports = {n: p for n, p in enumerate(graph.inputs) if large(p, in_place.inputs)}
+    for number, port in enumerate(graph.outputs, len(graph.inputs)):
+        inside = brought.overlaps(port.address, port.address + port.nbytes)
+        if large(port, in_place.outputs) and not inside:
+            ports[number] = port
+    return ports
 
 
 def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
@@ -135,47 +167,53 @@ def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
 
 
 def _compare(
-    graph: CudaGraph, body: Callable[[Capture], object], generators: Sequence[torch.Generator]
-) -> tuple[list[Tensor], Found]:
-    """Record again in other memory, and compare."""
-    found = Found(graph)
-    elsewhere = CudaPool(torch.device("cuda", graph.pool.index))
+    found: Found, body: Callable[[Capture], object], generators: Sequence[torch.Generator]
+) -> list[Tensor]:
+    """Record again in other memory, and compare. Return the source of each input."""
+    graph, index = found.graph, found.graph.pool.index
+    elsewhere = CudaPool(torch.device("cuda", index))
+    bundled = bool(graph.wiring.bundles)
 
     def again(recorder: CudaRecorder) -> None:
         body(recorder)
 
-    recorded, _ = record(again, elsewhere, generators)
+    with allocations(index) as allocated:
+        recorded, _ = record(again, elsewhere, generators, bundled=bundled)
     try:
-        _search(found, recorded)
+        _search(found, recorded, allocated)
     finally:
         recorded.graph.reset()
         elsewhere.release()
-    return recorded.examples, found
+    return recorded.examples
 
 
-def _search(found: Found, recorded: Recorded) -> None:
+def _search(found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]] | None) -> None:
     graph = found.graph
     mine = nodes.handles(graph.raw[0])
     others = nodes.handles(recorded.graph.raw_cuda_graph())
     kinds = [nodes.kind(node) for node in mine]
     if kinds != [nodes.kind(node) for node in others] or not _KNOWN.issuperset(kinds):
         return
-    pairs = zip(graph.inputs, recorded.inputs, strict=True)
-    spans = {
-        number: Span(a.address, a.address + a.nbytes, b.address)
-        for number, (a, b) in enumerate(pairs)
-        if a.node
-    }
+    moved = [*recorded.inputs, *recorded.outputs]
+    spans: dict[int, Span] = {}
+    for number, port in found.ports.items():
+        is_output = number >= len(graph.inputs)
+        if not is_output or _is_alone(moved[number], allocated):
+            stop = port.address + port.nbytes
+            spans[number] = Span(port.address, stop, moved[number].address, is_output)
     copies = {port.node for port in graph.inputs if port.node}
     # An output may be a copy of an input: one node, whose both ends change.
     outputs = {end.node.node: end for end in graph.wiring.write_ends.values()}
     everything = set(spans)
+    own = {graph.outputs[n - len(graph.inputs)].node for n, s in spans.items() if s.is_output}
     for kind, node, other in zip(kinds, mine, others, strict=True):
         if node in copies:
             continue
         if kind == "KERNEL":
             if not _search_kernel(found, node, other, spans):
                 found.refused |= everything
+        elif kind == "MEMCPY" and node in own:
+            continue
         elif kind == "MEMCPY":
             _search_memcpy(found, node, outputs.get(node), spans)
         elif kind == "MEMSET":
@@ -196,6 +234,10 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
     for number, word in hits:
         if word.distance is None:
             found.refused.add(word.port)
+        elif spans[word.port].is_output and word.distance == found.ports[word.port].nbytes:
+            # The end of the output, or the start of what lies behind it.
+            if any(w.port == word.port and w.distance != word.distance for _, w in hits):
+                found.refused.add(word.port)
         else:
             found.note(word.port, node, a.word(number, word.offset), word.distance)
     return True
@@ -204,16 +246,33 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
 def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[int, Span]) -> None:
     copy = nodes.CopyNode(node) if output is None else output.node
     fields = copy.fields
-    if output is None:
-        found.refused |= _inside(fields.dstDevice, spans)
     readable = _inside(fields.srcDevice, spans)
+    writable = set[int]()
+    if output is None:
+        writable = _inside(fields.dstDevice, spans)
+        found.refused |= {port for port in writable if not spans[port].is_output}
     if not copy.linear:
-        found.refused |= readable
-    elif readable:
+        found.refused |= readable | writable
+    elif readable or writable:
         setter = copy.setter(found.graph.raw[1]) if output is None else output.setter
         found.setters[node] = setter
         for port in readable:
             found.note(port, node, copy.source(), fields.srcDevice - spans[port].start)
+        for port in writable:
+            found.note(port, node, copy.target(), fields.dstDevice - spans[port].start)
+
+
+def _is_alone(port: Port, allocated: Sequence[tuple[int, int]] | None) -> bool:
+    """Return whether nothing larger than an output was allocated where it is."""
+    if allocated is None:
+        return False
+    start = port.address
+    stop = start + -(-port.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    return all(
+        start <= address and address + nbytes <= stop
+        for address, nbytes in allocated
+        if address < stop and address + nbytes > start
+    )
 
 
 def _inside(address: int, spans: dict[int, Span]) -> set[int]:
@@ -221,21 +280,26 @@ def _inside(address: int, spans: dict[int, Span]) -> set[int]:
 
 
 def _direct(found: Found, ports: set[int]) -> None:
-    """Let kernels read these inputs directly from the next launch on, and copy the others."""
+    """Let kernels reach these ports directly from the next launch on, and copy the others."""
     graph, wiring = found.graph, found.graph.wiring
     nodes.apply(wiring.rest())
-    executable = graph.raw[1]
+    executable, first = graph.raw[1], len(graph.inputs)
     for port in found.words:
-        nodes.set_enabled(executable, graph.inputs[port].node, port not in ports)
+        nodes.set_enabled(executable, found.ports[port].node, port not in ports)
     wiring.reads[:] = [end.prepared for p, end in wiring.read_ends.items() if p not in ports]
-    wiring.directs[:] = [_input(graph.inputs[p], p, found.words[p]) for p in sorted(ports)]
+    writes = [end.prepared for p, end in wiring.write_ends.items() if p + first not in ports]
+    wiring.writes[:] = writes
+    wiring.directs[:] = [_direct_port(found, p, p) for p in sorted(ports) if p < first]
+    wiring.places[:] = [_direct_port(found, p, p - first) for p in sorted(ports) if p >= first]
     readers = {node for port in ports for node in found.readers[port]}
     wiring.patches[:] = [found.setters[node] for node in sorted(readers)]
 
 
-def _input(port: Port, number: int, words: list[tuple[Any, int]]) -> Direct:
+def _direct_port(found: Found, number: int, place: int) -> Direct:
+    port = found.ports[number]
     aligned = min(port.address & -port.address, _MOST_ALIGNED)
-    return Direct(number, port.displacement, port.address, port.nbytes, aligned - 1, words)
+    words = found.words[number]
+    return Direct(place, port.displacement, port.address, port.nbytes, aligned - 1, words)
 
 
 # Proving.
@@ -289,27 +353,36 @@ class _Trial:
 
     def _agree(self, ports: set[int], flip: bool) -> bool:
         _direct(self._found, set())
-        expected, _ = self._run(flip, set())
+        sizes = [port.nbytes for port in self._graph.outputs]
+        zeros = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in sizes]
+        expected, state, _ = self._run(flip, set(), zeros)
         _direct(self._found, ports)
-        got, inputs = self._run(flip, ports)
+        got, changed, inputs = self._run(flip, ports, [~t for t in expected])
         _, untouched = self._sources(flip)
-        same = all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
-        return same and all(torch.equal(inputs[port], untouched[port]) for port in ports)
+        pairs = zip((*expected, *state), (*got, *changed), strict=True)
+        same = all(torch.equal(a, b) for a, b in pairs)
+        read = (port for port in ports if port < len(self._examples))
+        return same and all(torch.equal(inputs[port], untouched[port]) for port in read)
 
-    def _run(self, flip: bool, poisoned: set[int]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _run(
+        self, flip: bool, poisoned: set[int], results: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], dict[int, Tensor]]:
+        """Launch, and return `results`, the state and the inputs after it."""
         sources, data = self._sources(flip)
         stream = torch.cuda.current_stream().cuda_stream
         for number in poisoned:
-            port = self._graph.inputs[number]
-            bad = poison(data[number], self._examples[number].dtype)
+            port = self._found.ports[number]
+            if number < len(self._examples):
+                bad = poison(data[number], self._examples[number].dtype)
+            else:  # read nowhere, unless by an address that no argument shows
+                bad = flipped(~results[number - len(self._examples)], torch.int64)
             nodes.copy(port.address, bad.data_ptr(), port.nbytes, stream)
-        outputs = self._graph.outputs
-        results = [torch.zeros(p.nbytes, dtype=torch.uint8, device="cuda") for p in outputs]
-        targets = [_at(t, port.displacement) for t, port in zip(results, outputs, strict=True)]
+        ports = self._graph.outputs
+        targets = [_at(t, port.displacement) for t, port in zip(results, ports, strict=True)]
         with self._undone():
             self._graph.launch(sources, targets)
             written = [t.clone() for t in self._state]
-        return results + written, data
+        return results, written, data
 
     def _sources(self, flip: bool) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Make a tensor for each port, and the bytes of those by node, in fresh memory."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from onelaunch.call.spec import TensorSpec, extent_bytes
 from onelaunch.call.wrappers import local
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import Capture, DevicePool, Graph, Region, Rewind
+from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Region, Rewind
 from onelaunch.driver.tape.graph import TapeGraph, TapePool
 from onelaunch.driver.tape.ports import Ports
 from onelaunch.driver.tape.recorder import TapeRecorder, is_recording, recording, recording_with
@@ -184,7 +184,8 @@ class TapeDriver:
         graph: Graph,
         body: Callable[[Capture], object],
         state: Sequence[Tensor],
-        generators: Sequence[torch.Generator] = (),
+        generators: Sequence[torch.Generator],
+        in_place: InPlace,
     ) -> Graph:
         """Return `graph` itself: copies cost little beside its calls."""
         return graph

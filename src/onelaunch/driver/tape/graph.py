@@ -89,6 +89,8 @@ class TapeGraph:
         self._live = True
         pool.add(self)
 
+    rebound = frozenset[int]()
+    """See `Graph.rebound`: all are copied."""
     driver_bytes = 0
     """See `Graph.driver_bytes`: there is no driver beneath."""
 

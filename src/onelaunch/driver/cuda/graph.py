@@ -293,7 +293,7 @@ def _bind(
                     point(shrinks, targets)
                 if patches:
                     _point(directs, sources, ranges, stream)
-                    elsewhere = _place(places, targets, ranges)
+                    elsewhere = _place(places, targets)
                     nodes.apply(patches)
                 if early:
                     _bring(early, sources)
@@ -396,15 +396,13 @@ def _point(directs: list[Direct], sources: Sequence[Tensor], ranges: Ranges, str
             word.value = address + distance
 
 
-def _place(
-    places: list[Direct], targets: Sequence[Tensor], ranges: Ranges
-) -> list[tuple[int, int, int]]:
-    """Write the addresses of the targets to the kernels' arguments. Return the copies to make after
-    the launch, for targets that the kernels cannot write."""
+def _place(places: list[Direct], targets: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Write the addresses of the targets, which are fresh memory, to the kernels' arguments. Return
+    the copies to make after the launch, for targets that are aligned otherwise."""
     elsewhere: list[tuple[int, int, int]] = []
     for port, displacement, inside, nbytes, misaligned, words in places:
         address = targets[port].data_ptr() - displacement
-        if address & misaligned or ranges.overlaps(address, address + nbytes):
+        if address & misaligned:
             elsewhere.append((address, inside, nbytes))
             address = inside
         for word, distance in words:

@@ -8,7 +8,8 @@ has to give what it gives with the copy.
 
 The memory of an output may have been that of something larger before, whose words look the same,
 and which would then be written beyond the caller's end. So an output is rebound only if everything
-that was allocated in its memory, in the second recording, lay within it.
+that was allocated in its memory, in the second recording, lay within it. Where that is not so, a
+third recording begins with free blocks of the outputs' sizes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_
 """Kinds of node whose addresses are all visible; beside any other, nothing is rebound."""
 
 _MOST_ALIGNED = 512
+_ROOMS = 4
+"""The number of free blocks for each output: other tensors of its size may live beside it."""
+_APART_BYTES = (1 << 20) + BLOCK_BYTES
+"""The least size that the caching allocator takes from where it takes large tensors."""
 
 
 class Span(NamedTuple):
@@ -46,6 +51,8 @@ class Span(NamedTuple):
     stop: int
     other: int
     is_output: bool = False
+    has_neighbour: bool = False
+    """Whether something else was allocated at `stop`, in the other recording."""
 
 
 class Word(NamedTuple):
@@ -92,6 +99,11 @@ class Found:
     readers: dict[int, set[int]] = field(default_factory=dict)
     setters: dict[int, nodes.Setter] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+
+    @property
+    def outputs(self) -> list[int]:
+        """The outputs among the ports."""
+        return [number for number in self.ports if number >= len(self.graph.inputs)]
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:
         """Remember a place."""
@@ -173,22 +185,52 @@ def _compare(
     graph, index = found.graph, found.graph.pool.index
     elsewhere = CudaPool(torch.device("cuda", index))
     bundled = bool(graph.wiring.bundles)
+    crowded: list[int] = []
 
     def again(recorder: CudaRecorder) -> None:
+        recorder.held += _rooms(crowded, index)
         body(recorder)
 
-    with allocations(index) as allocated:
-        recorded, _ = record(again, elsewhere, generators, bundled=bundled)
-    try:
-        _search(found, recorded, allocated)
-    finally:
-        recorded.graph.reset()
-        elsewhere.release()
-    return recorded.examples
+    while True:
+        with allocations(index) as allocated:
+            recorded, _ = record(again, elsewhere, generators, bundled=bundled)
+        try:
+            alone = _alone(found, recorded, allocated)
+            if crowded or allocated is None or len(alone) == len(found.outputs):
+                _search(found, recorded, alone, allocated or ())
+                return recorded.examples
+            crowded = [found.ports[n].nbytes for n in found.outputs if n not in alone]
+        finally:
+            recorded.graph.reset()
+            elsewhere.release()
 
 
-def _search(found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]] | None) -> None:
-    graph = found.graph
+def _rooms(sizes: list[int], index: int) -> list[Tensor]:
+    """Leave free blocks of some sizes in the pool under capture. Return what keeps them apart."""
+    held: list[Tensor] = []
+    free: list[Tensor] = []
+    for nbytes in sizes * _ROOMS:
+        for size, kept in ((nbytes, free), (min(nbytes, _APART_BYTES), held)):
+            kept.append(torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}"))
+    return held
+
+
+def _alone(
+    found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]] | None
+) -> set[int]:
+    """Return the outputs in whose memory nothing larger was allocated."""
+    first = len(recorded.inputs)
+    return {
+        number
+        for number in found.outputs
+        if allocated is not None and _is_alone(recorded.outputs[number - first], allocated)
+    }
+
+
+def _search(
+    found: Found, recorded: Recorded, alone: set[int], allocated: Sequence[tuple[int, int]]
+) -> None:
+    graph, starts = found.graph, {start for start, _ in allocated}
     mine = nodes.handles(graph.raw[0])
     others = nodes.handles(recorded.graph.raw_cuda_graph())
     kinds = [nodes.kind(node) for node in mine]
@@ -197,10 +239,11 @@ def _search(found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int
     moved = [*recorded.inputs, *recorded.outputs]
     spans: dict[int, Span] = {}
     for number, port in found.ports.items():
-        is_output = number >= len(graph.inputs)
-        if not is_output or _is_alone(moved[number], allocated):
-            stop = port.address + port.nbytes
-            spans[number] = Span(port.address, stop, moved[number].address, is_output)
+        is_output = number in found.outputs
+        if not is_output or number in alone:
+            start, there = port.address, moved[number].address
+            shared = is_output and there + port.nbytes in starts
+            spans[number] = Span(start, start + port.nbytes, there, is_output, shared)
     copies = {port.node for port in graph.inputs if port.node}
     # An output may be a copy of an input: one node, whose both ends change.
     outputs = {end.node.node: end for end in graph.wiring.write_ends.values()}
@@ -235,8 +278,7 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
         if word.distance is None:
             found.refused.add(word.port)
         elif spans[word.port].is_output and word.distance == found.ports[word.port].nbytes:
-            # The end of the output, or the start of what lies behind it.
-            if any(w.port == word.port and w.distance != word.distance for _, w in hits):
+            if not spans[word.port].has_neighbour:  # the end of the output
                 found.refused.add(word.port)
         else:
             found.note(word.port, node, a.word(number, word.offset), word.distance)
@@ -262,10 +304,8 @@ def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[
             found.note(port, node, copy.target(), fields.dstDevice - spans[port].start)
 
 
-def _is_alone(port: Port, allocated: Sequence[tuple[int, int]] | None) -> bool:
+def _is_alone(port: Port, allocated: Sequence[tuple[int, int]]) -> bool:
     """Return whether nothing larger than an output was allocated where it is."""
-    if allocated is None:
-        return False
     start = port.address
     stop = start + -(-port.nbytes // BLOCK_BYTES) * BLOCK_BYTES
     return all(

@@ -154,6 +154,7 @@ def test_layers_that_are_compiled_once(device: torch.device, rand: Rand) -> None
 
     same_calls(f, g, lambda i: (rand(i, ROWS, WIDTH).sign(),), calls=8)
     assert replays() >= 9
+    assert device.type != "cuda" or set(ways()) == {("rebind", "rebind")}
 
 
 # On CUDA: that there is no copy.
@@ -184,13 +185,6 @@ def test_nor_in_inductors_code(device: torch.device, rand: Rand) -> None:
 def test_small_tensors_are_copied(device: torch.device, rand: Rand) -> None:
     fast = compiled(handed_on, codegen="eager")
     same_calls(handed_on, fast, lambda i: (rand(i, 4, 4),))
-    assert set(ways()) == {("node", "own")}
-
-
-@on_cuda
-def test_one_graph_alone_copies(device: torch.device, rand: Rand) -> None:
-    fast = compiled(first, codegen="eager")
-    same_calls(first, fast, lambda i: (rand(i, ROWS, WIDTH),))
     assert set(ways()) == {("node", "own")}
 
 

@@ -85,8 +85,8 @@ class Callee:
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 
     @property
-    def in_chain(self) -> bool:
-        """True if other recordings make its arguments, or read its results."""
+    def in_place(self) -> bool:
+        """True if kernels are to reach its large arguments and results in the caller's memory."""
         return False
 
     @property

@@ -11,7 +11,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from onelaunch.driver.select import driver_of as driver_of_kind
 from onelaunch.driver.select import select
 from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example, fake_mode
-from onelaunch.dynamo.lines import is_broken
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Region, region_of
 from onelaunch.dynamo.settings import Settings
@@ -93,8 +91,7 @@ def record_graph(
     Args:
         regions: where the regions that this makes are noted.
     """
-    if is_broken(graph):
-        settings = replace(settings, in_chain=True)
+
     apart = beside(graph, inputs, device)
     if apart is not None:
         rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
@@ -104,11 +101,8 @@ def record_graph(
         rest = record_graph(held.graph, held.inputs, device, compiler, settings, regions)
         return held.around(rest)
 
-    def compile_part(
-        part: torch.fx.GraphModule, given: Sequence[Any], in_chain: bool = True
-    ) -> Callable[..., Any]:
-        of_part = replace(settings, in_chain=in_chain or settings.in_chain)
-        region = region_of(part, given, device, compiler, of_part, split)
+    def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        region = region_of(part, given, device, compiler, settings, split)
         regions.add(region)
         return region.call
 
@@ -127,7 +121,7 @@ def record_graph(
 
     refused = refused_nodes(graph, device, {})
     if not refused:
-        return compile_part(graph, inputs, in_chain=False)
+        return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
         return _raising(next(iter(refused.values())))
     _warn(list(refused.values()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -27,13 +26,6 @@ def line_in(stack: str) -> str | None:
 def function_of(graph: torch.fx.GraphModule) -> str:
     """Return the name of the user's function where a graph begins."""
     return function_in(node.meta.get("stack_trace") for node in graph.graph.nodes)
-
-
-def is_broken(graph: torch.fx.GraphModule) -> bool:
-    """Return whether Dynamo made several graphs of a function, this one among them."""
-    reason: Any = getattr(graph, "compile_subgraph_reason", None)
-    breaks = reason is not None and reason.graph_break
-    return breaks or function_of(graph).startswith("torch_dynamo_resume_in_")
 
 
 def function_in(stacks: Iterable[str | None]) -> str:

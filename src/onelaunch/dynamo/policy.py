@@ -12,7 +12,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,8 +106,7 @@ class _Hooks:
         graph = self._compiled.graph()
         name = function_in(stack_traces) + (" backward" if is_backward else "")
         static, written = set(static_input_idxs), set(mutated_input_idxs)
-        settings = replace(self._settings, in_chain=len(graph.partition_maps or ()) > 1)
-        make = functools.partial(RecordedCode, settings, self._note, name, is_backward)
+        make = functools.partial(RecordedCode, self._settings, self._note, name, is_backward)
         if not graph.partition_maps:
             return make(model, static, written)
         if [part.id for part in graph.partition_maps] != [0]:

@@ -53,15 +53,10 @@ class RegionCallee(Callee):
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        shown: Callable[..., Any],
-        statics: Unchanging,
-        region: Region,
+        self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Unchanging
     ) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
         self._shown = shown
-        self._region = region
         self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
 
     @property
@@ -70,9 +65,9 @@ class RegionCallee(Callee):
         return self._shown
 
     @property
-    def in_chain(self) -> bool:
-        """True for one of several graphs of a function, and for layers that are compiled once."""
-        return self._region.settings.in_chain or len(self._region.programs()) > 1
+    def in_place(self) -> bool:
+        """See `Callee.in_place`: what one graph makes is often what the next one reads."""
+        return True
 
     def watch(self, step_aside: Callable[[], object] | None = None) -> FrameWatch | None:
         """Return no watch: Dynamo has seen what the code reads."""
@@ -97,7 +92,7 @@ class Program:
         statics = region.named(tensors)
         run = region.bound(region.run, statics)
         shown = run if region.shown is region.run else region.bound(region.shown, statics)
-        callee = RegionCallee(run, shown, statics, region)
+        callee = RegionCallee(run, shown, statics)
         options = replace(region.settings.graph, buckets=region.buckets())
         if shown is not run:  # the first call shows the graph; compiled code must run before too
             options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))

@@ -26,7 +26,6 @@ class Settings:
         codegen: Inductor's kernels, or torch's own.
         mode, inductor: what Inductor is told.
         graph: the options of the recordings.
-        in_chain: whether the graph is one of several that make one function.
     """
 
     codegen: Literal["inductor", "eager"]
@@ -34,7 +33,6 @@ class Settings:
     inductor: Mapping[str, Any]
     graph: Options
     pool: PoolManager
-    in_chain: bool = False
 
     @classmethod
     def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> Settings:

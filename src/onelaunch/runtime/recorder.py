@@ -44,7 +44,7 @@ from onelaunch.trace_names import named, sizes
 from onelaunch.watch.ledger import TRIES
 
 _LEAST_BYTES = 1 << 20
-"""The least size of a tensor between two recordings that is worth proving it needs no copy."""
+"""The least size of a tensor that is worth proving it needs no copy."""
 
 
 class Owner(Protocol):
@@ -194,7 +194,7 @@ class Recorder:
     def _in_place(self, attempt: Attempt) -> InPlace | None:
         """Return what kernels are to reach in the caller's memory; None: nothing."""
         every = self._options.inputs == "rebind"
-        if self._callee.in_chain and not attempt.strategy.varying:
+        if self._callee.in_place and not attempt.strategy.varying:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
         return InPlace(0) if every else None
 

@@ -358,6 +358,9 @@ def plan_outputs(
         elif driver.storage(t) in observer.seeds:
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise refuse("OL104", what, fix="return the result of the operator alone")
+        elif driver.storage(t) not in storages and driver.storage(t) in observer.numbers:
+            observer.admission.wanted |= observer.numbers[driver.storage(t)]
+            raise refuse("OL104", f"a result, {spec}, is a number that eager has on the host")
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:

@@ -236,6 +236,7 @@ class CaptureRun:
             slot.id: static for slot, static in zip(self.brought, numbers, strict=True)
         }
         self.observer = self._observer()
+        self.observer.numbers = {storage: frozenset({storage}) for storage in self.filled}
 
     def execute(self, capture: Capture, tree: Tree) -> None:
         """Run the callable, and copy its results out; call `stage` first."""

@@ -41,6 +41,12 @@ _FILLED: Mapping[Any, int] = {
     operator.setitem: 2,
 }
 """Functions that fill a tensor with a number, and the place of the number."""
+_NUMBER_FIRST: Mapping[Any, Any] = {
+    getattr(operator, f"{in_place}{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+    for in_place in ("", "i")
+}
+"""Operators, and what they are where the first operand is a number, which cannot be written."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtype in which kernels compute with a scalar."""
 
@@ -84,6 +90,9 @@ def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside 
     if mode is None or not isinstance(graph.graph.output_node().args[0], tuple | list):
         return None
     sources = _sources(inputs_of(graph))
+    if sources:
+        with mode:
+            _number_first(graph)
     while sources:
         numbers = _computed(graph, sources)
         with mode, torch.no_grad():
@@ -92,6 +101,26 @@ def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside 
             return _parted(graph, inputs, numbers, mode, device)
         sources = [s for s in sources if not wanting & _computed(graph, [s]).keys()]
     return None
+
+
+def _number_first(graph: Graph) -> None:
+    """Replace ``n += x`` and ``n / x``, of a number, by what eager makes of them: a tensor in its
+    place would be written, or divided."""
+    for node in graph.graph.nodes:
+        if node.target not in _NUMBER_FIRST or isinstance(_value(node.args[0]), Tensor):
+            continue
+        node.target = _NUMBER_FIRST[node.target]
+        n, x = node.args
+        if node.target is operator.truediv and isinstance(_value(x), Tensor):
+            with graph.graph.inserting_before(node):
+                inverse = graph.graph.call_method("reciprocal", (x,))
+            inverse.meta = {**node.meta, "example_value": example(x).reciprocal()}
+            node.target, node.args = operator.mul, (inverse, n)
+    graph.recompile()
+
+
+def _value(given: Any) -> Any:
+    return example(given) if isinstance(given, Node) else given
 
 
 def _sources(given: Sequence[Node]) -> list[Node]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import Thread, get_ident
 from typing import Any
@@ -50,7 +50,7 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
-from onelaunch.state.walk import Change
+from onelaunch.state.walk import Change, StateWalk
 from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
 from onelaunch.watch.difference import of_threads
@@ -107,8 +107,11 @@ class Warmup:
         driver, signature = attempt.driver, attempt.signature
         try:
             with same_modes() as modes, _noting_effects(attempt):
+                hidden = self._callee.is_compiled(driver)
+                if hidden and not self.foresees_capture(attempt):
+                    signature.compiled_accesses = None
                 known = signature.compiled_accesses
-                if known is None and self._callee.is_compiled(driver):
+                if hidden and known is None:
                     with self._stepping(signature, refuse):
                         result = self._shown(attempt, args, kwargs)
                 elif known is None or known.refused is not None:
@@ -168,7 +171,7 @@ class Warmup:
         """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
         device, signature = attempt.device, attempt.signature
         before = attempt.reached.walk()
-        held, began = held_by(attempt.driver, device, before), contents_of(before)
+        held = held_by(attempt.driver, device, before)
         named = places(attempt.flat.tensors, before)
         observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
@@ -181,13 +184,14 @@ class Warmup:
                 conditions.enter_context(observer)
                 conditions.enter_context(signature.asking.answering())
                 result = self._callee.watched(run, conditions.close)()
-            accesses = self._accesses(attempt, observer, named, result, began)
+            accesses = self._accesses(attempt, observer, named, result, before)
         finally:
             observer.release()
         accesses.refuse_unseen()
         if any(map(_creates_state, attempt.reached.changed(before)[1])):
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
+            accesses.note_contents(self._callee.reached(attempt.flat).walk())
             signature.compiled_accesses = accesses
         return result
 
@@ -197,18 +201,18 @@ class Warmup:
         observer: Observer,
         named: Iterable[tuple[object, Tensor]],
         result: Any,
-        began: Mapping[object, object],
+        before: StateWalk,
     ) -> CompiledAccesses:
-        """Return the accesses of an eager run that stands for compiled code. Such code cannot
-        return a number that it got as a host tensor."""
-        numbers = [t for t in attempt.flat.tensors if is_filled(t, attempt.device)]
-        if any(t is n for t in flatten(result).tensors for n in numbers):
-            fix = "return it outside of the callable, or pass it on the device"
-            what = "a host tensor is returned"
+        """Return the accesses of an eager run, from `before`, that stands for compiled code. Such
+        code cannot hand on a number that it got as a host tensor, or computed of such."""
+        stored = [change.after for change in attempt.reached.changed(before)[1]]
+        if any(map(observer.host.is_given_there, flatten([result, stored]).tensors)):
+            fix = "compute and return it outside of the callable, or pass it on the device"
+            what = "a host tensor is returned or stored"
             observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
         if self._callee.handed_on is not None:
             observer.note_refusal(of_threads(self._callee.handed_on))
-        return CompiledAccesses.of(observer, named, began)
+        return CompiledAccesses.of(observer, named, contents_of(before))
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
         """Return a context for a warm-up. An optimizer that cannot be captured is made capturable
@@ -290,7 +294,7 @@ class Warmup:
         args, kwargs = unflatten(flat.tree, flat.tensors)
         before = reached.walk()
         named = places(flat.tensors, before)
-        began, on_its_stream = contents_of(before), _its_stream(attempt)
+        on_its_stream = _its_stream(attempt)
         with rolled_back(driver, device, flat.tensors, reached) as effects:
             observer = effects.observer
             shown = functools.partial(callee.shown, *args, **kwargs)
@@ -310,7 +314,7 @@ class Warmup:
                 callee.note_result(result)
                 then(result)
             if callee.is_compiled(driver):
-                accesses = self._accesses(attempt, observer, named, result, began)
+                accesses = self._accesses(attempt, observer, named, result, before)
                 signature.compiled_accesses = accesses
             del result
             signature.need_bytes = max(0, need - observer.saved_bytes)
@@ -325,6 +329,8 @@ class Warmup:
                     effects.rollback.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(driver, device, _now(attempt)):
                         run()
+        if signature.compiled_accesses is not None:
+            signature.compiled_accesses.note_contents(callee.reached(flat).walk())
         if signature.compiled_accesses is not None and device.type != "cpu":
             # On the CPU, what `torch.tensor` makes is memory like any other.
             signature.compiled_accesses.refuse_unseen()

@@ -27,6 +27,7 @@ from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
+from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import of_made_memory
 from onelaunch.watch.ledger import content_of
@@ -169,7 +170,7 @@ class CompiledAccesses:
     refused: CaptureError | None
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
-    began: Mapping[object, object]
+    began: dict[object, object]
     handed: list[object] | None = None
 
     @contextmanager
@@ -207,9 +208,24 @@ class CompiledAccesses:
 
     def holds_for(self, now: StateWalk) -> bool:
         """Return whether a run from this state reads and writes the same. From another (a flag that
-        the first call sets, a cache that it makes) it may take another way."""
-        contents = contents_of(now)
-        return all(contents.get(slot, value) == value for slot, value in self.began.items())
+        the first call sets, a cache that it makes, a gradient that is None) it may take another
+        way. Of a tensor that was not there, or that no run had been seen to read, nothing is known;
+        nor of what an object has got since."""
+        began, contents = self.began, contents_of(now)
+        if not (now.runs_backward() or now.asks("grad")):
+            began, contents = _without_gradients(began), _without_gradients(contents)
+        if any(contents.get(slot, value) != value for slot, value in began.items()):
+            return False
+        holders = {slot[0] for slot in began if isinstance(slot, tuple)}
+        new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
+        known = not any(slot[0] in holders or contents[slot] is Tensor for slot in new)
+        return known and _gradients(began) <= contents.keys()
+
+    def note_contents(self, after: StateWalk) -> None:
+        """Note the contents of what only this run was seen to read, as they are after it. Of its
+        tensors the places are not known."""
+        found = contents_of(after).items()
+        self.began = {slot: value for slot, value in found if value is not Tensor} | self.began
 
     def refuse_unseen(self) -> None:
         """Refuse memory without a place that the run read and that is gone by now: it was made
@@ -228,7 +244,7 @@ class CompiledAccesses:
     def of(
         observer: Observer,
         places: Iterable[tuple[object, Tensor]],
-        began: Mapping[object, object],
+        began: dict[object, object],
     ) -> CompiledAccesses:
         """Return the accesses of a run that was watched; the places are those before it."""
         by_storage: dict[int, list[object]] = {}
@@ -311,6 +327,15 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
         for key, (_, value) in walk.held.items()
     }
     return found | {key: count for key, (_, _, count) in walk.containers.items()}
+
+
+def _gradients(contents: Mapping[object, object]) -> set[object]:
+    return {slot for slot in contents if isinstance(slot, tuple) and slot[1] is gradient_of}
+
+
+def _without_gradients(contents: Mapping[object, object]) -> dict[object, object]:
+    gradients = _gradients(contents)
+    return {slot: value for slot, value in contents.items() if slot not in gradients}
 
 
 def _written_if_compiled(places: Iterable[object]) -> CaptureError:

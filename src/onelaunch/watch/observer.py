@@ -116,6 +116,9 @@ class Observer(Watching):
         self._reshaped_at: dict[int, Place | None] = {}
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""
+        self.numbers: dict[int, frozenset[int]] = {}
+        """Storages of what is computed of numbers of the host alone, which eager has on the host ->
+        those of the numbers."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
         self.suspected: CaptureError | None = None
@@ -157,6 +160,8 @@ class Observer(Watching):
                 if self.ledger is not None and noted is not None:
                     self.ledger.made(noted, results)
                 self._note_seeds(op, given, result)
+                if self.numbers:
+                    self._note_numbers(given, results, kwargs.get("device"))
         except CaptureError as error:
             self.note_refusal(error)
             raise
@@ -381,6 +386,17 @@ class Observer(Watching):
             made = set(map(self._storage, filter(has_strides, tensors(result))))
             self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
         self.seeds.update(map(self._storage, given_seeds(op.func, result)))
+
+    def _note_numbers(self, given: Sequence[Tensor], made: Sequence[Tensor], moved: object) -> None:
+        """Note the results of an operation on numbers of the host, unless it moves them."""
+        inputs = [s for s in map(self.storage_of, given) if s is not None]
+        roots = [self.numbers[s] for s in inputs if s in self.numbers]
+        of_numbers = bool(roots) and len(roots) == len(inputs) and moved is None
+        for storage in filter(None, map(self.storage_of, made)):
+            if of_numbers:
+                self.numbers[storage] = frozenset().union(*roots)
+            elif storage not in inputs:  # it may have the memory of one that was freed
+                self.numbers.pop(storage, None)
 
     @property
     def brought(self) -> list[Tensor]:

@@ -32,6 +32,7 @@ from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import (
     ArgumentView,
+    Held,
     HeldView,
     Inputs,
     Output,
@@ -227,6 +228,8 @@ class Forward:
         static = StaticGraph(
             self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
         )
+        memories = [output.memory for output in outputs.made]
+        static.outlasting = [m.tensor for m in memories if isinstance(m, Held | HeldView)]
         link = self._link
         if link is not None:
             static.stream_lock = link.lock

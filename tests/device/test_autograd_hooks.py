@@ -273,6 +273,36 @@ def test_an_argument_that_requires_grad_written_in_place(device: torch.device, r
     assert caught.value.code == "OL113"
 
 
+@pytest.mark.parametrize("kind", ["chunk", "last chunk", "unbind", "slice", "whole"])
+def test_an_argument_that_is_a_chunk_is_written(rand: Rand, kind: str) -> None:
+    """Torch gives nobody the node of a chunk once it is written, which is after it was read."""
+    of: dict[str, Callable[[Tensor], Tensor]] = {
+        "chunk": lambda x: x.chunk(2)[0],
+        "last chunk": lambda x: x.chunk(2)[1],
+        "unbind": lambda x: x.unbind()[0],
+        "slice": lambda x: x[:2],
+        "whole": lambda x: x,
+    }
+
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = a * 2
+        with torch.no_grad():
+            a.add_(1)
+        return y, (b * b).sin()
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        results: list[Any] = []
+        for call in (f, fast):
+            x, b = (rand(i, 4, 3).requires_grad_() for _ in range(2))
+            base = x * 1
+            y, z = call(of[kind](base), b)
+            (loss_of(y) + loss_of(z)).backward()
+            results.append([y, z, base, x.grad, b.grad])
+        assert_same(results[1], results[0], f"call {i}")
+    assert replays(fast) == 4
+
+
 def test_an_argument_that_comes_to_require_grad(device: torch.device, rand: Rand) -> None:
     def f(cache: Tensor, x: Tensor) -> Tensor:
         cache[0] = x

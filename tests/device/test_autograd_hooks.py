@@ -164,6 +164,40 @@ def test_results_that_share_memory(device: torch.device, rand: Rand) -> None:
     train(Shared().to(device), program)
 
 
+def pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x * 2)
+
+
+COMPLEX: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "as complex": lambda x: (y := x * 2, torch.view_as_complex(y)),
+    "rows as complex": lambda x: (y := x * 2, torch.view_as_complex(y)[1:]),
+    "imaginary part": lambda x: (z := pairs(x) * 1, z.imag),
+    "conjugate": lambda x: (z := pairs(x) * 1, z.conj()),
+    "imaginary part of the conjugate": lambda x: (z := pairs(x) * 1, z.conj().imag),
+    "of one that is no result": lambda x: (torch.view_as_complex(y := x * 2), y[..., 1]),
+    "of an argument": lambda x: (x, torch.view_as_complex(x)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_and_real_views_of_each_other(rand: Rand, name: str) -> None:
+    """A write to the one is in the gradient of the other."""
+    f = COMPLEX[name]
+    fast = ol.graph(f, warmup=1)
+    for i in range(6):
+        found: list[Any] = []
+        for call in (f, fast):
+            leaf = rand(i, 3, 2).requires_grad_()
+            x = leaf * 1
+            results = call(x)
+            if i % 3:
+                results[i % 3 - 1].mul_(3)
+            sum(t.abs().pow(3).sum() for t in results).backward()
+            found.append([*results, x, leaf.grad])
+        assert_same(found[1], found[0], f"call {i}")
+    assert replays(fast) == 5
+
+
 def test_in_place_on_a_result_that_is_a_view_inside(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Any:
         model.zero_grad()

@@ -372,15 +372,15 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             base = torch._conj(base)
         if base.is_neg():
             base = torch._neg_view(base)
+        if base.requires_grad and not spec.requires_grad:
+            base = base.detach()
         size = base.element_size()
         start = base.storage_offset() + offset // size
         if base.dtype != spec.dtype:
             # The bytes as one run of the one dtype, seen as the other.
             count = -(-(offset % size + spec.extent_bytes) // size)
-            base = base.as_strided((count,), (1,), start).view(spec.dtype)
+            base = _as_dtype(base.as_strided((count,), (1,), start), spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
-        if base.requires_grad and not spec.requires_grad:
-            base = base.detach()
         made = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
             made = torch._conj(made)
@@ -389,3 +389,14 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
         return made if is_view else made.detach()
 
     return view
+
+
+def _as_dtype(run: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a run of elements as elements of another dtype; with a gradient, of numbers as complex
+    ones, or of these as their parts."""
+    if not run.requires_grad:
+        return run.view(dtype)
+    as_complex = dtype.is_complex
+    return (
+        torch.view_as_complex(run.view(-1, 2)) if as_complex else torch.view_as_real(run).view(-1)
+    )

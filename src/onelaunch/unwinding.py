@@ -24,7 +24,8 @@ _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")
 """Dispatch keys that are on where a mode is. Guards of torch's that an interrupt ends out of turn
 may leave them on without a mode, and then no operation runs any more."""
-_AUTOCAST = ("cpu", "cuda", "privateuseone")
+AUTOCAST = ("cpu", "cuda", "privateuseone")
+"""The devices whose autocast a callable may set."""
 
 
 @contextmanager
@@ -157,36 +158,99 @@ class same_modes:
             _C._dispatch_tls_set_dispatch_key_included(key, included)
 
 
+def _kinds_autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    return tuple([(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in AUTOCAST])
+
+
+def _set_autocast(settings: tuple[tuple[bool, torch.dtype], ...]) -> None:
+    for kind, (enabled, dtype) in zip(AUTOCAST, settings, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _deterministic() -> tuple[bool, bool]:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warns
+
+
+def _set_deterministic(setting: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(setting[0], warn_only=setting[1])
+
+
+def _reduces(kind: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    name = f"allow_{kind}_reduced_precision_reduction"
+    matmul: Any = torch.backends.cuda.matmul
+    return getattr(_C, f"_get_cublas_{name}"), lambda setting: setattr(matmul, name, setting)
+
+
+def _default_device() -> torch.device | None:
+    """Return the device that `torch.set_default_device` has set in this thread."""
+    kept: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    context = getattr(kept, "device_context", None)
+    return None if context is None else context.device
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (_kinds_autocast, _set_autocast),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (_deterministic, _set_deterministic),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _reduces("fp16"),
+    _reduces("bf16"),
+    *(
+        (getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}"))
+        for name in (
+            *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_allow_tf32"),
+            "mkldnn_enabled",
+        )
+    ),
+    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+)
+"""The settings of torch that a call may leave changed (`call.ambient.noted_modes`): the function
+that reads each, and the one that sets it."""
+
+
+class Settings:
+    """The settings of torch as they are now, to be restored."""
+
+    def __init__(self) -> None:
+        self._were = [read() for read, _ in _SETTINGS]
+
+    def restore(self) -> None:
+        """Set those that have changed since."""
+        for (read, write), was in zip(_SETTINGS, self._were, strict=True):
+            if read() != was:
+                write(was)
+
+
 class unwound(same_modes):
-    """A context around a capture that also restores autocast, grad mode and saved-tensor hooks.
+    """A context around a capture that also restores torch's settings and saved-tensor hooks.
 
     An eager call may leave them changed when it fails, but a capture that fails must have no
     effects.
     """
 
-    __slots__ = ("_autocast", "_cached", "_grad", "_hooks", "_nested")
+    __slots__ = ("_hooks", "_nested", "_settings")
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._grad = torch.is_grad_enabled()
+        self._settings = Settings()
         self._hooks = _saving_hooks()
-        self._cached = torch.is_autocast_cache_enabled()
         self._nested = _nested()
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in _AUTOCAST
-        ]
         return self
 
     def _restore_modes(self, kind: type[BaseException], traceback: TracebackType | None) -> None:
         super()._restore_modes(kind, traceback)
-        torch.set_grad_enabled(self._grad)
+        self._settings.restore()
         while _saving_hooks() not in (self._hooks, None):
             _C._autograd._pop_saved_tensors_default_hooks()
-        for device, enabled, dtype in self._autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(self._cached)
         while _nested() > self._nested:  # else the cache of weights would never be cleared
             torch.autocast_decrement_nesting()
 

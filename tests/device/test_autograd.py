@@ -45,6 +45,38 @@ def test_an_argument_that_requires_grad(rand: Rand) -> None:
     assert replays(fast) == 4
 
 
+class Keeps(nn.Module):
+    """Keeps what its backward reads as well: of before the call."""
+
+    def __init__(self, kind: str, device: torch.device) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((4,), 0.5))
+        self.kind, self.seen = kind, None
+        self.to(device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen: Any = {"parameter": self.outer.weight.detach()[0], "buffer": self.scale[1:]}
+        self.seen = chosen.get(self.kind, [x * 2, self.outer.weight.detach()[0], self.scale])
+        return self.outer(self.inner(x)) * self.scale
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "several"])
+def test_a_view_of_a_parameter_or_buffer_is_stored(
+    device: torch.device, rand: Rand, kind: str
+) -> None:
+    def step(model: Any, i: int) -> Any:
+        loss = model(rand(i, 3, 4)).square().sum()
+        loss.backward()
+        return loss, model.seen
+
+    model = Keeps(kind, device)
+    fast = train(model, step, recordings=1 if kind != "several" else None)
+    kept = fast.seen if kind != "several" else fast.seen[1]
+    base: Any = fast.scale if kind == "buffer" else fast.outer.weight
+    assert kept.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
 def test_inference_of_the_same_module_is_recorded(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(4, 2, device=device)
     fast = ol.graph(model, warmup=1)

@@ -164,6 +164,40 @@ def test_results_that_share_memory(device: torch.device, rand: Rand) -> None:
     train(Shared().to(device), program)
 
 
+def pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x * 2)
+
+
+COMPLEX: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "as complex": lambda x: (y := x * 2, torch.view_as_complex(y)),
+    "rows as complex": lambda x: (y := x * 2, torch.view_as_complex(y)[1:]),
+    "imaginary part": lambda x: (z := pairs(x) * 1, z.imag),
+    "conjugate": lambda x: (z := pairs(x) * 1, z.conj()),
+    "imaginary part of the conjugate": lambda x: (z := pairs(x) * 1, z.conj().imag),
+    "of one that is no result": lambda x: (torch.view_as_complex(y := x * 2), y[..., 1]),
+    "of an argument": lambda x: (x, torch.view_as_complex(x)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_and_real_views_of_each_other(rand: Rand, name: str) -> None:
+    """A write to the one is in the gradient of the other."""
+    f = COMPLEX[name]
+    fast = ol.graph(f, warmup=1)
+    for i in range(6):
+        found: list[Any] = []
+        for call in (f, fast):
+            leaf = rand(i, 3, 2).requires_grad_()
+            x = leaf * 1
+            results = call(x)
+            if i % 3:
+                results[i % 3 - 1].mul_(3)
+            sum(t.abs().pow(3).sum() for t in results).backward()
+            found.append([*results, x, leaf.grad])
+        assert_same(found[1], found[0], f"call {i}")
+    assert replays(fast) == 5
+
+
 def test_in_place_on_a_result_that_is_a_view_inside(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Any:
         model.zero_grad()
@@ -271,6 +305,36 @@ def test_an_argument_that_requires_grad_written_in_place(device: torch.device, r
     with pytest.raises(ol.CaptureError) as caught:
         fast(rand(1, 4).requires_grad_() * 1)
     assert caught.value.code == "OL113"
+
+
+@pytest.mark.parametrize("kind", ["chunk", "last chunk", "unbind", "slice", "whole"])
+def test_an_argument_that_is_a_chunk_is_written(rand: Rand, kind: str) -> None:
+    """Torch gives nobody the node of a chunk once it is written, which is after it was read."""
+    of: dict[str, Callable[[Tensor], Tensor]] = {
+        "chunk": lambda x: x.chunk(2)[0],
+        "last chunk": lambda x: x.chunk(2)[1],
+        "unbind": lambda x: x.unbind()[0],
+        "slice": lambda x: x[:2],
+        "whole": lambda x: x,
+    }
+
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        y = a * 2
+        with torch.no_grad():
+            a.add_(1)
+        return y, (b * b).sin()
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        results: list[Any] = []
+        for call in (f, fast):
+            x, b = (rand(i, 4, 3).requires_grad_() for _ in range(2))
+            base = x * 1
+            y, z = call(of[kind](base), b)
+            (loss_of(y) + loss_of(z)).backward()
+            results.append([y, z, base, x.grad, b.grad])
+        assert_same(results[1], results[0], f"call {i}")
+    assert replays(fast) == 4
 
 
 def test_an_argument_that_comes_to_require_grad(device: torch.device, rand: Rand) -> None:

@@ -102,6 +102,20 @@ def test_gradients_of_arguments_are_those_of_real_rows(rand: Rand) -> None:
         assert bool(torch.isfinite(x.grad).all())
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_results_are_laid_out_as_in_eager(device: torch.device, rand: Rand, rows: int) -> None:
+    """A dimension of size 1 may have any stride, and is to have eager's."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).to(device)
+    fast = ol.graph(model, buckets=ol.Buckets(1, (4, 8)), warmup=1)
+    for i, n in enumerate((3, 2, 1, 5, 7, 4, 1)):
+        x = rand(i, rows, n, 4)
+        y, expected = fast(x), model(x)
+        assert y.stride() == expected.stride()
+        assert not y.is_leaf
+        y.sum().backward()
+    assert replays(fast) == 5
+
+
 def test_several_forwards_before_a_backward(device: torch.device, rand: Rand) -> None:
     torch.manual_seed(1)
     eager = nn.Linear(5, 3).to(device)

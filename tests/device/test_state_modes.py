@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -122,6 +123,14 @@ LEFT: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: torch.set_default_dtype(torch.float64),
         lambda: torch.set_default_dtype(torch.float32),
     ),
+    "default_device": (
+        lambda: torch.set_default_device("meta"),
+        lambda: torch.set_default_device(None),
+    ),
+    "autocast(cpu)_dtype": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
     "cudnn.benchmark": (
         lambda: torch._C._set_cudnn_benchmark(True),
         lambda: torch._C._set_cudnn_benchmark(False),
@@ -146,15 +155,17 @@ def test_a_mode_that_is_left_changed_is_refused(
     fast = ol.graph(f, warmup=1, compile=compile, on_refusal="eager")
     try:
         for i in range(5):
-            back()
-            now = noted_modes()
-            told = pytest.warns(ol.GraphWarning, match=f"OL119.*{name}")
+            x, now = rand(i, 4), noted_modes()
+            told = pytest.warns(ol.GraphWarning, match=f"OL119.*{re.escape(name)}")
             with told if i == 1 else nullcontext():
-                assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+                y = fast(x)
             assert now() == name
-        back()
+            back()
+            assert_same(y, x * 2)
+        now = noted_modes()
         with pytest.raises(ol.CaptureError, match="OL119"):
             ol.graph(f, compile=compile).capture(rand(0, 4))
+        assert not now()  # nobody has called it
     finally:
         back()
     assert replays(fast) == 0

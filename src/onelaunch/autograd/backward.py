@@ -82,7 +82,10 @@ class StaticGraph:
     brought: Sequence[Tensor] = ()
     """The host values that the forward brought to the device."""
     rebound: list[Slot] = field(default_factory=list)
-    """Slots in which each forward stores a new tensor."""
+    """Slots in which each forward stores a tensor."""
+    outlasting: list[Tensor] = field(default_factory=list)
+    """Parameters, buffers and other tensors from before that it returns or stores, or views of
+    which."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list)
     """Tensors that `run` made and did not return."""
     stream_lock: AbstractContextManager[object] = field(default_factory=nullcontext[None])
@@ -183,11 +186,12 @@ class StaticGraph:
         return self.driver.storage(t)
 
     def stored(self) -> set[int | None]:
-        """Return the storages of tensors that a forward, or an earlier backward, made and
-        stored."""
+        """Return the storages that the next forward, or backward, stores other ones in place of:
+        of tensors that a call made and stored."""
         values = [t for slot in self.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
-        return {self._storage(t) for t in values if lies_on(t, self.device)}
+        found = {self._storage(t) for t in values if lies_on(t, self.device)}
+        return found - set(map(self._storage, self.outlasting))
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients, with those of direct leaves in the layout of `.grad`."""

@@ -30,13 +30,13 @@ AccumulateGrad: Any = getattr(torch._C, "_functions").AccumulateGrad  # noqa: B0
 _VIEWS = frozenset(
     f"{name}Backward{number}"
     for name in (
-        *("Alias", "AsStrided", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice"),
-        *("SplitWithSizes", "Split", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "UnsafeView"),
-        *("Unsqueeze", "View"),
+        *("Alias", "AsStrided", "Conj", "Diagonal", "Expand", "NegView", "Permute", "ReshapeAlias"),
+        *("Select", "Slice", "SplitWithSizes", "Split", "Squeeze", "T", "Transpose", "Unbind"),
+        *("Unfold", "UnsafeView", "Unsqueeze", "View", "ViewAsComplex", "ViewAsReal"),
     )
     for number in range(4)
 )
-"""Nodes of views that `as_strided` of the same memory can replace, with the same gradient."""
+"""Nodes of views that `replay.launch.viewer` makes of the same memory, with the same gradient."""
 
 
 def _next(node: Node) -> list[Node]:

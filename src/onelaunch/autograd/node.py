@@ -147,6 +147,10 @@ class InFlightForward:
         """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""
         self.inputs: tuple[Tensor, ...] = ()
 
+    def written(self) -> None:
+        """Take the writes that were counted since for the forward's own."""
+        self.versions = [t._version for t in self.watched]
+
     def release(self) -> None:
         """Release the recording for other forwards."""
         self.released = True

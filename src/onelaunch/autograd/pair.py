@@ -156,9 +156,15 @@ class AutogradPair:
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: Any,
+        forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
-        """Return the results of one launch, as results of a node of autograd."""
+        """Return the results of one launch, as results of a node of autograd.
+
+        Args:
+            forwards: gets the in-flight forward of each node.
+        """
         node = (self, in_flight, made, watched)
+        forwards.append(in_flight)
         if not self.direct:
             return launched(node, *inputs, *self.parameters)
         anchor = self._anchors.of_this_stream()
@@ -181,10 +187,12 @@ class AutogradPair:
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
+        forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
         results = list(made)
         for component in nodes:
             node, wanted = component.of(in_flight, made, [*inputs, *self.parameters], watched)
+            forwards.append(node[1])
             if self.direct:
                 found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
             else:

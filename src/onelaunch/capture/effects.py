@@ -202,10 +202,9 @@ def lasting_gradients(
     read = {slot.id for slot in hidden}
     gradients: list[Tensor] = []
     others: list[Tensor] = []
-    for slot, t in rebound:
-        if isinstance(t, Tensor):
-            lasts = slot.key is gradient_of and slot.id not in read
-            (gradients if lasts else others).append(t)
+    for slot, value in rebound:
+        lasts = slot.key is gradient_of and slot.id not in read
+        (gradients if lasts else others).extend(flatten(value).tensors)
     taken = {driver.storage(t) for t in (*results, *others) if lies_on(t, device)}
     return {id(t) for t in gradients if lies_on(t, device) and driver.storage(t) not in taken}
 

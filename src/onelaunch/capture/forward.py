@@ -32,6 +32,7 @@ from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import (
     ArgumentView,
+    Held,
     HeldView,
     Inputs,
     Output,
@@ -40,6 +41,7 @@ from onelaunch.capture.io_plan import (
     OwnView,
     own,
 )
+from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
@@ -227,6 +229,8 @@ class Forward:
         static = StaticGraph(
             self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
         )
+        memories = [output.memory for output in outputs.made]
+        static.outlasting = [m.tensor for m in memories if isinstance(m, Held | HeldView)]
         link = self._link
         if link is not None:
             static.stream_lock = link.lock
@@ -376,21 +380,23 @@ def _hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
 
 
 def _overlap(driver: Driver, a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one storage and dtype share an element."""
+    """Return whether two tensors of one storage share an element."""
     regions = driver.region(a), driver.region(b)
     if not regions[0].overlaps(regions[1]):
         return False
     first = min(region.start for region in regions)
     count, host = max(region.stop for region in regions) - first, torch.device("cpu")
-    used = torch.zeros(count, dtype=torch.bool, device=host)
-    places: list[Tensor] = []
-    for t, region in zip((a, b), regions, strict=True):
-        place = torch.full((), region.start - first, device=host)
-        for size, stride in zip(t.shape, t.stride(), strict=True):
-            place = place[..., None] + torch.arange(size, device=host) * stride * t.itemsize
-        places.append(place)
-    used[places[0]] = True
-    return bool(used[places[1]].any())
+    with raw(), no_functions():  # on a CPU, this is no part of what is captured
+        used = torch.zeros(count, dtype=torch.bool, device=host)
+        places: list[Tensor] = []
+        for t, region in zip((a, b), regions, strict=True):
+            place = torch.full((), region.start - first, device=host)
+            for size, stride in zip(t.shape, t.stride(), strict=True):
+                place = place[..., None] + torch.arange(size, device=host) * stride * t.itemsize
+            part = min(a.itemsize, b.itemsize)  # of a complex number
+            places.append(place[..., None] + torch.arange(0, t.itemsize, part, device=host))
+        used[places[0]] = True
+        return bool(used[places[1]].any())
 
 
 def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:

@@ -17,7 +17,7 @@ from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
-from onelaunch.unwinding import same_modes
+from onelaunch.unwinding import Settings, same_modes
 from onelaunch.watch.compiled_accesses import watching
 from onelaunch.watch.observer import Observer
 
@@ -46,10 +46,12 @@ def rolled_back(
     held = held_by(driver, device, before)
     effects = Effects(watching(driver, device, inputs, held, save=True), rollback)
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
+    settings = Settings()
     with same_modes(), preserved_random_state(device):
         try:
             yield effects
         finally:
+            settings.restore()
             if generators.sure():
                 generators.restore()
             effects.observer.restore()

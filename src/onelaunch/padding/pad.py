@@ -340,8 +340,5 @@ def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
     shape = cut_shape(t.shape, follows, sizes)
     if shape == list(t.shape):
         return t
-    part = first_rows(t, shape)
-    if torch.is_grad_enabled() and t.requires_grad:
-        return part.clone(memory_format=torch.preserve_format)
     made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
-    return made.copy_(part)
+    return made.copy_(first_rows(t, shape))

@@ -83,13 +83,14 @@ def launch(
     source.line(f"{launches}[0] += 1")
     if captured.clock is not None:
         source.line(f"{launches}[1] = {source.name('clock', captured.clock)}()")
-    _bump_written(source, captured, inputs)
     if captured.pair is not None:
         for number in captured.pair.results:
             if number not in names:
                 output = captured.outputs.made[number]
                 names[number] = _caller_result(source, output, inputs, names)
         _attach(source, captured.pair, inputs, names)
+    # Only now: of a chunk that was written, torch gives nobody the node that it comes from.
+    _bump_written(source, captured, inputs)
     if not captured.statics:  # these have the graph of the capture
         for number, output in enumerate(captured.outputs.made):
             if output.spent:
@@ -144,7 +145,10 @@ def _attach(
         places = [f"{inputs[pair.watched_inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
         source.line(f"flight.places = [{', '.join(places)}]")
     attach = source.name("attach", pair.attacher())
-    source.line(f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}))")
+    source.line("forwards = []")
+    source.line(
+        f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}), forwards)"
+    )
 
 
 def _written_groups(captured: CapturedCall) -> list[int]:
@@ -266,6 +270,9 @@ def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
     written = [t for t in captured.version_bumped if not t.is_inference()]
     if written:
         source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
+    if captured.pair is not None and (written or captured.bumped_inputs):
+        source.line("for forward in forwards:")
+        source.line("forward.written()", 2)
 
 
 def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Sequence[str]) -> None:
@@ -365,15 +372,15 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             base = torch._conj(base)
         if base.is_neg():
             base = torch._neg_view(base)
+        if base.requires_grad and not spec.requires_grad:
+            base = base.detach()
         size = base.element_size()
         start = base.storage_offset() + offset // size
         if base.dtype != spec.dtype:
             # The bytes as one run of the one dtype, seen as the other.
             count = -(-(offset % size + spec.extent_bytes) // size)
-            base = base.as_strided((count,), (1,), start).view(spec.dtype)
+            base = _as_dtype(base.as_strided((count,), (1,), start), spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
-        if base.requires_grad and not spec.requires_grad:
-            base = base.detach()
         made = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
             made = torch._conj(made)
@@ -382,3 +389,14 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
         return made if is_view else made.detach()
 
     return view
+
+
+def _as_dtype(run: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a run of elements as elements of another dtype; with a gradient, of numbers as complex
+    ones, or of these as their parts."""
+    if not run.requires_grad:
+        return run.view(dtype)
+    as_complex = dtype.is_complex
+    return (
+        torch.view_as_complex(run.view(-1, 2)) if as_complex else torch.view_as_real(run).view(-1)
+    )

@@ -38,6 +38,7 @@ def dependencies(
     driver: Driver,
     device: torch.device,
     sure: Collection[tuple[int, object]] = (),
+    handed: Iterable[Tensor] = (),
 ) -> list[tuple[Slot, object]]:
     """Return the slots that a call must find as the capture did, each with its value.
 
@@ -48,8 +49,12 @@ def dependencies(
         inputs: the slots that are inputs.
         external: the storages that the capture read or wrote by address.
         sure: ids of slots that it stored to for sure.
+        handed: the tensors from before that the capture returned or stored, or views of which.
     """
     now = {change.slot.id: change.after for change in found}
+    again = _stored_again(before, now)
+    reached = [*handed, *again.values()]
+    fixed = {*external, *(driver.storage(t) for t in reached if lies_on(t, device))}
     guarded: list[tuple[Slot, object]] = []
     for key, (slot, value) in before.held.items():
         use = before.uses.get(key)
@@ -65,8 +70,8 @@ def dependencies(
                 slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
             )
             mine = value.device.type == device.type
-            by_address = mine and (parameter or driver.storage(value) in external)
-            if by_address or (use is Use.READ and key not in now):
+            by_address = mine and (parameter or driver.storage(value) in fixed)
+            if by_address or key in again or (use is Use.READ and key not in now):
                 guarded.append((slot, value))
             continue
         if key in rebound:
@@ -92,6 +97,20 @@ def dependencies(
     known = {slot.id for slot, _ in guarded}
     found_classes = classes(before, (value for _, value in guarded))
     return guarded + [pair for pair in found_classes if pair[0].id not in known]
+
+
+def _stored_again(
+    before: StateWalk, now: Collection[tuple[int, object]]
+) -> dict[tuple[int, object], Tensor]:
+    """Return the tensors in places that the callable only stores to, and that had them already:
+    from another place, as they are in one. What it has stored so is no change."""
+    tensors = {key: value for key, (_, value) in before.held.items() if is_memory(value)}
+    places = Counter(map(id, tensors.values()))
+    return {
+        key: value
+        for key, value in tensors.items()
+        if before.uses.get(key) is Use.NONE and key not in now and places[id(value)] > 1
+    }
 
 
 def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, object]]:

@@ -8,6 +8,7 @@ ask of its CUDA graph trees is asked here too.
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from typing import Any
 
@@ -282,3 +283,21 @@ def test_random_programs(device: torch.device) -> None:
 
     check()
     assert ran
+
+
+@on_accelerators
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize(
+    "name", ["iadd", "isub", "imul", "itruediv", "ipow", "truediv", "sub", "pow"]
+)
+def test_a_number_that_changes_on_the_left_of_an_operator(
+    device: torch.device, rand: Rand, name: str, kind: type
+) -> None:
+    """`n += x` makes a tensor: the number is not written. diffusers' PNDMScheduler sums up so."""
+    operate = getattr(operator, name)
+
+    def f(n: float, x: Tensor) -> Tensor:
+        return operate(n, x) * 2
+
+    fast = compiled(f, codegen="eager")
+    same_calls(f, fast, lambda i: (kind(i + 2), rand(i, 5).abs() + 1), rtol=0, atol=0)

@@ -148,7 +148,7 @@ def appends(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
 
 CASES: dict[str, tuple[Program, Change]] = {
     "accumulating": (backward, drops_gradients(2, 2)),
-    "accumulating in other turns": (backward, drops_gradients(2, 3)),
+    "accumulating in other turns": (backward, drops_gradients(2, 4)),
     "accumulating for long": (backward, drops_rarely),
     "a gradient in turns": (reads_a_gradient, gives_gradients),
     "a gradient late": (reads_a_gradient, gives_gradients_late),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,7 +202,7 @@ class Forward:
     ) -> None:
         """Classify the results by their part in autograd, and keep the graph of the results that
         have one."""
-        results = [*results, *_hidden_bases(self.driver, outputs, results)]
+        results = [*results, *_add_hidden_bases(self.driver, outputs, results)]
         numbers = _through_node(self.driver, outputs, results)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
@@ -360,9 +360,10 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
     return chosen
 
 
-def _hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors that are no results, and of which several results are views that overlap,
-    once each is in the plan: a write to one view changes the gradients of the others."""
+def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:
+    """Add to the plan the tensors that are no results, and of which several results are views that
+    overlap: a write to one view changes the gradients of the others. Return them."""
+    bases: list[Tensor] = []
     views: dict[int, list[Tensor]] = {}
     ids = set(map(id, results))
     for output, t in zip(outputs.made, results, strict=True):
@@ -376,7 +377,8 @@ def _hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
             base = cast(Tensor, several[0]._base)
             outputs.numbers[id(base)] = len(outputs.made)
             outputs.made.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
-            yield base
+            bases.append(base)
+    return bases
 
 
 def _overlap(driver: Driver, a: Tensor, b: Tensor) -> bool:

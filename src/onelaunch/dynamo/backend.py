@@ -19,8 +19,7 @@ from torch._guards import TracingContext, tracing
 
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import driver_of as driver_of_kind
-from onelaunch.driver.select import select
+from onelaunch.driver.select import driver_of, select
 from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example, fake_mode
 from onelaunch.dynamo.numbers import beside
@@ -65,14 +64,16 @@ def onelaunch(
     """
     settings = Settings.of(mode, options)
     _to_be_reset()
-    driver, device = driver_of(graph, inputs)
+    driver, device = driver_and_device(graph, inputs)
     compiler = settings.compiler(driver)
     if driver.compiler is None:
         return compiler(graph, inputs)
     return record_graph(graph, inputs, device, compiler, settings, _regions)
 
 
-def driver_of(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[Driver, torch.device]:
+def driver_and_device(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[Driver, torch.device]:
     """Return the driver and device of a graph's tensors."""
     values = [*inputs, *map(example, graph.graph.nodes)]
     return select(t for t in values if isinstance(t, Tensor))
@@ -134,7 +135,7 @@ def _compiling(device: torch.device, mode: Any) -> Generator[None]:
     up, since torch's flags of dispatch modes are the process's."""
     frames: Any = importlib.import_module("torch._dynamo.convert_frame")
     session: Any = getattr(torch.compiler, "_compile_session_context", nullcontext)
-    exclusive = driver_of_kind(device.type).exclusive()
+    exclusive = driver_of(device.type).exclusive()
     with exclusive, frames.compile_lock, session(), tracing(TracingContext(mode)):
         yield
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from onelaunch.capture.compilation import eager_aten
-from onelaunch.dynamo.backend import driver_of, record_graph
+from onelaunch.dynamo.backend import driver_and_device, record_graph
 from onelaunch.dynamo.region import Region
 from onelaunch.dynamo.settings import Settings
 from onelaunch.runtime.options import Options
@@ -71,7 +71,7 @@ def _backend(settings: Settings, regions: weakref.WeakSet[Region]) -> Callable[.
     """Return a backend for Dynamo that notes the regions it makes."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        driver, device = driver_of(graph, inputs)
+        driver, device = driver_and_device(graph, inputs)
         compiler = eager_aten if driver.compiler is None else settings.compiler(driver)
         return record_graph(graph, inputs, device, compiler, settings, regions)
 

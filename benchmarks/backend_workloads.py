@@ -94,6 +94,15 @@ def sin_of_cos(x: Tensor) -> Tensor:
     return x.cos().sin()
 
 
+def broken(x: Tensor) -> Tensor:
+    """Little work on much memory, which is handed from graph to graph."""
+    x = x.sin() + 1
+    torch._dynamo.graph_break()
+    x = x.cos() * 2
+    torch._dynamo.graph_break()
+    return x.exp()
+
+
 @dataclass
 class Work:
     """A callable and its arguments.
@@ -154,6 +163,7 @@ WORKLOADS: dict[str, Callable[[], Work]] = {
     "bert": lambda: _of(bert.model, False),
     "resnext": lambda: _of(resnet.resnext, False),
     "breaks": lambda: _module(Breaks(), torch.randn(32, 512)),
+    "large": lambda: Work(broken, (torch.randn(8192, 2048, device=device()),)),
     "host": lambda: _module(OnHost(), torch.randn(32, 512)),
     "decode": lambda: _module(Decoder(), torch.randn(1, 1, 512), torch.tensor([100])),
     "train-sine": lambda: _sine(True),

@@ -161,6 +161,7 @@ BACKEND_NAMES = {
     "bert": "BERT-base",
     "resnext": "ResNeXt-101 32x8d",
     "breaks": "two graph breaks",
+    "large": "two graph breaks, 64 MiB (bf16: 32)",
     "host": "an operator on the CPU",
     "decode": "a decoder's token",
 }

@@ -30,9 +30,10 @@ def test_each_step_repeats(name: str, dtype: torch.dtype) -> None:
     assert given.requires_grad is False
 
 
-def test_graph_breaks_break_the_graph() -> None:
+@pytest.mark.parametrize("name", ["breaks", "large"])
+def test_graph_breaks_break_the_graph(name: str) -> None:
     """A break in a loop leaves the whole function to eager."""
-    work, graphs = made("breaks", torch.float32), []
+    work, graphs = made(name, torch.float32), []
     torch._dynamo.reset()
     run = torch.compile(work.fn, backend=lambda graph, inputs: graphs.append(graph) or graph)
     with torch.no_grad():

@@ -114,6 +114,23 @@ def unfreezes(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
     s.w.requires_grad_(i >= 6)
 
 
+def starts_anew(s: State, x: Tensor) -> Tensor:
+    if s.a.shape != x.shape:
+        s.a = torch.zeros_like(x)
+    s.a = s.a * 0.5 + x
+    return s.a * 2
+
+
+def other_sizes(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
+    if i in (0, 9):
+        s.a = rand(1)[:1]
+
+
+def unfreezes_without_gradients(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
+    s.w.grad = s.v.grad = None
+    unfreezes(s, i, rand)
+
+
 def hooks(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
     if i == 5:
         s.hook = s.linear.register_forward_hook(lambda module, args, out: out + s.c)
@@ -157,6 +174,8 @@ CASES: dict[str, tuple[Program, Change]] = {
     "writes by a flag": (writes_either, flags),
     "freezing in turns": (backward, freezes),
     "unfreezing": (backward, unfreezes),
+    "unfreezing without gradients": (backward, unfreezes_without_gradients),
+    "a state of other sizes": (starts_anew, other_sizes),
     "a hook that comes": (linear, hooks),
     "a forward that is patched": (linear, patches),
     "a module that is appended": (layers, appends),
@@ -206,6 +225,33 @@ def test_a_run_shows_what_it_does_from_its_state(
     got = played(compiled, change, rand, device)
     torch.testing.assert_close(got, expected)
     assert sum(r.replays for r in graphed[0].recordings) >= 1
+
+
+@on_accelerators
+def test_an_optimizer_of_what_is_thawed_later(device: torch.device, rand: Rand) -> None:
+    def trained(compile: bool) -> list[Tensor]:
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(device)
+        with torch.no_grad():
+            for i, p in enumerate(layers.parameters()):
+                p.copy_(rand(i, *p.shape))
+        layers[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = layers(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = ol.graph(step, compile=True) if compile else step
+        losses: list[Tensor] = []
+        for i in range(CALLS):
+            layers[0].requires_grad_(i >= 6)
+            losses.append(run(rand(10 + i, 5, 4)).clone())
+        return [*losses, *(p.detach() for p in layers.parameters())]
+
+    torch.testing.assert_close(trained(True), trained(False))
 
 
 @on_accelerators

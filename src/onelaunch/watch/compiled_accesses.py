@@ -12,11 +12,12 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import is_plain
@@ -140,6 +141,21 @@ def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, T
     return [*enumerate(arguments), *((slot.name, t) for slot, t in walk.tensors())]
 
 
+class Kind(NamedTuple):
+    """The facts of a tensor that code may branch on."""
+
+    dtype: torch.dtype
+    device: str
+    shape: torch.Size | None
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, t: Tensor) -> Kind:
+        """Return a tensor's kind; a lazy parameter has no shape yet."""
+        shape = None if is_lazy(t) or t.is_nested else t.shape
+        return cls(t.dtype, t.device.type, shape, t.requires_grad)
+
+
 @dataclass(slots=True)
 class CompiledAccesses:
     """The reads and writes of one run.
@@ -157,7 +173,7 @@ class CompiledAccesses:
         refused: the error for what no replay repeats.
         suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
-        began: the contents of the slots before the run; of a tensor, only that it is one.
+        began: the contents of the slots before the run; of a tensor, its kind.
     """
 
     external: Mapping[int, list[Tensor]]
@@ -218,14 +234,14 @@ class CompiledAccesses:
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
-        known = not any(slot[0] in holders or contents[slot] is Tensor for slot in new)
+        known = not any(slot[0] in holders or isinstance(contents[slot], Kind) for slot in new)
         return known and _gradients(began) <= contents.keys()
 
     def note_contents(self, after: StateWalk) -> None:
         """Note the contents of what only this run was seen to read, as they are after it. Of its
         tensors the places are not known."""
         found = contents_of(after).items()
-        self.began = {slot: value for slot, value in found if value is not Tensor} | self.began
+        self.began = {s: value for s, value in found if not isinstance(value, Kind)} | self.began
 
     def refuse_unseen(self) -> None:
         """Refuse memory without a place that the run read and that is gone by now: it was made
@@ -323,7 +339,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of the slots of a state, and the lengths of its containers, as
     `CompiledAccesses.began` has them."""
     found: dict[object, object] = {
-        key: Tensor if isinstance(value, Tensor) else content_of(value)
+        key: Kind.of(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
     }
     return found | {key: count for key, (_, _, count) in walk.containers.items()}

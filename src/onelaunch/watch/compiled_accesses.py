@@ -144,16 +144,17 @@ def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, T
 class Kind(NamedTuple):
     """The facts of a tensor that code may branch on."""
 
+    kind: type[Tensor]
     dtype: torch.dtype
     device: str
-    shape: torch.Size | None
     requires_grad: bool
+    layout: tuple[torch.Size, tuple[int, ...]] | None
 
     @classmethod
     def of(cls, t: Tensor) -> Kind:
-        """Return a tensor's kind; a lazy parameter has no shape yet."""
-        shape = None if is_lazy(t) or t.is_nested else t.shape
-        return cls(t.dtype, t.device.type, shape, t.requires_grad)
+        """Return a tensor's kind; a lazy parameter has no layout yet."""
+        layout = None if is_lazy(t) or not has_strides(t) else (t.shape, t.stride())
+        return cls(type(t), t.dtype, t.device.type, t.requires_grad, layout)
 
 
 @dataclass(slots=True)

@@ -167,7 +167,7 @@ def program(seed: int) -> Program:
     r = random.Random(seed)
     places = tuple(place(r, number) for number in range(r.choice((1, 1, 2, 2, 3, 4))))
     changes = [change for each in places for change in each.changes]
-    events: list[str | None] = [None] * r.choice((3, 3, 4, 5))
+    events: list[str | None] = [None] * r.choice((1, 1, 2, 3, 4, 5))
     for _ in range(r.randint(2, 5)):
         events.extend([r.choice(changes), *[None] * r.choice((1, 1, 2, 3))])
     form = r.choice(("function", "function", "module", "partial", "method"))

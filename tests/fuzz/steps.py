@@ -142,7 +142,7 @@ def _filled(r: random.Random, text: str) -> str:
 
 
 def _around(r: random.Random) -> list[str]:
-    events = [f"w.call({i})" for i in range(r.choice((3, 4, 5)))]
+    events = [f"w.call({i})" for i in range(r.choice((1, 2, 3, 4, 5)))]
     for _ in range(r.randint(2, 7)):
         events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((1, 1, 2)))]
         events += [f"w.call({r.randint(0, 9)})" for _ in range(r.choice((1, 1, 2, 4)))]
@@ -153,7 +153,7 @@ def _loop(r: random.Random) -> list[str]:
     """Ordinary iterations, and ones with several forwards before their backwards."""
     events: list[str] = []
     for number in range(r.randint(6, 12)):
-        if number > 1:
+        if number:
             events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((0, 0, 1, 1, 2)))]
         forwards = r.choice((1, 1, 1, 1, 2, 3))
         events += [f"w.forward({r.randint(0, 9)})" for _ in range(forwards)]

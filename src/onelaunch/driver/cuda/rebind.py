@@ -52,7 +52,7 @@ class Span(NamedTuple):
     other: int
     is_output: bool = False
     has_neighbour: bool = False
-    """Whether something else was allocated at `stop`, in the other recording."""
+    """True where something else was allocated at `stop`, in the other recording."""
 
 
 class Word(NamedTuple):

@@ -21,6 +21,14 @@ def test_functions_are_right_or_refused(device: torch.device) -> None:
     assert found["replayed"] > count / 2
 
 
+@pytest.mark.parametrize("device", ["tape"], indirect=True)
+def test_compiled_programs(device: torch.device) -> None:
+    said: list[str] = []
+    found = gradients.fuzz(range(1, 13), device, said.append, "compile")
+    assert not said, said[0]
+    assert found["replayed"] > 4
+
+
 KNOWN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "a detached view beside its result": ("h = x @ w", ("h", "h.detach()[1:]"), {}),
     "a view with a gradient of its own": ("h = Tripled.apply(w)", ("h",), {}),

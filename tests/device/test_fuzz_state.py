@@ -21,6 +21,14 @@ def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
     assert found["replayed"] > count / 3
 
 
+@pytest.mark.parametrize("device", ["tape"], indirect=True)
+def test_compiled_programs(device: torch.device) -> None:
+    said: list[str] = []
+    found = state.fuzz(range(1, 11), device, said.append, "compile")
+    assert not said, said[0]
+    assert found["replayed"] > 3
+
+
 @pytest.mark.parametrize("kind", range(len(LINKS)))
 def test_each_kind_of_place_alone(device: torch.device, kind: int) -> None:
     for found in state.alone():

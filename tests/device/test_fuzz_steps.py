@@ -18,3 +18,11 @@ def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
     found = steps.fuzz(range(start, start + count), device, said.append)
     assert not said, said[0]
     assert found["replayed"] > count / 3
+
+
+@pytest.mark.parametrize("device", ["tape"], indirect=True)
+def test_compiled_programs(device: torch.device) -> None:
+    said: list[str] = []
+    found = steps.fuzz((5, 6, 8, 9, 11), device, said.append, "compile")
+    assert not said, said[0]
+    assert found["replayed"] > 3

@@ -1,6 +1,7 @@
 """Random functions in grad mode: results, gradients and who shares memory are as in eager.
 
     python -m tests.fuzz.gradients --programs 2000 --seed 1 --device cpu
+    python -m tests.fuzz.gradients --programs 200 --device tape --compile
 
 A function takes views, computes, writes in place and turns grad mode on and off, over two
 arguments, a parameter and a buffer, and returns some of what it has. It is called in two worlds,
@@ -107,6 +108,8 @@ class Program:
     """How the arguments lie in memory."""
     writes: bool = False
     """Whether a result is written before the backward."""
+    compiled: str = ""
+    """See `command.graph`."""
 
     def __str__(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
@@ -227,7 +230,7 @@ def _raised(act: Callable[[], Any]) -> str | None:
 def run(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
     eager, graphed = World(found, device), World(found, device)
-    fast = ol.graph(graphed.f, warmup=1, **found.options)
+    fast = command.graph(graphed.f, found.compiled, warmup=1, **found.options)
     for i in range(CALLS):
         try:
             expected = eager.call(eager.f, i)
@@ -273,11 +276,16 @@ def _smaller(found: Program) -> list[Program]:
 
 
 def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
+    seeds: Iterable[int],
+    device: torch.device,
+    say: Callable[[str], object] = print,
+    compiled: str = "",
 ) -> Counter[str]:
     """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: verdict(found, device), seeds, say, _smaller)
+    return command.fuzz(
+        program, lambda found: verdict(found, device), seeds, say, _smaller, compiled
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(command.main("Random functions in grad mode.", fuzz, 2000))
+    sys.exit(command.main("Random functions in grad mode.", fuzz, 2000, compiles=True))

@@ -232,6 +232,7 @@ ROOTS = (
 
 NUMBERS = ("2", "3", "2.0", "True", "1", "0.5", "-1.5", "4", "0.0", "-0.0")
 TENSORS = ("T(1)", "T(2)", "T(3)", "T(4)", "T(5)")
+CHOSEN = ("(True, T(1), T(2))", "(False, T(3), T(4))", "(0, T(5), T(5))")
 OPTIONAL = (*TENSORS[:3], "None", "None")
 FUNCTIONS = (
     "torch.sin", "torch.cos", "(lambda y: y * 2)", "(lambda y, k=3: y - k)",
@@ -251,10 +252,12 @@ USES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         "y = y if isinstance($, float) else y + 1",
         "y = y + len(str($))", "n = $\n    y = y * n if n else -y",
     )),
-    "tensor": (TENSORS, ("y = y + $", "y = y * $", "y = $ - y", "y = torch.cat([y, $])[:4] * 2")),
+    "tensor": (TENSORS, ("y = y + $", "y = y * $", "y = $ - y", "y = torch.cat([y, $])[:4] * 2",
+                         "y = y + $.mul_(0.5)")),
     "optional": (OPTIONAL, (
         "y = y + $ if $ is not None else y * 2",
         "t = $\n    y = y + 1 if t is None else y * t", "y = y * 3 if $ is None else y",
+        "t = $\n    y = y * 2 if t is None else y + t.mul_(0.5)",
     )),
     "function": (FUNCTIONS, ("y = $(y)", "y = list(map($, [y]))[0]")),
     "word": (WORDS, ("y = getattr(torch, $)(y)", "y = getattr(y, $)()",
@@ -263,6 +266,9 @@ USES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         "y = y * $.shape[0]", "y = y + 1 if $.dtype == torch.float64 else y * 2",
         "y = y + 1 if $.requires_grad else y * $.numel()", "y = y * len($)",
         "y = y + $.stride(0) * $.dim()",
+    )),
+    "chosen": (CHOSEN, (
+        "y = y + $[1] if $[0] else y * $[2]", "y = y + ($[1] if $[0] else $[2]).mul_(0.5)",
     )),
     "mode": (MODES, (
         "y = y + 1 if $ else y * 2", "y = torch.nn.functional.dropout(y, 0.0, bool($))",

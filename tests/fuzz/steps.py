@@ -1,6 +1,7 @@
 """Random interleavings of training: each event does what it does in eager, or is refused.
 
     python -m tests.fuzz.steps --programs 1000 --seed 1 --device cpu
+    python -m tests.fuzz.steps --programs 200 --device tape --compile
 
 A program is a small model and a list of events: forwards, backwards, steps, and what people do in
 between. It runs in two worlds, one eager and one with `ol.graph(model)` (or of the whole step), and
@@ -80,6 +81,8 @@ class Program:
     gradients: str
     warmup: int
     events: tuple[str, ...]
+    compiled: str = ""
+    """See `command.graph`."""
 
     def __str__(self) -> str:
         head = f"seed {self.seed}: {self.middles}, {self.optimizer}, {self.gradients=}"
@@ -139,7 +142,7 @@ def _filled(r: random.Random, text: str) -> str:
 
 
 def _around(r: random.Random) -> list[str]:
-    events = [f"w.call({i})" for i in range(r.choice((3, 4, 5)))]
+    events = [f"w.call({i})" for i in range(r.choice((1, 2, 3, 4, 5)))]
     for _ in range(r.randint(2, 7)):
         events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((1, 1, 2)))]
         events += [f"w.call({r.randint(0, 9)})" for _ in range(r.choice((1, 1, 2, 4)))]
@@ -150,7 +153,7 @@ def _loop(r: random.Random) -> list[str]:
     """Ordinary iterations, and ones with several forwards before their backwards."""
     events: list[str] = []
     for number in range(r.randint(6, 12)):
-        if number > 1:
+        if number:
             events += [_filled(r, r.choice(BETWEEN)) for _ in range(r.choice((0, 0, 1, 1, 2)))]
         forwards = r.choice((1, 1, 1, 1, 2, 3))
         events += [f"w.forward({r.randint(0, 9)})" for _ in range(forwards)]
@@ -195,10 +198,11 @@ class World:
         if found.whole is not None:
             self.step_of = self._step(found)
         if graphed and found.whole is not None:
-            self.fast = self.step_of = ol.graph(self.step_of, warmup=found.warmup)
+            options: dict[str, Any] = {"warmup": found.warmup}
+            self.fast = self.step_of = command.graph(self.step_of, found.compiled, **options)
         elif graphed:
-            options: dict[str, Any] = {"gradients": found.gradients, "warmup": found.warmup}
-            self.fast = self.forward_of = ol.graph(self.model, **options)
+            options = {"gradients": found.gradients, "warmup": found.warmup}
+            self.fast = self.forward_of = command.graph(self.model, found.compiled, **options)
         self._random = self._drawn()
 
     def _step(self, found: Program) -> Callable[..., Any]:
@@ -378,7 +382,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
         if isinstance(got, Exception) and type(got) is not type(expected):
             at = "".join(traceback.format_exception(got, limit=-6))
             return "wrong", f"event {number}, {event}: {at}"
-        why = different(got, expected)
+        why = different(got, expected, bool(found.compiled))
         if why is not None:
             return "wrong", f"event {number}, {event}: {why}"
         if isinstance(expected, Exception):
@@ -387,7 +391,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
             continue
         mine, theirs = graphed.state(), eager.state()
         for name, value in theirs.items():
-            why = different(mine.get(name), value)
+            why = different(mine.get(name), value, bool(found.compiled))
             if why is not None:
                 return "wrong", f"event {number}, {event}: {name}: {why}"
     replayed = any(recording.replays for recording in graphed.fast.recordings)
@@ -412,11 +416,14 @@ def _smaller(found: Program) -> list[Program]:
 
 
 def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
+    seeds: Iterable[int],
+    device: torch.device,
+    say: Callable[[str], object] = print,
+    compiled: str = "",
 ) -> Counter[str]:
     """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: run(found, device), seeds, say, _smaller)
+    return command.fuzz(program, lambda found: run(found, device), seeds, say, _smaller, compiled)
 
 
 if __name__ == "__main__":
-    sys.exit(command.main("Random interleavings of training.", fuzz, 1000))
+    sys.exit(command.main("Random interleavings of training.", fuzz, 1000, compiles=True))

@@ -38,6 +38,7 @@ class State:
     linear: nn.Linear
     layers: nn.Sequential
     hook: Any
+    kept: int
 
 
 Program = Callable[[State, Tensor], Any]
@@ -121,6 +122,21 @@ def starts_anew(s: State, x: Tensor) -> Tensor:
     return s.a * 2
 
 
+def keeps(s: State, x: Tensor) -> Tensor:
+    if hasattr(s, "kept"):
+        s.b.add_(x)
+    else:
+        s.a.add_(x)
+    return s.a + s.b
+
+
+def forgets(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
+    if i == 0:
+        s.kept = 0
+    if i == 6:
+        del s.kept
+
+
 def other_sizes(s: State, i: int, rand: Callable[[int], Tensor]) -> None:
     if i in (0, 9):
         s.a = rand(1)[:1]
@@ -175,6 +191,7 @@ CASES: dict[str, tuple[Program, Change]] = {
     "freezing in turns": (backward, freezes),
     "unfreezing": (backward, unfreezes),
     "unfreezing without gradients": (backward, unfreezes_without_gradients),
+    "an attribute that goes": (keeps, forgets),
     "a state of other sizes": (starts_anew, other_sizes),
     "a hook that comes": (linear, hooks),
     "a forward that is patched": (linear, patches),

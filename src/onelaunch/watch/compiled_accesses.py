@@ -144,17 +144,18 @@ def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, T
 class Kind(NamedTuple):
     """The facts of a tensor that code may branch on."""
 
-    kind: type[Tensor]
+    cls: type[Tensor]
     dtype: torch.dtype
     device: str
     requires_grad: bool
-    layout: tuple[torch.Size, tuple[int, ...]] | None
+    sizes: tuple[torch.Size, tuple[int, ...]] | None
+    """With the strides."""
 
-    @classmethod
-    def of(cls, t: Tensor) -> Kind:
-        """Return a tensor's kind; a lazy parameter has no layout yet."""
-        layout = None if is_lazy(t) or not has_strides(t) else (t.shape, t.stride())
-        return cls(type(t), t.dtype, t.device.type, t.requires_grad, layout)
+    @staticmethod
+    def of(t: Tensor) -> Kind:
+        """Return a tensor's kind; a lazy parameter has no sizes yet."""
+        sizes = None if is_lazy(t) or not has_strides(t) else (t.shape, t.stride())
+        return Kind(type(t), t.dtype, t.device.type, t.requires_grad, sizes)
 
 
 @dataclass(slots=True)
@@ -337,13 +338,14 @@ class CompiledAccesses:
 
 
 def contents_of(walk: StateWalk) -> dict[object, object]:
-    """Return the contents of the slots of a state, and the lengths of its containers, as
-    `CompiledAccesses.began` has them."""
+    """Return the contents of the slots of a state, and the lengths of its containers and of its
+    objects' dicts of attributes, as `CompiledAccesses.began` has them."""
     found: dict[object, object] = {
         key: Kind.of(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
     }
-    return found | {key: count for key, (_, _, count) in walk.containers.items()}
+    lengths = {id(inside): length for read, inside, length in walk.facts if read is len}
+    return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
 
 
 def _gradients(contents: Mapping[object, object]) -> set[object]:

@@ -185,7 +185,8 @@ class CudaDriver:
     ) -> Graph:
         """See `Driver.rebind`. `graph` itself is changed and returned.
 
-        Costs one more capture, in memory of its own that is given back, and two or four launches.
+        Costs one or two more captures, in memory of their own that is given back, and four launches
+        or more, for each port at the most.
         """
         if isinstance(graph, CudaGraph) and capabilities().rebind:
             rebind(graph, body, state, _of_device(generators, graph.pool.index), in_place)

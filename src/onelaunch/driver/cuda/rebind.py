@@ -126,23 +126,24 @@ def rebind(
     with torch.cuda.device(index):
         try:
             examples = _compare(found, body, generators)
+            candidates = {
+                number
+                for number in found.words.keys() - found.refused
+                if number >= len(examples) or _can_tell(examples[number], found.ports[number])
+            }
+            if not candidates:
+                return
+            drawn = (torch.cuda.default_generators[index], *generators)
+            with graph.pool.order.lock, torch.inference_mode():
+                trial = _Trial(found, examples, state, drawn)
+                proven = _largest_proven(trial, candidates)
+                _direct(found, proven)
+        except torch.cuda.OutOfMemoryError:
+            return  # no room for the proof: the copies stay
         except CaptureError as error:
             if error.code == "OL111":
-                return  # no room for a second recording: the copies stay
+                return  # or for a second recording
             raise
-        candidates = set(found.words) - found.refused
-        candidates &= {
-            number
-            for number in candidates
-            if number >= len(examples) or _can_tell(examples[number], found.ports[number])
-        }
-        if not candidates:
-            return
-        drawn = (torch.cuda.default_generators[index], *generators)
-        with graph.pool.order.lock, torch.inference_mode():
-            trial = _Trial(found, examples, state, drawn)
-            proven = _largest_proven(trial, candidates)
-            _direct(found, proven)
     graph.travels = tuple(
         Travel.REBIND if port in proven else travel for port, travel in enumerate(graph.travels)
     )
@@ -172,7 +173,7 @@ def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
         proven = {port for port in candidates if len(candidates) > 1 and trial.passes({port})}
         return proven if proven and trial.passes(proven) else set()
     except torch.cuda.OutOfMemoryError:
-        return set()  # no room for the proof: the copies stay
+        return set()
 
 
 # Finding.
@@ -191,18 +192,20 @@ def _compare(
         recorder.held += _rooms(crowded, index)
         body(recorder)
 
-    while True:
-        with allocations(index) as allocated:
-            recorded, _ = record(again, elsewhere, generators, bundled=bundled)
-        try:
-            alone = _alone(found, recorded, allocated)
-            if crowded or allocated is None or len(alone) == len(found.outputs):
-                _search(found, recorded, alone, allocated or ())
-                return recorded.examples
-            crowded = [found.ports[n].nbytes for n in found.outputs if n not in alone]
-        finally:
-            recorded.graph.reset()
-            elsewhere.release()
+    try:
+        while True:
+            with allocations(index) as allocated:
+                recorded, _ = record(again, elsewhere, generators, bundled=bundled)
+            try:
+                alone = _alone(found, recorded, allocated)
+                if crowded or allocated is None or len(alone) == len(found.outputs):
+                    _search(found, recorded, alone, allocated or ())
+                    return recorded.examples
+                crowded = [found.ports[n].nbytes for n in found.outputs if n not in alone]
+            finally:
+                recorded.graph.reset()
+    finally:
+        elsewhere.release()
 
 
 def _rooms(sizes: list[int], index: int) -> list[Tensor]:
@@ -388,7 +391,7 @@ class _Trial:
         self._drawn = drawn
 
     def passes(self, ports: set[int]) -> bool:
-        """Tell whether the recording does the same with and without copies of these inputs."""
+        """Tell whether the recording does the same with and without copies of these ports."""
         return all(self._agree(ports, flip) for flip in (False, True))
 
     def _agree(self, ports: set[int], flip: bool) -> bool:

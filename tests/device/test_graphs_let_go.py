@@ -53,6 +53,22 @@ def test_proofs_of_a_bucket(device: torch.device, rand: Rand) -> None:
         assert not is_kept(model.w)
 
 
+def test_a_capture_that_finds_out_that_results_require_grad(
+    device: torch.device, rand: Rand
+) -> None:
+    """It hands on the gradient too, which is another after each `zero_grad`: captured anew."""
+    model = Root().to(device)
+    fast = ol.graph(lambda x: (model(x), model.w.grad), warmup=1)
+    for i in range(10):
+        if i % 4 == 3:
+            model.zero_grad()
+        y, grad = fast(rand(i, 3, 4).abs() + 0.1)
+        assert grad is model.w.grad
+        y.sum().backward()
+        del y, grad
+        assert not is_kept(model.w)
+
+
 def reads(model: Root, x: Tensor) -> Tensor:
     return model(x) * model(x).sum().item()
 

@@ -206,9 +206,12 @@ class CaptureSession:
         }
 
     def _release(self) -> None:
-        # Observers hold themselves, and views that keep AccumulateGrad nodes on this stream.
+        # Runs are in cycles. Results, and the views of an observer, keep AccumulateGrad nodes on
+        # this stream.
         while self._runs:
-            self._runs.pop().observer.forget()
+            run = self._runs.pop()
+            run.observer.forget()
+            run.result = run.outputs = None
 
     def _attempt(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
         """Capture once, and undo everything if that fails.

@@ -18,7 +18,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capture import CudaRecorder, Port, Recorded, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import BLOCK_BYTES, CudaPool, Ranges, alias, allocations, bytes_of
-from onelaunch.driver.protocol import InPlace, Travel
+from onelaunch.driver.protocol import Capture, InPlace, Travel
 from onelaunch.errors import CaptureError
-
-if TYPE_CHECKING:
-    from onelaunch.driver.protocol import Capture
 
 _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_RECORD"})
 """Kinds of node whose addresses are all visible; beside any other, nothing is rebound."""
@@ -65,7 +62,8 @@ class Word(NamedTuple):
 
 
 def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[Word]:
-    """Compare one argument of two recordings, in steps of 4 bytes."""
+    """Yield the words of an argument that lie in a port's memory, and moved with it from the one
+    recording to the other, or stayed; in steps of 4 bytes."""
     for offset in range(0, min(len(mine), len(other)) - 7, 4):
         (address,) = struct.unpack_from("<Q", mine, offset)
         for port, span in spans.items():

@@ -183,6 +183,24 @@ def _reduces(kind: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return getattr(_C, f"_get_cublas_{name}"), lambda setting: setattr(matmul, name, setting)
 
 
+FLAGS: tuple[tuple[str, Callable[[], bool], Callable[[bool], object]], ...] = (
+    ("cudnn.enabled", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    ("cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    ("cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    ("cudnn.allow_tf32", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
+    ("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    (
+        "memory-efficient attention",
+        _C._get_mem_efficient_sdp_enabled,
+        _C._set_sdp_use_mem_efficient,
+    ),
+    ("math attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+)
+"""Flags of torch's libraries: name, reader and writer."""
+
+
 def _default_device() -> torch.device | None:
     """Return the device that `torch.set_default_device` has set in this thread."""
     kept: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
@@ -201,17 +219,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _reduces("fp16"),
     _reduces("bf16"),
-    *(
-        (getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}"))
-        for name in (
-            *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_allow_tf32"),
-            "mkldnn_enabled",
-        )
-    ),
-    (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
-    (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    (_C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    *((read, write) for _, read, write in FLAGS),
 )
 """The settings of torch that a call may leave changed (`call.ambient.noted_modes`): the function
 that reads each, and the one that sets it."""

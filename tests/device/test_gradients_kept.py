@@ -27,6 +27,11 @@ WAYS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def world_of(device: torch.device, kept: Any = None) -> SimpleNamespace:
+    torch.manual_seed(3)
+    return SimpleNamespace(model=nn.Linear(4, 2).to(device), kept=kept)
+
+
 def tensor_in(kept: Any) -> Tensor:
     while not isinstance(kept, Tensor):
         kept = next(iter(kept.values() if isinstance(kept, dict) else kept))
@@ -54,8 +59,7 @@ def test_a_whole_step_keeps_a_gradient(
     """In every call, with the call that captures: a gradient made anew is in no other memory."""
 
     def world() -> SimpleNamespace:
-        torch.manual_seed(3)
-        made = SimpleNamespace(model=nn.Linear(4, 2).to(device), kept=None)
+        made = world_of(device)
 
         def step(x: Tensor) -> Tensor:
             if zeroed == "inside":
@@ -86,8 +90,7 @@ def test_a_forward_keeps_the_gradient_that_is_there(
     """No kernel may read it, and it is another after a `zero_grad`."""
 
     def world() -> SimpleNamespace:
-        torch.manual_seed(3)
-        made = SimpleNamespace(model=nn.Linear(4, 2).to(device), kept=torch.zeros(1))
+        made = world_of(device, torch.zeros(1))
 
         def forward(x: Tensor) -> Any:
             grad = made.model.weight.grad

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.unwinding import AUTOCAST, listed
+from onelaunch.unwinding import AUTOCAST, FLAGS, listed
 
 _WARMING: list[int] = []
 """Threads in a warm-up. A graphed callable called inside one runs inlined, as it does inside a
@@ -34,15 +34,7 @@ _tracing = _C._is_tracing
 
 MODES: tuple[tuple[str, Callable[[], object]], ...] = (
     ("inference mode", torch.is_inference_mode_enabled),
-    ("cudnn.enabled", _C._get_cudnn_enabled),
-    ("cudnn.benchmark", _C._get_cudnn_benchmark),
-    ("cudnn.deterministic", _C._get_cudnn_deterministic),
-    ("cudnn.allow_tf32", _C._get_cudnn_allow_tf32),
-    ("flash attention", _C._get_flash_sdp_enabled),
-    ("memory-efficient attention", _C._get_mem_efficient_sdp_enabled),
-    ("math attention", _C._get_math_sdp_enabled),
-    ("cuDNN attention", _C._get_cudnn_sdp_enabled),
-    ("mkldnn", _C._get_mkldnn_enabled),
+    *((name, read) for name, read, _ in FLAGS),
 )
 """The modes that `GlobalStateGuard` does not cover. 0.03 to 0.07 us each to read."""
 

@@ -32,7 +32,6 @@ from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import (
     ArgumentView,
-    Held,
     HeldView,
     Inputs,
     Output,
@@ -229,8 +228,7 @@ class Forward:
         static = StaticGraph(
             self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
         )
-        memories = [output.memory for output in outputs.made]
-        static.outlasting = [m.tensor for m in memories if isinstance(m, Held | HeldView)]
+        static.outlasting = outputs.from_before()
         link = self._link
         if link is not None:
             static.stream_lock = link.lock

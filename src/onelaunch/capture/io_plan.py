@@ -299,6 +299,11 @@ class Outputs:
     numbers: dict[int, int] = field(default_factory=dict)
     """id of a tensor -> its place in `made`."""
 
+    def from_before(self) -> list[Tensor]:
+        """Return the tensors from before the call that results are, or are views of."""
+        memories = [output.memory for output in self.made]
+        return [m.tensor for m in memories if isinstance(m, Held | HeldView)]
+
     def of_group(self, index: int) -> list[tuple[int, Output]]:
         """Return the results in a group, with their numbers."""
         return [

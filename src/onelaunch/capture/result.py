@@ -16,7 +16,7 @@ from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture import distributed
 from onelaunch.capture.hooks import hooks_inside
-from onelaunch.capture.io_plan import Held, HeldView, Inputs, written_groups
+from onelaunch.capture.io_plan import Inputs, written_groups
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.run import CaptureRun
 from onelaunch.driver.protocol import Driver, Graph, Travel
@@ -51,7 +51,6 @@ def captured_call(
     external = [t for tensors in observer.external.values() for t in tensors]
     inputs = {slot.id for slot in run.state_inputs}
     rebound |= inputs
-    memories = [output.memory for output in run.outputs.made]
     slots = dependencies(
         snapshot.walk,
         run.found,
@@ -61,7 +60,7 @@ def captured_call(
         driver,
         device,
         run.stored,
-        [m.tensor for m in memories if isinstance(m, Held | HeldView)],
+        run.outputs.from_before(),
     )
     followed = {*run.counts.followed, *(slot.id for slot in run.varied.following.slots)}
     slots = [(slot, value) for slot, value in slots if slot.id not in followed]

@@ -28,6 +28,11 @@ BLOCK_BYTES = 512
 """Unit of the caching allocator's sizes."""
 
 
+def in_blocks(nbytes: int) -> int:
+    """Return the bytes of the blocks that so many bytes take."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
 class Ranges:
     """Addresses `[start, stop)`, disjoint; `nbytes` of them in all."""
 
@@ -91,7 +96,7 @@ class CudaPool:
     def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
         """See `DevicePool.kept_bytes`: a recording itself keeps nothing allocated."""
         return sum(
-            -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            in_blocks(nbytes)
             for start, nbytes in _storages(tensors).items()
             if self.ranges.overlaps(start, start + nbytes)
         )

@@ -26,7 +26,15 @@ from torch import Tensor
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capture import CudaRecorder, Port, Recorded, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
-from onelaunch.driver.cuda.memory import BLOCK_BYTES, CudaPool, Ranges, alias, allocations, bytes_of
+from onelaunch.driver.cuda.memory import (
+    BLOCK_BYTES,
+    CudaPool,
+    Ranges,
+    alias,
+    allocations,
+    bytes_of,
+    in_blocks,
+)
 from onelaunch.driver.protocol import Capture, InPlace, Travel
 from onelaunch.errors import CaptureError
 
@@ -308,7 +316,7 @@ def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[
 def _is_alone(port: Port, allocated: Sequence[tuple[int, int]]) -> bool:
     """Return whether nothing larger than an output was allocated where it is."""
     start = port.address
-    stop = start + -(-port.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    stop = start + in_blocks(port.nbytes)
     return all(
         start <= address and address + nbytes <= stop
         for address, nbytes in allocated

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from onelaunch.driver.random_state import seeded_once
+from onelaunch.driver.seeding import seeded_once
 
 
 class Seeded(Exception):

@@ -26,7 +26,7 @@ from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, Rewind, Travel
-from onelaunch.driver.random_state import watching_seeds
+from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import no_collection
@@ -250,7 +250,7 @@ class Backward:
                 pairs = zip(grads, statics, strict=True)
                 given = [(g, t) for g, t in pairs if g is not None and t is not None]
                 observer.ledger = rehearsal.compared(given, pool)
-            seeds = watching_seeds(observer.refuse_seed)
+            seeds = watching_seeds(observer.note_seeding)
             taken: set[int] = set()
             factories = HostFactories(static.device)
             with unwound(), seeds, observer.host_reads(), factories, observer:

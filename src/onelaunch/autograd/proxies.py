@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.driver.refusals import refuse
+from onelaunch.driver.refusals import error_here
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
 from onelaunch.source import line_of
@@ -174,7 +174,9 @@ class NoHooks(FunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _HOOKS:
-            self._refused(refuse("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward"))
+            self._refused(
+                error_here("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward")
+            )
         return func(*args, **(kwargs or {}))
 
 

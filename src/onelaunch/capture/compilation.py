@@ -16,7 +16,7 @@ from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
-from onelaunch.watch.compiled_accesses import hand
+from onelaunch.watch.compiled_accesses import note_host_inputs
 
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
@@ -46,13 +46,13 @@ def compiled(
         sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
         written = _written_inputs()
 
-        def handed(*args: Any) -> Any:
+        def noted(*args: Any) -> Any:
             every = (*own, *args)
             given = (value for i, value in enumerate(args) if i not in sizes)
-            hand(given, [every[i] for i in written if i < len(every)])
+            note_host_inputs(given, [every[i] for i in written if i < len(every)])
             return run_graph(*args)
 
-        return handed
+        return noted
 
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config

@@ -42,7 +42,7 @@ from onelaunch.capture.io_plan import (
 )
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
-from onelaunch.driver.refusals import refuse
+from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.state.guard import StateGuard
@@ -185,7 +185,7 @@ class Forward:
             raise CaptureError("OL105", what, where=observer.made_at(moved), fix=WRITE_IN_PLACE)
         for t, spec in zip(arguments, plan.specs, strict=False):
             if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
-                raise refuse("OL113", f"an argument, {spec}, is changed in place")
+                raise error_here("OL113", f"an argument, {spec}, is changed in place")
         if self._proxies.accumulated() or any(t.grad is not None for t in arguments):
             raise BackwardInside
         self._proxies.replace_in(observer, self.driver.storage)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec, contiguous_stride
 from onelaunch.driver.protocol import Capture, Driver, Region, Travel
-from onelaunch.driver.refusals import refuse
+from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
 from onelaunch.sizes.dims import Follow, Varying
 from onelaunch.watch.observer import Observer
@@ -319,7 +319,7 @@ def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[
     made = observer.host.made_here(t)
     wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
     if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
-        raise refuse("OL104", f"a result, {spec}, is on the host and varies")
+        raise error_here("OL104", f"a result, {spec}, is on the host and varies")
     if made:
         return HostConstant(t.clone())
     return Held(t)
@@ -362,10 +362,10 @@ def plan_outputs(
             memory = _on_host(t, spec, observer, state)
         elif driver.storage(t) in observer.seeds:
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
-            raise refuse("OL104", what, fix="return the result of the operator alone")
+            raise error_here("OL104", what, fix="return the result of the operator alone")
         elif driver.storage(t) not in storages and driver.storage(t) in observer.numbers:
             observer.admission.wanted |= observer.numbers[driver.storage(t)]
-            raise refuse("OL104", f"a result, {spec}, is a number that eager has on the host")
+            raise error_here("OL104", f"a result, {spec}, is a number that eager has on the host")
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:

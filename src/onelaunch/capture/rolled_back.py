@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.random_state import HostGenerators
+from onelaunch.driver.seeding import HostGenerators
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.state.rollback import Rollback

@@ -56,13 +56,13 @@ from onelaunch.capture.recording import NeedsGrad, StateOutput
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
-from onelaunch.driver.random_state import (
+from onelaunch.driver.refusals import error_here
+from onelaunch.driver.seeding import (
     SEEDING,
     HostGenerators,
     seeded_once,
     watching_seeds,
 )
-from onelaunch.driver.refusals import refuse
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
@@ -72,7 +72,7 @@ from onelaunch.state.slots import node_of
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled_accesses import Bringing, CompiledAccesses, handing, places
+from onelaunch.watch.compiled_accesses import Bringing, CompiledAccesses, noting_host_inputs, places
 from onelaunch.watch.difference import Difference, of_threads
 from onelaunch.watch.ledger import Ledger, refuse_drawn
 from onelaunch.watch.lifted import Lifted
@@ -184,7 +184,7 @@ class CaptureRun:
         again: slots that have to be inputs; the next attempt passes them as such.
         grown: see `effects.grown`.
         stored: ids of slots that it surely stored to, as it was seen.
-        handed: what the host handed to compiled code.
+        host_inputs: the host values that compiled code got.
     """
 
     job: CaptureJob
@@ -210,7 +210,7 @@ class CaptureRun:
     again: list[Slot] = field(default_factory=list)
     grown: tuple[str, ...] = ()
     stored: set[tuple[int, object]] = field(default_factory=set)
-    handed: list[object] = field(default_factory=list)
+    host_inputs: list[object] = field(default_factory=list)
 
     @property
     def differs(self) -> Difference | None:
@@ -264,7 +264,7 @@ class CaptureRun:
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
             if t.grad_fn is not graph:
                 what = f"an argument, {spec}, is written with values that require grad"
-                raise refuse("OL113", what, fix=_GRADED)
+                raise error_here("OL113", what, fix=_GRADED)
         # Objects that the callable may return or store as they are; `follows` counts tensors too.
         known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
         known = job.callee.returned_before() | known
@@ -331,9 +331,9 @@ class CaptureRun:
             if job.known.refused is not None:
                 raise copy.copy(job.known.refused)  # what catches it adds to it
             brings = bool(job.known.brought) and self.lifted is not None
-            bringing = Bringing(job.device, self.lifted, self.handed)
+            bringing = Bringing(job.device, self.lifted, self.host_inputs)
             bring = bringing if brings else nullcontext()
-            with leaves_refused(), around, handing(self.handed), bring:
+            with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
                 result = fn(*args, **kwargs)
             refuse_drawn(generators, fn, observer.ledger)
             now = places(plan.tensors, walk)
@@ -341,7 +341,7 @@ class CaptureRun:
             return result
         watch = job.callee.watch()
         seeds = watching_seeds(
-            observer.refuse_seed,
+            observer.note_seeding,
             reads=forward is not None,
             draw=observer.refuse_draw,
             frames=watch,

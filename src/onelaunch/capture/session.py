@@ -64,10 +64,10 @@ class CaptureSession:
     """The 0-dim host tensors, by input number, that the callable reads on the host."""
     _lifted: Lifted | None = None
     """The host values that the callable copies to the device."""
-    _handed: list[object] | None = None
-    """The values that the host handed to compiled code in the run before this attempt, if known."""
+    _host_inputs: list[object] | None = None
+    """The values that compiled code got in the run before this attempt, if known."""
     _differing: int = 0
-    """The number of attempts that it handed something else."""
+    """The number of attempts in which it got something else."""
     _runs: list[CaptureRun] = field(default_factory=list)
     """The runs of this attempt, as far as they were watched."""
 
@@ -88,7 +88,7 @@ class CaptureSession:
         if job.device.type != "cpu":
             before = job.known or job.earlier
             self._lifted = Lifted(job.device, before.brought if before else ())
-        self._handed = job.known and job.known.handed
+        self._host_inputs = job.known and job.known.host_inputs
         while True:
             if self._lifted is not None:
                 self._lifted.make()
@@ -238,7 +238,7 @@ class CaptureSession:
         run.varied, run.plain = Numbers(following, device, self._number_trials.seed), self._plain
         graph: Graph | None = None
         try:
-            before, self._handed = self._handed, None
+            before, self._host_inputs = self._host_inputs, None
             graph, statics = self._recorded(run, tree)
             self._agree(before, run)
             self._retry_if_incomplete(run)
@@ -293,15 +293,15 @@ class CaptureSession:
         run.execute(capture, tree)
 
     def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
-        """Raise `Retry` if the host handed compiled code other values than in the run before this.
+        """Raise `Retry` if compiled code got other host values than in the run before this.
 
         Raises:
             CaptureError: OL117, so it does each time.
         """
         if self.job.known is None:
             return
-        self._handed = run.handed
-        if run.handed == before:
+        self._host_inputs = run.host_inputs
+        if run.host_inputs == before:
             return
         self._differing += 1
         if self._differing > TRIES:

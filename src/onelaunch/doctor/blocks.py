@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.bench.workload import Workload
 from onelaunch.doctor.place import NOWHERE, Spot
 from onelaunch.doctor.run import FunctionCall, Listener, Operation
-from onelaunch.driver.refusals import REFUSALS, refuse
+from onelaunch.driver.refusals import REFUSALS, error_here
 from onelaunch.driver.select import select
 from onelaunch.error_catalogue import WAIT
 from onelaunch.errors import CaptureError
@@ -69,7 +69,7 @@ class Blocks(Listener):
 
     def _waited(self, what: str) -> None:
         assert self._refusals is not None
-        self._refusals.note_refusal(refuse("OL109", f"`{what}` waits for the device", fix=WAIT))
+        self._refusals.note_refusal(error_here("OL109", f"`{what}` waits for the device", fix=WAIT))
 
     def function(self, event: FunctionCall) -> None:
         if event.args[0].device.type == "cpu":

@@ -24,7 +24,7 @@ from onelaunch.bench.workload import Inputs, Workload, each_tensor, graded_as
 from onelaunch.call import tree
 from onelaunch.driver.distance import is_inexact
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.random_state import HostGenerators
+from onelaunch.driver.seeding import HostGenerators
 from onelaunch.driver.select import driver_of, preserved_random_state, recordable, select
 from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import gradient_of

@@ -32,7 +32,7 @@ from onelaunch.doctor.replay import Kind, is_torchs, repeats, replay, undone
 from onelaunch.doctor.run import FunctionCall, Listener, Operation, watch
 from onelaunch.driver.aten import leaves, tensors
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.random_state import HostGenerators
+from onelaunch.driver.seeding import HostGenerators
 from onelaunch.driver.select import recordable, select
 from onelaunch.frames.peek import attributes_of
 from onelaunch.rules.finding import Finding, merged

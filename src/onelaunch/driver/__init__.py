@@ -2,7 +2,7 @@
 
 protocol.py         Driver, Graph, DevicePool: a device's duties, and nothing of how
 select.py           the driver of a call
-cuda/               CUDA graphs
+cuda/               CUDA graphs: launches, copies in, random numbers, streams, memory
 tape/               the same without CUDA: operations recorded and repeated
 aten.py             operations and the memory that they write, read off the schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
@@ -14,7 +14,7 @@ host_reads.py       reads by the host that torch does not dispatch
 host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured
 storage_resize.py   storages that a program resizes itself
-random_state.py     random state during a capture
+seeding.py          seeding in a capture: watched, and undone afterwards
 rng_functions.py    `get_rng_state` and `set_rng_state`, replaced during a capture
 attention_seeds.py  seeds handed to a backward: on the host in eager, on the device in a capture
 distance.py         the distance of results from those of another run

@@ -2,7 +2,7 @@
 
 The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
 that read device memory on the host, or whose result is as large as the data says. Operators without
-a row are refused by the tags that they were defined with. `refuse` finds the user's line, by
+a row are refused by the tags that they were defined with. `error_here` finds the user's line, by
 `source.py`.
 """
 
@@ -237,7 +237,7 @@ def _tagged(op: OpOverload, tag: torch.Tag) -> Refusal:
     return Refusal(code, fix, what=f"`{name}` is tagged `{tag.name}`: {meaning}")
 
 
-def refuse(code: str, what: str, *, fix: str | None = None) -> CaptureError:
+def error_here(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """Make a `CaptureError` for the line of user code that is running now."""
     fix = fix_within(code, library_calls()) or fix
     return CaptureError(code, what, where=user_frame(), fix=fix)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from onelaunch.driver.refusals import refuse
+from onelaunch.driver.refusals import error_here
 from onelaunch.errors import ArgumentError, CaptureError, kind_of
 from onelaunch.watch.ledger import Ledger
 
@@ -97,13 +97,13 @@ def refusal(optimizer: Optimizer) -> CaptureError | None:
     """Return the error for an optimizer that is about to step in a callable; None if it may."""
     found = why_not(optimizer)
     if found is not None:
-        return refuse("OL120", found[0], fix=found[1])
+        return error_here("OL120", found[0], fix=found[1])
     if _is_scaled(optimizer):
         kind = type(optimizer).__name__
         fix = f"torch.optim.{kind}(..., fused=True)"
         if "fused" not in optimizer.defaults:
             fix = "call `scaler.step(optimizer)` after the callable"
-        return refuse("OL121", f"GradScaler.step with torch.optim.{kind}", fix=fix)
+        return error_here("OL121", f"GradScaler.step with torch.optim.{kind}", fix=fix)
     return None
 
 

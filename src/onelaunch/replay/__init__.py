@@ -3,5 +3,5 @@
 call_path.py  its parts in the order in which they run; the guard of the state is among them
 checks.py     whether the recording fits the arguments of the call
 launch.py     the launch, and how results and writes reach the caller
-source.py     the lines of the function, and the objects that they name
+generated.py  the lines of the function, and the objects that they name
 """

@@ -21,8 +21,8 @@ from onelaunch.replay.checks import (
     check_values,
     match,
 )
-from onelaunch.replay.launch import expression, launch
-from onelaunch.replay.source import GeneratedFunction
+from onelaunch.replay.generated import GeneratedFunction
+from onelaunch.replay.launch import expression, write_launch
 from onelaunch.trace_names import sizes
 
 
@@ -74,7 +74,7 @@ def build_call(
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
     title = f"{label} {sizes([t.shape for t in spec.tensors])}".rstrip()
-    made = launch(source, driver, captured, inputs, device, title)
+    made = write_launch(source, driver, captured, inputs, device, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
     source.line(f"return {expression(source, captured.tree, [made[n] for n in captured.numbers])}")

@@ -16,7 +16,7 @@ from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, firs
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Travel
-from onelaunch.replay.source import GeneratedFunction
+from onelaunch.replay.generated import GeneratedFunction
 from onelaunch.sizes.dims import Varying
 from onelaunch.state.host_values import bytes_of
 

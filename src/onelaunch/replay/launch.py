@@ -32,14 +32,14 @@ from onelaunch.capture.io_plan import (
 )
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver, Released, Travel
-from onelaunch.replay.source import GeneratedFunction, tuple_of
+from onelaunch.replay.generated import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
 from onelaunch.trace_names import annotated, profiler
 
 _C: Any = torch._C
 
 
-def launch(
+def write_launch(
     source: GeneratedFunction,
     driver: Driver,
     captured: CapturedCall,

@@ -38,7 +38,7 @@ def dependencies(
     driver: Driver,
     device: torch.device,
     sure: Collection[tuple[int, object]] = (),
-    handed: Iterable[Tensor] = (),
+    passed_on: Iterable[Tensor] = (),
 ) -> list[tuple[Slot, object]]:
     """Return the slots that a call must find as the capture did, each with its value.
 
@@ -49,11 +49,11 @@ def dependencies(
         inputs: the slots that are inputs.
         external: the storages that the capture read or wrote by address.
         sure: ids of slots that it stored to for sure.
-        handed: the tensors from before that the capture returned or stored, or views of which.
+        passed_on: the tensors from before that the capture returned or stored, or views of which.
     """
     now = {change.slot.id: change.after for change in found}
     again = _stored_again(before, now)
-    reached = [*handed, *again.values()]
+    reached = [*passed_on, *again.values()]
     fixed = {*external, *(driver.storage(t) for t in reached if lies_on(t, device))}
     guarded: list[tuple[Slot, object]] = []
     for key, (slot, value) in before.held.items():

@@ -98,7 +98,9 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     # `torch.tensor(values, device="tape")` comes here: it hides its copy from modes and subclasses.
     recorder = recording()
     if recorder is not None and source.numel():
-        raise recorder.refuse("OL103", "A tensor was made from values of the host in a capture.")
+        raise recorder.note_refusal(
+            "OL103", "A tensor was made from values of the host in a capture."
+        )
     return run(operator(torch.ops.aten.copy_.default), (target, source), {})
 
 
@@ -165,7 +167,7 @@ def _read(t: Tensor, how: str) -> Tensor:
 def _refuse_read(how: str) -> None:
     recorder = recording()
     if recorder is not None:
-        raise recorder.refuse("OL101", f"The host read a tensor ({how}) in a capture.")
+        raise recorder.note_refusal("OL101", f"The host read a tensor ({how}) in a capture.")
 
 
 def _from_host(host: Tensor, requires_grad: bool, is_param: bool) -> Tensor:

@@ -165,7 +165,7 @@ def _refuse_transfers(
         mixed = bool(on_device - {emulated.names_device(kwargs["device"])})
     if mixed:
         what = f"`{op.label}` copied between the host and the device during a capture."
-        raise recorder.refuse("OL103", what)
+        raise recorder.note_refusal("OL103", what)
 
 
 def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -27,7 +27,7 @@ def wait(what: str) -> None:
     """Refuse what waits for the device, during a capture; else tell those that note it."""
     recorder = recording()
     if recorder is not None:
-        raise recorder.refuse("OL109", f"`{what}` waits for the device", WAIT)
+        raise recorder.note_refusal("OL109", f"`{what}` waits for the device", WAIT)
     for note in _notes:
         note(what)
 
@@ -40,7 +40,7 @@ def noting_waits(note: Note) -> AbstractContextManager[None]:
 def _set_random(what: str) -> None:
     recorder = recording()
     if recorder is not None:
-        raise recorder.refuse("OL106", f"{what} was called during a capture.")
+        raise recorder.note_refusal("OL106", f"{what} was called during a capture.")
 
 
 class Event:

@@ -18,7 +18,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import Operator
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.refusals import CHECKED, DRAWN, refusal, refuse
+from onelaunch.driver.refusals import CHECKED, DRAWN, error_here, refusal
 from onelaunch.watch.host_memory import HostMemory, named
 from onelaunch.watch.lifted import Lifted, brought
 
@@ -80,7 +80,7 @@ class Admission:
         for t in tensors:
             if not has_strides(t):
                 kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-                raise refuse("OL109", f"{readable(name)} on {kind}")
+                raise error_here("OL109", f"{readable(name)} on {kind}")
             there = self._on_device(t) or self._host.is_given_there(t)
             (device if there else host).append(t)
         if device or not tensors:
@@ -89,7 +89,7 @@ class Admission:
                 self.wanted.update(map(self._storage, device[:1]))
                 what = found.what or f"{readable(name)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
-                raise refuse(found.code, what, fix=fix)
+                raise error_here(found.code, what, fix=fix)
         target = kwargs.get("device")
         if device and not host and target is None:
             return []  # nearly all operations: nothing of them is on the host
@@ -105,10 +105,10 @@ class Admission:
         lifted = self._liftable(name, args, kwargs)
         if moves and not lifted:
             what = f"{readable(name)} copies {named(tensors[-1])} across"
-            raise refuse("OL103", what, fix=self._fix_of(tensors[-1]))
+            raise error_here("OL103", what, fix=self._fix_of(tensors[-1]))
         if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
-                raise refuse("OL104", f"{readable(name)} draws from a generator of the host's")
+                raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
             self.draws.append(partial(func, *args, **kwargs))
         uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:
@@ -119,7 +119,7 @@ class Admission:
             varying = self._host.varies(t)
             if uses and (varying or t.dim()):
                 what = f"{readable(name)} uses a host tensor, {named(t)}, with device tensors"
-                raise refuse("OL104", what, fix=self._fix_of(t))
+                raise error_here("OL104", what, fix=self._fix_of(t))
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
         return lifted
@@ -169,12 +169,12 @@ class Admission:
         if not self._on_device(t) or self._storage(t) not in self._inputs:
             return
         if self._storage(t) in self._displaced:
-            raise refuse("OL109", "as_strided on an argument that does not begin its storage")
+            raise error_here("OL109", "as_strided on an argument that does not begin its storage")
         first = t.storage_offset() if storage_offset is None else storage_offset
         last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         stop = t.data_ptr() + (last + 1 - t.storage_offset()) * t.element_size()
         if 0 not in size and stop > self._inputs[self._storage(t)]:
-            raise refuse("OL109", "as_strided reaches beyond the argument")
+            raise error_here("OL109", "as_strided reaches beyond the argument")
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._kind

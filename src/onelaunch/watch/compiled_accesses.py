@@ -104,32 +104,32 @@ class Bringing(Watching):
         return func(*args, **kwargs)
 
 
-_handing = threading.local()
+_noting = threading.local()
 
 
 @contextmanager
-def handing(notes: list[object]) -> Generator[list[Tensor]]:
-    """Return a context in which this thread's `hand` notes what compiled code is handed, with the
-    tensors that the code writes to."""
+def noting_host_inputs(notes: list[object]) -> Generator[list[Tensor]]:
+    """Return a context in which this thread's `note_host_inputs` adds to `notes`; it gives the list
+    of the tensors that the compiled code writes to."""
     written: list[Tensor] = []
     try:
-        _handing.notes, _handing.written = notes, written
+        _noting.notes, _noting.written = notes, written
         yield written
     finally:
-        _handing.notes = _handing.written = None
+        _noting.notes = _noting.written = None
 
 
-def hand(args: Iterable[object], written: Iterable[Tensor]) -> None:
-    """Note the host values among the arguments of a compiled graph: two runs of a call hand it the
-    same ones, or a replay would freeze what varies; and the arguments that it writes to."""
-    notes: list[object] | None = getattr(_handing, "notes", None)
+def note_host_inputs(args: Iterable[object], written: Iterable[Tensor]) -> None:
+    """Note the host values among the arguments of a compiled graph: it gets the same ones in two
+    runs of a call, or a replay would freeze what varies; and the arguments that it writes to."""
+    notes: list[object] | None = getattr(_noting, "notes", None)
     if notes is not None:
-        _handing.written += written
+        _noting.written += written
         with unwatched(), no_functions():
-            notes += map(_handed, args)
+            notes += map(_noted, args)
 
 
-def _handed(value: object) -> object:
+def _noted(value: object) -> object:
     if not isinstance(value, Tensor):
         return type(value), repr(value) if is_plain(value) else None
     on_host = value.device.type == "cpu" and has_strides(value)
@@ -171,7 +171,7 @@ class CompiledAccesses:
             with its places.
         read: the numbers of the arguments on the host that the host read.
         brought: the host tensors that were brought to the device, the same in each call.
-        handed: what the host handed to the compiled code in its last run; None if it has not run.
+        host_inputs: the host values that the compiled code got in its last run; None before it.
         refused: the error for what no replay repeats.
         suspected: the error for what a capture refuses if compiled code does it too.
         places: storage -> the places of the tensors over it.
@@ -189,7 +189,7 @@ class CompiledAccesses:
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
     began: dict[object, object]
-    handed: list[object] | None = None
+    host_inputs: list[object] | None = None
 
     @contextmanager
     def noting(
@@ -216,13 +216,14 @@ class CompiledAccesses:
         now.clear()
         known = {place for storage in self.wrote for place in self.places.get(storage, ())}
         versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
-        with handing(notes) as written, bringing if self.brought else nullcontext(), versions:
+        bring = bringing if self.brought else nullcontext()
+        with noting_host_inputs(notes) as written, bring, versions:
             yield
         for t in written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None
             if places and known.isdisjoint(places):
                 self.refused = self.refused or _written_if_compiled(places)
-        self.handed, self.brought = notes, bringing.found or self.brought
+        self.host_inputs, self.brought = notes, bringing.found or self.brought
 
     def holds_for(self, now: StateWalk) -> bool:
         """Return whether a run from this state reads and writes the same. From another (a flag that

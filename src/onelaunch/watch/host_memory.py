@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.refusals import READ_BY_HOST, refuse
+from onelaunch.driver.refusals import READ_BY_HOST, error_here
 from onelaunch.state.host_values import MOST_BYTES, MOST_STORED_BYTES, bytes_of, is_comparable
 
 
@@ -139,7 +139,7 @@ class HostMemory:
         if self._is_known(storage):
             return
         if storage in self._random:
-            raise refuse("OL104", f"the host reads random numbers, {named(t)}")
+            raise error_here("OL104", f"the host reads random numbers, {named(t)}")
         if storage not in self._roots:
             self._outside.setdefault(storage, t)
         for root in self._roots.get(storage, {storage}):
@@ -152,7 +152,7 @@ class HostMemory:
                 large = outside
             if large is not None:
                 what = f"the host reads the values of {named(large)}, too many to compare"
-                raise refuse("OL104", what, fix=READ_BY_HOST)
+                raise error_here("OL104", what, fix=READ_BY_HOST)
             self._read[root] = outside
 
     def _is_known(self, storage: int) -> bool:

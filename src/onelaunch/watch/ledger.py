@@ -24,8 +24,8 @@ from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
-from onelaunch.driver.random_state import DRAWING, HostGenerators
 from onelaunch.driver.refusals import DRAWN
+from onelaunch.driver.seeding import DRAWING, HostGenerators
 from onelaunch.errors import CaptureError
 from onelaunch.source import Place, line_of, user_frame
 from onelaunch.state.dependencies import classes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import mapped
-from onelaunch.driver.refusals import refuse
+from onelaunch.driver.refusals import error_here
 from onelaunch.state.host_values import bytes_of
 from onelaunch.watch.host_memory import named
 
@@ -101,7 +101,7 @@ class Lifted:
             there = self.of(t)
             if there is None:
                 name = name.removeprefix("aten::")
-                raise refuse("OL103", f"`{name}` copies {named(t)} across")
+                raise error_here("OL103", f"`{name}` copies {named(t)} across")
             copies[id(t)] = there
         return mapped(args, lambda value: copies.get(id(value), value))
 

@@ -22,7 +22,7 @@ from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.driver.refusals import DRAWN, refuse
+from onelaunch.driver.refusals import DRAWN, error_here
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.source import Place, user_frame
 from onelaunch.watch.admission import Admission, readable
@@ -267,19 +267,19 @@ class Observer(Watching):
         storage = self._storage(t)
         return storage in self._produced or storage in self._inputs
 
-    def refuse_seed(self, method: str) -> CaptureError:
+    def note_seeding(self, method: str) -> CaptureError:
         """Return the error for a run that seeds a generator, or sets or reads its state. Torch's
         functions for the default generator are no error, see `Driver.rewind`."""
         fix = None
         if method.endswith("get_state"):
             fix = "get_rng_state and set_rng_state of torch or torch.cuda, which a replay repeats"
         what = f"`{method}` of a random generator in a capture"
-        return self.note_refusal(refuse("OL106", what, fix=fix))
+        return self.note_refusal(error_here("OL106", what, fix=fix))
 
     def refuse_draw(self, method: str) -> CaptureError:
         """Return the error for a number drawn from Python's generator in the run."""
         what = f"`random.{method}` draws a number in a capture"
-        return self.note_refusal(refuse("OL117", what, fix=DRAWN))
+        return self.note_refusal(error_here("OL117", what, fix=DRAWN))
 
     def host_reads(self) -> HostReads:
         """Return a mode that refuses the host's reads of device memory."""
@@ -287,7 +287,7 @@ class Observer(Watching):
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.admission.wanted.add(self._storage(t))
-        error = self.note_refusal(refuse(code, what, fix=fix))
+        error = self.note_refusal(error_here(code, what, fix=fix))
         if not self._deferring:
             raise error
 
@@ -326,7 +326,9 @@ class Observer(Watching):
         if not self._on_device(t):
             own = self.host.written(t, host, random)
             if (self._refuse or self._deferring) and not own:
-                error = self.note_refusal(refuse("OL104", f"a host tensor, {named(t)}, is written"))
+                error = self.note_refusal(
+                    error_here("OL104", f"a host tensor, {named(t)}, is written")
+                )
                 if self._refuse:
                     raise error
             return
@@ -348,7 +350,7 @@ class Observer(Watching):
         for t in made:
             if not has_strides(t):
                 if t.is_nested and self._refuse:
-                    raise refuse("OL109", f"{readable(op.name)} makes a nested tensor")
+                    raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
                 continue
             if self._on_device(t):
                 storage = self._storage(t)
@@ -437,10 +439,10 @@ class Observer(Watching):
 
 
 def _brings(op: Operator, host: Sequence[Tensor]) -> CaptureError:
-    return refuse("OL103", f"{readable(op.base)} copies {named(host[0])} across")
+    return error_here("OL103", f"{readable(op.base)} copies {named(host[0])} across")
 
 
 def _brings_numbers() -> CaptureError:
     what = "torch.tensor(...) copies numbers to the device"
     fix = "torch.full((), value, device=...), or make the tensor before the call"
-    return refuse("OL103", what, fix=fix)
+    return error_here("OL103", what, fix=fix)

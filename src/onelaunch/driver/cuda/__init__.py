@@ -1,10 +1,10 @@
 """CUDA graphs: `torch.cuda.CUDAGraph`, with `cuda.bindings` for the nodes inside.
 
     driver.py        CudaDriver, the interface to the packages above
-    graph.py         an instantiated recording and its launch, the hot path
+    graph.py         an instantiated recording and its launch, the hot path: copies in, draws
     capture.py       one stream capture, and the way back from a failed one
     memory.py        pools, and the bytes of tensors
-    streams.py       streams, and launches that share memory
+    streams.py       streams, and the order of launches that share memory
     nodes.py         graph nodes: the only module that names cuda.bindings
     kernels.py       kernels of our own, compiled at first use
     bundles.py       small inputs and results that share a node

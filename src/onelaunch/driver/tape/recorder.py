@@ -22,8 +22,8 @@ from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import Operator, Step, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.known_causes import WEIGHTS_ALONE
-from onelaunch.driver.random_state import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.refusals import refusal
+from onelaunch.driver.seeding import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.errors import CaptureError, kind_of
@@ -91,7 +91,7 @@ def recording_with(recorder: TapeRecorder) -> Generator[None]:
     """Record what runs in the context: its operations, and its reads on the host."""
     try:  # at once: a Ctrl-C may come between any two lines
         _active.recorder = recorder
-        seeds, resizes = watching_seeds(recorder.refuse_seed), watching_resizes(recorder.resize)
+        seeds, resizes = watching_seeds(recorder.note_seeding), watching_resizes(recorder.resize)
         with seeds, resizes, recorder.host_reads(), recorder:
             yield
         recorder.finish()
@@ -147,7 +147,7 @@ class TapeRecorder(DispatchMode):
         op = operator(func)
         why = refusal(func, args, kwargs)
         if why is not None:
-            raise self.refuse(why.code, f"`{op.label}` was called during a capture.", why.fix)
+            raise self.note_refusal(why.code, f"`{op.label}` was called during a capture.", why.fix)
         if op.composite:
             with self:
                 return op.decomposed(args, kwargs)
@@ -168,7 +168,9 @@ class TapeRecorder(DispatchMode):
         result = op.run(args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
-                raise self.refuse("OL107", f"`{op.label}` moved the memory of a caller's tensor.")
+                raise self.note_refusal(
+                    "OL107", f"`{op.label}` moved the memory of a caller's tensor."
+                )
         self._check(op, result)
         known = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         results = tensors(result)
@@ -209,7 +211,7 @@ class TapeRecorder(DispatchMode):
         if storage.device.type != "cpu":
             return  # such memory is given back by the device's own functions
         if self.memory.made(storage):
-            raise self.refuse("OL107", "a tensor made in the call is given other memory")
+            raise self.note_refusal("OL107", "a tensor made in the call is given other memory")
         if storage._cdata not in self._resized:
             with _disable_current_modes():
                 self._resized[storage._cdata] = storage, storage.clone()
@@ -227,16 +229,16 @@ class TapeRecorder(DispatchMode):
                 around.copy_(saved)
         self.random.restore()
 
-    def refuse(self, code: str, what: str, fix: str | None = None) -> CaptureError:
+    def note_refusal(self, code: str, what: str, fix: str | None = None) -> CaptureError:
         """Make an error to raise, and keep it: a body that swallows it is refused all the same."""
         place = user_frame() or self._line  # the engine's threads have no frame of the user
         error = CaptureError(code, what, where=place, fix=fix)
         self.refused = self.refused or error
         return error
 
-    def refuse_seed(self, method: str) -> CaptureError:
+    def note_seeding(self, method: str) -> CaptureError:
         """Make the error for a call of `method` of a generator."""
-        return self.refuse("OL106", f"A generator's `{method}` was called during a capture.")
+        return self.note_refusal("OL106", f"A generator's `{method}` was called during a capture.")
 
     def finish(self) -> None:
         """Raise what was refused, if the body swallowed it or no operation came after it."""
@@ -248,7 +250,7 @@ class TapeRecorder(DispatchMode):
         """Make the mode that refuses the reads that no dispatcher sees."""
 
         def refuse(code: str, what: str, t: Tensor, fix: str | None) -> None:
-            raise self.refuse(code, what, fix)
+            raise self.note_refusal(code, what, fix)
 
         return HostReads(lambda t: self.memory.owns((t,), {}), refuse)
 
@@ -264,15 +266,15 @@ class TapeRecorder(DispatchMode):
         for value in leaves(result):
             if isinstance(value, Tensor):
                 if value.is_nested:
-                    raise self.refuse("OL109", f"`{op.label}` gave a nested tensor.")
+                    raise self.note_refusal("OL109", f"`{op.label}` gave a nested tensor.")
                 if value.is_quantized:
                     what = f"`{op.label}` gave a quantized tensor."
-                    raise self.refuse("OL109", what, WEIGHTS_ALONE)
+                    raise self.note_refusal("OL109", what, WEIGHTS_ALONE)
                 if value.layout is not torch.strided:
                     what = f"`{op.label}` gave a tensor of layout {value.layout}."
-                    raise self.refuse("OL109", what)
+                    raise self.note_refusal("OL109", what)
             elif value is not None and not op.describes and not op.collective:
                 if isinstance(value, (bool, int, float, complex)):
-                    raise self.refuse("OL101", f"`{op.label}` gave a number to the host.")
+                    raise self.note_refusal("OL101", f"`{op.label}` gave a number to the host.")
                 what = f"`{op.label}` gave {kind_of(value)}, which cannot be replayed."
-                raise self.refuse("OL109", what)
+                raise self.note_refusal("OL109", what)

@@ -60,7 +60,7 @@ class TapeRewind:
 
         def restore(state: Tensor) -> None:
             if not any(state is known for known in (*self.states, *self._earlier)):
-                raise recorder.refuse("OL106", UNKNOWN)
+                raise recorder.note_refusal("OL106", UNKNOWN)
             generator.set_state(state)
             recorder.random.accept()
             recorder.steps.append(partial(generator.set_state, state))

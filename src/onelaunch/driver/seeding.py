@@ -1,7 +1,7 @@
-"""Random state during a capture: watched for seeding, and restored afterwards; and the generators
-of Python and NumPy, which no replay advances.
+"""Seeding in a capture: watched, and undone afterwards; and the generators of Python and NumPy,
+which no replay advances.
 
-How a replay draws as eager would is the driver's affair: `cuda/graph.py` and `tape/graph.py`.
+The numbers that a replay draws are the driver's affair: `cuda/graph.py` and `tape/graph.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from onelaunch.sizes.buckets import Buckets
 _SHARED = PoolManager()
 """The pool of all regions, unless the options name another."""
 _OURS = frozenset(("buckets", "gradients", "inputs", "max_in_flight", "max_recordings", "warmup"))
+_NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Settings:
         """Return the settings; options that are not ours are Inductor's.
 
         Raises:
-            ArgumentError: OL401, a value that an option of ours cannot have.
+            ArgumentError: OL401, an option that neither has, or a value that one of ours cannot have.
         """
         given = dict(options or {})
         codegen = given.pop("codegen", "inductor")
@@ -55,6 +58,7 @@ class Settings:
         if isinstance(buckets, Buckets):
             _check_names(buckets)
         ours = {name: given.pop(name) for name in _OURS & given.keys()}
+        _refuse_unknown(given)
         shared = _SHARED if pool is None else manager_of(pool)
         return cls(codegen, mode, given, Options(on_refusal=refusal, **ours), shared)
 
@@ -70,6 +74,18 @@ class Settings:
         if self.codegen == "eager":
             return eager_aten
         return backend_of(driver, self.mode, self.inductor)
+
+
+def _refuse_unknown(options: Iterable[str]) -> None:
+    """Refuse what is no option of Inductor's either, whose own code is not reached in each case."""
+    if not options:
+        return
+    known: list[str] = importlib.import_module("torch._inductor").list_options()
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*_NAMES, *known], 1)
+            fix = near[0] if near else f"one of {', '.join(sorted(_NAMES))}; or one of Inductor's"
+            raise ArgumentError("OL401", f"there is no option {name!r}", fix=fix)
 
 
 def _check_names(buckets: Buckets) -> None:

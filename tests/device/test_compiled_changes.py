@@ -351,3 +351,26 @@ def test_compiled_code_hands_on_no_number_of_the_host(device: torch.device, rand
     with pytest.warns(match="OL104"):
         found = [fast(rand(i, 3), torch.tensor(float(i)))[1] for i in range(6)]
     assert [(d.device.type, d.item()) for d in found] == [("cpu", i + 1) for i in range(6)]
+
+
+def test_what_a_rehearsal_refuses_is_not_captured(
+    device: torch.device, rand: Rand, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The state changes after the warm-ups, and from it the callable leaves a mode changed."""
+    state = State()
+    state.flag = False
+
+    def leaves_a_mode(x: Tensor) -> Tensor:
+        if state.flag:
+            torch.set_grad_enabled(False)
+        return x * 2
+
+    fast = ol.graph(leaves_a_mode, compile=True, on_refusal="eager")
+    for i in range(8):
+        state.flag = i > 2
+        x = rand(i, 4)
+        assert torch.equal(fast(x), x * 2)
+        assert torch.is_grad_enabled() is not state.flag
+        torch.set_grad_enabled(True)
+    assert [str(w.message)[:7] for w in recwarn if w.category is ol.GraphWarning] == ["[OL119]"]
+    assert not fast.recordings

@@ -73,6 +73,11 @@ class Callee:
             if not flatten(value, objects=True).tensors
         }
 
+    @property
+    def state_root(self) -> object:
+        """The object where the search for state begins."""
+        return self.root[1]
+
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Return the named roots of the state that a call reaches."""
         objects = [
@@ -92,7 +97,7 @@ class Callee:
     @property
     def training(self) -> bool | None:
         """True if the callable is a module that is training; None if it has no such flag."""
-        root = self.root[1]
+        root = self.state_root
         return getattr(root, "training", None) if isinstance(root, torch.nn.Module) else None
 
     @property
@@ -157,11 +162,11 @@ class Callee:
             driver = driver_of(device.type)
         return driver, device
 
-    def learn_device(
+    def ran_elsewhere(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
-        """Note the device of a run that reached no tensor of an accelerator: the device of its
-        results and of the state that it `left`. Return whether it is another than `taken`."""
+        """Return whether a run that reached no tensor of an accelerator shows another device than
+        `taken`, by its results and the state that it `left`; and note it for the next call."""
         key = _given(flat)
         if taken != _CPU and key not in self._seen:
             return False  # its arguments or state have shown the device

@@ -42,7 +42,7 @@ class Settings:
         """Return the settings; options that are not ours are Inductor's.
 
         Raises:
-            ArgumentError: OL401, an option that neither has, or a value that one of ours cannot have.
+            ArgumentError: OL401: an option that neither has, or a value that one of ours cannot be.
         """
         given = dict(options or {})
         codegen = given.pop("codegen", "inductor")

@@ -22,6 +22,11 @@ The words of this package:
 
 signature   what a call must have in common with a recording: kinds, sizes, constants. `spec` is a
             signature itself (`CallSpec`), `signature` what is known of its calls (`SignatureState`)
+attempt     a call that warms up its signature, or is to be recorded
+entry       a recording in the table of its callable, with the function that replays it
+strategy    how sizes are padded in a call; without buckets `UNPADDED`
+walk        the slots of the state, found from the callable's attributes and names (`StateWalk`)
+accesses    the reads and writes of compiled code, as a watched run of the callable showed them
 request     the calls that one object is made for and passed to, as a cache is for one `generate()`
 to follow   a number: to read it anew at each call. Otherwise each value has its recording
 to take over  a recording: to use one of the last request's with an object of this one's

@@ -33,7 +33,7 @@ class SignatureState:
     """The known facts about a signature, recorded or not."""
 
     warmups: int = 0
-    """The warm-up calls since its last recording, or in all."""
+    """The warm-up calls since its last recording, or in all; `Warmup.run` counts them."""
     has_backward: bool = False
     """True if its results require grad, so that it is captured as a forward with a backward."""
     threads: set[int] = field(default_factory=set)
@@ -84,8 +84,8 @@ class SignatureState:
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
 
-    def warmup_calls(self, option: int) -> int:
-        """Return the number of its calls that warm up, under the option `warmup_calls`."""
+    def enough_warmups(self, option: int) -> int:
+        """Return the number of its calls that warm up, where the options ask for `option`."""
         return max(option, self.least)
 
     def agreed(self) -> None:

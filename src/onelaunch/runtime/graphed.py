@@ -90,7 +90,7 @@ class Graphed(Generic[P, R]):
         )
         self._notices = Notices()
         self._signatures = Signatures(name, self._notices)
-        self._table = Table(name, options.warmup_calls, pool, self._notices)
+        self._table = Table(name, options.enough_warmups, pool, self._notices)
         self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
         self._phases = Phases(name, options, callee, self._signatures, self._table)
         functools.update_wrapper(self, fn, updated=())
@@ -113,7 +113,7 @@ class Graphed(Generic[P, R]):
         """Warm up, capture, or run eagerly: no recording fits the call."""
         # A Ctrl-C just as a capture turns garbage collection off would leave it off.
         with collection_restored():
-            refresh_mode_flag()  # guards read a flag that modes of other threads leave wrong
+            refresh_mode_flag()  # "a dispatch mode is on": modes of other threads leave it wrong
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -129,7 +129,7 @@ class Graphed(Generic[P, R]):
             if result is MISS:
                 result = self._warm_up_or_capture(driver, device, flat, args, kwargs)
             if result is MISS:
-                self._enter_eager()  # before another thread may capture
+                self._enter_eager()  # under the lock: no other thread captures meanwhile
         return self._eager(args, kwargs) if result is MISS else result
 
     def _warm_up_or_capture(
@@ -178,8 +178,7 @@ class Graphed(Generic[P, R]):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Return what a call that no recording fits is to do; see `Phases`. `InPieces` adds to
-        it."""
+        """Return what a call that no recording fits is to do; see `Phases`."""
         return self._phases.of(driver, device, flat, strategy)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -195,12 +194,13 @@ class Graphed(Generic[P, R]):
         # field, objects of that class are taken apart no more: a replay would not write the field.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.reached(after)  # the state behind the callable and its arguments
-        if self._callee.learn_device(attempt.flat, attempt.device, result, reached):
-            # The result shows another device than was assumed: `run` was no warm-up for it.
+        # A callable that is given no tensor, and reaches none, shows its device by its results.
+        if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
+            # Another device than was assumed: what `run` counted was no warm-up for it.
             attempt.signature.warmups -= 1
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
-        reached.drop_tensors()  # the walk is kept for the next call, without its tensors
+        reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
     def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
@@ -224,15 +224,17 @@ class Graphed(Generic[P, R]):
         """Capture a call and replay it; return `MISS` if that is not possible.
 
         Args:
-            may_retry: whether to rehearse and capture again, if Dynamo has no code for the call.
+            may_retry: whether to rehearse and capture again, if Dynamo compiled in the capture.
         """
         signature = attempt.signature
         try:
-            # Compiled code is watched in its first warm-up only. If the state has changed since,
-            # that run does not show what the capture will do, and the callable is rehearsed: run
-            # once more, and everything is put back.
+            # Warm-ups show what the capture will do. But compiled code (`compile=True`) is watched
+            # in its first one only: if the state has changed since, the callable is rehearsed (run
+            # once more, and everything is put back).
             if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
+                if signature.eager_code is not None:  # `_refused` did not raise
+                    return MISS
             with no_collection():
                 entry = self._recorder.record(attempt, self)
         except NeedsGrad:  # the results require grad now, and did in no warm-up
@@ -240,15 +242,15 @@ class Graphed(Generic[P, R]):
                 return self._ungraphed(signature, grad_in_no_grad())
             signature.has_backward = True
             return MISS  # the next call captures a forward with its backward
-        except BackwardInside:  # it runs one, though its results require grad and need another
+        except BackwardInside:  # it calls backward, though its results need one after the call
             return self._ungraphed(signature, backward_inside())
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
-        except CompiledInCapture as error:  # the state or the size is another than in any warm-up
+        except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # so that it is rehearsed
+            signature.compiled_accesses = None  # so that `foresees_capture` says no
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
@@ -268,10 +270,10 @@ class Graphed(Generic[P, R]):
         """Take numbers among the arguments for constants: the callable branches on them, so that no
         recording can read them anew at each call."""
         if error.only_this_call:  # these values get a recording beside the one for all others
-            self._signatures.varied.fix_values(attempt.spec, attempt.flat.tree)
+            self._signatures.varied.hold_values(attempt.spec, attempt.flat.tree)
         else:  # each value gets a signature, in place of the one for all
             del self._signatures.states[attempt.spec]
-            self._signatures.varied.fix_arguments(attempt.spec, error.positions)
+            self._signatures.varied.hold_arguments(attempt.spec, error.positions)
 
     def _capture_told(
         self,
@@ -287,7 +289,7 @@ class Graphed(Generic[P, R]):
         # yes is enough. `compare_answers` rehearses it under both answers. The second rehearsal is
         # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
         # backward runs inside: then the call itself is the warm-up.
-        signature.warmups = self.options.warmup_calls - 1
+        signature.warmups = self.options.enough_warmups - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)
         again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
@@ -307,7 +309,7 @@ class Graphed(Generic[P, R]):
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
         changes_number = bool(numbers_changed_in(entry.captured))
-        signature.warmups = self.options.warmup_calls - 1 if changes_number else 0
+        signature.warmups = self.options.enough_warmups - 1 if changes_number else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
@@ -329,7 +331,8 @@ class Graphed(Generic[P, R]):
         self._table.warn_used_once(entry)  # if the recordings before it each served one call
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
-        self._table.add(entry, self._callee.codes)  # warns of what no replay repeats: OL308, OL309
+        # With the code objects that it ran, for the warnings of what no replay repeats.
+        self._table.add(entry, self._callee.codes)
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
@@ -351,13 +354,13 @@ class Graphed(Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. Other refusals that are raised are forgotten, and the next call is captured
-            # anew. This one stays: two later runs may be alike by chance. A module in its other
-            # mode, `train()` or `eval()`, is tried again.
+            # number. The next call is not captured anew, as after most refusals that are raised:
+            # two later runs may be alike by chance. A module in its other mode, `train()` or
+            # `eval()`, is.
             signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
         if self.options.on_refusal == "raise":
-            offer_split(error, self._callee.root[1], self.options)
+            offer_split(error, self._callee.state_root, self.options)
             raise error
         return self._ungraphed(signature, error)
 
@@ -373,9 +376,9 @@ class Graphed(Generic[P, R]):
     # An eager run.
 
     def _enter_eager(self) -> None:
-        """Count a run by `_eager`, and list its thread. Until it is done, no forward is captured
-        with its backward: such a capture puts proxies in the parameters' places while it runs. Call
-        it while no other thread captures."""
+        """Count a run by `_eager`, and list its thread, while no other thread captures. Until it is
+        done, no forward is captured with its backward, which would put stand-ins in the places of
+        the parameters while it runs."""
         self._table.counts.eager_calls += 1
         self._table.running.append(get_ident())
 
@@ -433,8 +436,8 @@ class Graphed(Generic[P, R]):
         """Record the signature of this call ahead of time, without making the call.
 
         The callable runs once to warm up, whatever `warmup` is, and once to be captured; then every
-        tensor that it wrote and the random state are restored. Costs about two eager calls and the
-        capture.
+        tensor that it wrote, the random state and torch's modes are restored. Costs about two eager
+        calls and the capture.
 
         Raises:
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
@@ -443,7 +446,7 @@ class Graphed(Generic[P, R]):
         try:
             self._recorder.capture_ahead(self, args, kwargs)
         except CaptureError as error:
-            offer_split(error, self._callee.root[1], self.options)
+            offer_split(error, self._callee.state_root, self.options)
             raise
 
     # As the callable itself.
@@ -471,7 +474,7 @@ class Graphed(Generic[P, R]):
         return type(self), (self.fn, self.options, None, self._callee.root)
 
 
-# For `compat` and `module`.
+# For `module.py` (`like`) and `compat.py` (the other two).
 
 
 def newest_pair(graphed: Graphed[..., Any]) -> AutogradPair | None:

@@ -82,7 +82,7 @@ class Options:
         return all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
 
     @property
-    def warmup_calls(self) -> int:
+    def enough_warmups(self) -> int:
         """The number of calls of a signature that warm up."""
         # With Inductor, the first call is watched in eager, and the second compiles.
         return max(self.warmup, 3 if self.compile else 1)

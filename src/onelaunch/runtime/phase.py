@@ -98,7 +98,8 @@ class Phases:
             return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
         cold = (
-            signature.warmups < signature.warmup_calls(self._options.warmup_calls) and not waiting
+            signature.warmups < signature.enough_warmups(self._options.enough_warmups)
+            and not waiting
         )
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)

@@ -164,7 +164,7 @@ class Recorder:
         forward = None
         if signature.has_backward:
             direct = options.gradients == "direct" and not distributed.initialized()
-            top = callee.root[1]
+            top = callee.state_root
             forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
         following = Following()
         if forward is None and not hidden:
@@ -230,7 +230,7 @@ class Recorder:
                     del self._signatures.states[key]
             self._signatures.states[spec] = signature
             # What is read of the new objects is not known before a run over them.
-            signature.warmups = min(signature.warmups, self._options.warmup_calls - 1)
+            signature.warmups = min(signature.warmups, self._options.enough_warmups - 1)
             self._signatures.newest.clear()
         self.requests.displace(objects)
         return True
@@ -283,7 +283,7 @@ class Recorder:
 
             def learn(result: Any) -> None:
                 nonlocal works_elsewhere
-                works_elsewhere = self._callee.learn_device(flat, device, result)
+                works_elsewhere = self._callee.ran_elsewhere(flat, device, result)
                 if not works_elsewhere:
                     then(result)
 

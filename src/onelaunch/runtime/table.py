@@ -81,7 +81,7 @@ class Table:
             backward: a capture puts stand-ins in place of the parameters that they read.
     """
 
-    def __init__(self, name: str, warmup_calls: int, pool: PoolManager, notices: Notices) -> None:
+    def __init__(self, name: str, enough_warmups: int, pool: PoolManager, notices: Notices) -> None:
         self.entries: tuple[Entry, ...] = ()
         self.calls: tuple[CallPath, ...] = ()
         self.index: dict[Any, Any] = {}
@@ -89,7 +89,7 @@ class Table:
         self.lock = threading.RLock()
         self.running: list[int] = []
         self._name = name
-        self._warmup_calls = warmup_calls
+        self._enough_warmups = enough_warmups
         self._pool = pool
         self._notices = notices
 
@@ -169,7 +169,7 @@ class Table:
         signature.ledger = captured.ledger
         signature.unread += captured.reads_more
         signature.differing += captured.differs is not None
-        signature.warmups = signature.warmup_calls(self._warmup_calls)
+        signature.warmups = signature.enough_warmups(self._enough_warmups)
         return signature.differing < TRIES
 
     def drop_misfit(self, entry: Entry, attempt: Attempt) -> str | None:
@@ -212,7 +212,7 @@ class Table:
             signature.lost(entry.captured.launches)
             signature.why = "evicted"
             signature.alone = 0
-            signature.warmups = signature.warmup_calls(self._warmup_calls)
+            signature.warmups = signature.enough_warmups(self._enough_warmups)
             signature.backoff.evicted(signature.gone(), together)
 
     def drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:

@@ -84,13 +84,13 @@ class Varied:
         if found is not None and len(found[1].known) <= FEW:
             found[1].known.append(signature)
 
-    def fix_arguments(self, spec: CallSpec, positions: Sequence[int]) -> None:
+    def hold_arguments(self, spec: CallSpec, positions: Sequence[int]) -> None:
         """Take the numbers at these positions for constants, in all calls from now on."""
         found = self._family(spec)
         assert found is not None
         found[1].constant.update(positions)
 
-    def fix_values(self, spec: CallSpec, tree: Tree) -> None:
+    def hold_values(self, spec: CallSpec, tree: Tree) -> None:
         """Take the values that the numbers have in one call for constants; others are followed.
 
         Args:

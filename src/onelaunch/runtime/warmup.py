@@ -138,7 +138,7 @@ class Warmup:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
         here, on_its_stream = _trains(attempt), _its_stream(attempt)
-        last = signature.warmups + 1 >= self._options.warmup_calls
+        last = signature.warmups + 1 >= self._options.enough_warmups
         run, step_aside = functools.partial(fn, *args, **kwargs), None
         if last and not hidden:
             run = _NotedRun(attempt, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -312,6 +313,135 @@ def test_globals_and_variables(rand: Rand) -> None:
     assert list(line) == [0, 0, 1, 2, 3]
     assert last == [0, 0, 1, 2, 3]
     assert seen == [1, 2, 3, 4]
+
+
+class Late:
+    """State that only `late` reads, which runs for the first time in the call that is captured."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.h = 0.0
+        self.items: list[int] = []
+        self.queue = deque([1])
+        self.kinds: defaultdict[str, int] = defaultdict(int)
+        self.bytes = bytearray(b"a")
+        self.thing = Thing(Thing([0]))
+        self.slots = Slots(0)
+        self.named = types.SimpleNamespace(count=0, seen={1})
+
+    def late(self) -> None:
+        self.items.append(len(self.items))
+        self.queue.appendleft(len(self.queue))
+        self.kinds["k"] += 1
+        self.bytes.append(1)
+        self.thing.v.v[0] += 1
+        self.thing.v.w = Thing(self.thing.v.v)
+        self.slots.v += 1
+        self.named.count += 1
+        self.named.seen.add(len(self.named.seen) + 1)
+
+    def shown(self) -> str:
+        return repr({k: v for k, v in vars(self).items() if k not in ("on", "h")})
+
+
+def stored(s: Any, x: Tensor) -> Tensor:
+    """The capture runs twice: `h` becomes an input."""
+    if s.on:
+        s.late()
+    s.h = s.h * 0.5 + x.mean(0)
+    return s.h * 2
+
+
+def refused(s: Any, x: Tensor) -> Tensor:
+    if s.on:
+        s.late()
+        return x if float(x.sum()) > 1000 else x + 1
+    return x + 1
+
+
+LATE: list[tuple[Any, dict[str, Any]]] = [
+    (stored, {}),
+    (stored, {"on_refusal": "eager", "compile": True}),
+    (stored, {"inputs": "rebind"}),
+    (refused, {"on_refusal": "eager"}),
+    (refused, {"on_refusal": "eager", "compile": True}),
+]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("f", "options"), LATE)
+@pytest.mark.parametrize("calls", [3, 5])
+def test_what_a_capture_is_the_first_to_read(
+    rand: Rand, f: Any, options: dict[str, Any], calls: int
+) -> None:
+    eager, graphed = Late(), Late()
+    fast = ol.graph(lambda x: f(graphed, x), **options)
+    with torch.no_grad():
+        for i in range(12):
+            eager.on = graphed.on = i >= calls and i % 4 == calls % 4
+            x = rand(i, 3, 3)
+            torch.testing.assert_close(fast(x), f(eager, x))
+            assert graphed.shown() == eager.shown(), i
+
+
+def test_an_optimizer_that_first_steps_in_a_capture(rand: Rand) -> None:
+    """As of an actor that learns in every fourth call."""
+
+    def losses(graphs: bool) -> tuple[list[Tensor], dict[str, Any]]:
+        torch.manual_seed(0)
+        device = rand(0, 1).device
+        actor, critic = nn.Linear(3, 3).to(device), nn.Linear(3, 1).to(device)
+        acts = torch.optim.SGD(actor.parameters(), 0.1, momentum=0.9)
+        judges = torch.optim.SGD(critic.parameters(), 0.1)
+        calls = 0
+
+        def step(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            judges.zero_grad()
+            loss = critic(x).square().mean()
+            loss.backward()
+            judges.step()
+            if calls % 4 == 0:
+                acts.zero_grad()
+                (-critic(actor(x)).mean()).backward()
+                acts.step()
+            return loss.detach()
+
+        fast = ol.graph(step, on_refusal="eager") if graphs else step
+        found = [fast(rand(i, 4, 3)) for i in range(12)]
+        return found, {**actor.state_dict(), "calls": calls}
+
+    assert_same(losses(True), losses(False))
+
+
+def test_what_a_capture_does_not_read_is_left_to_other_threads(rand: Rand) -> None:
+    """A thread fills a queue while a capture runs and is refused."""
+    state, begun, filled = Late(), threading.Event(), threading.Event()
+
+    def fill() -> None:
+        begun.wait(10)
+        state.queue.append(2)
+        filled.set()
+
+    def f(x: Tensor) -> Tensor:
+        if state.on:
+            state.late = 3  # type: ignore[method-assign]
+            begun.set()
+            assert filled.wait(10)
+            return x if float(x.sum()) > 1000 else x + 1
+        return x * 2
+
+    fast, other = ol.graph(f, warmup=1), threading.Thread(target=fill)
+    other.start()
+    with torch.no_grad():
+        fast(rand(0, 3))
+        state.on = True
+        with pytest.raises(ol.CaptureError, match="OL101"):
+            fast(rand(1, 3))
+    other.join()
+    assert list(state.queue) == [1, 2]
+    assert "late" not in vars(state)
 
 
 def test_what_a_run_that_stands_changed_stays(rand: Rand) -> None:

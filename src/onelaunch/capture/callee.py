@@ -118,10 +118,11 @@ class Callee:
 
         def watched() -> R:
             watch = self.watch(step_aside)
-            with nullcontext() if watch is None else watch.watching():
-                result = run()
-            self.saw(watch)
-            return result
+            try:
+                with nullcontext() if watch is None else watch.watching():
+                    return run()
+            finally:
+                self.saw(watch)
 
         return watched
 

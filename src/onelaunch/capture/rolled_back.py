@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.state.rollback import Rollback
+from onelaunch.frames.reads import Reads
+from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
@@ -27,24 +28,33 @@ class Effects:
     """The effects of a run, which is to happen under `observer`.
 
     Attributes:
-        rollback: puts Python's state back, before another run for the same call.
+        restore: puts Python's state back, before another run for the same call.
         found: the slots that it changed; known, and restored, after the run.
     """
 
     observer: Observer
-    rollback: Rollback
+    restore: Callable[[], None]
     found: list[Change] = field(default_factory=list)
 
 
 @contextmanager
 def rolled_back(
-    driver: Driver, device: torch.device, inputs: Sequence[Tensor], reached: ReachableState
+    driver: Driver,
+    device: torch.device,
+    inputs: Sequence[Tensor],
+    reached: ReachableState,
+    reads: Callable[[], Reads | None],
 ) -> Generator[Effects]:
-    """Return a context for a run on `inputs` that restores everything at its end."""
+    """Return a context for a run on `inputs` that restores everything at its end.
+
+    Args:
+        reads: returns the reads of the callable, those of the run included.
+    """
     before = reached.walk()
-    rollback = Rollback(before)
+    rollback = RunRollback(before)
     held = held_by(driver, device, before)
-    effects = Effects(watching(driver, device, inputs, held, save=True), rollback)
+    observer = watching(driver, device, inputs, held, save=True)
+    effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     settings = Settings()
     with same_modes(), preserved_random_state(device):
@@ -56,7 +66,7 @@ def rolled_back(
                 generators.restore()
             effects.observer.restore()
             _, effects.found = reached.changed(before)
-            rollback.restore()
+            effects.restore()
             # The tensors of a backward keep AccumulateGrad nodes on this stream.
             effects.observer.release()
 

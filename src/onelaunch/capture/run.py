@@ -64,6 +64,7 @@ from onelaunch.driver.seeding import (
     watching_seeds,
 )
 from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.sizes.dims import Follow, Varying
@@ -185,6 +186,7 @@ class CaptureRun:
         grown: see `effects.grown`.
         stored: ids of slots that it surely stored to, as it was seen.
         host_inputs: the host values that compiled code got.
+        reads: the reads of the callable, those of this run so far included, if it was watched.
     """
 
     job: CaptureJob
@@ -211,6 +213,7 @@ class CaptureRun:
     grown: tuple[str, ...] = ()
     stored: set[tuple[int, object]] = field(default_factory=set)
     host_inputs: list[object] = field(default_factory=list)
+    reads: Reads | None = None
 
     @property
     def differs(self) -> Difference | None:
@@ -281,8 +284,7 @@ class CaptureRun:
         self.again = recurrent(job.driver, job.device, self.found, state, observer, flat.tensors)
         refuse_parts([cast(Tensor, slot.read()) for slot in self.again], (), ())
         if self.again:
-            self.outputs = Outputs()
-            self.result = []
+            self.outputs, self.result = Outputs(), []
             return
         for storage, tensors in observer.external.items():
             snapshot.held.setdefault(storage, []).extend(tensors)
@@ -340,6 +342,8 @@ class CaptureRun:
             job.known.give(observer, dict(now), plan.tensors, plan.statics)
             return result
         watch = job.callee.watch()
+        if watch is not None:
+            self.reads, self.stored = watch.reads, watch.stored
         seeds = watching_seeds(
             observer.note_seeding,
             reads=forward is not None,
@@ -377,7 +381,6 @@ class CaptureRun:
                 self.counts.end()
                 self.varied.end()
         job.callee.saw(watch)
-        self.stored = set() if watch is None else watch.stored
         if job.callee.handed_on is not None:
             raise of_threads(job.callee.handed_on)
         refuse_drawn(generators, fn, observer.ledger)

@@ -377,7 +377,7 @@ class CaptureSession:
             else:
                 distributed.abandon_step(value for _, value in run.snapshot.walk.held.values())
         finally:
-            run.snapshot.undo(run.found, again)
+            run.snapshot.undo(run.found, run.reads, again)
             run.plan.release()  # frames of the traceback refer to it for good
 
     def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:

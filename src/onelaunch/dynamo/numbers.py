@@ -23,6 +23,7 @@ from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of, is_o
 
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
+_C: Any = torch._C
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _ARITHMETIC = frozenset(
@@ -213,6 +214,10 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
     name = _name(node)
     if name is None or node.kwargs or not _all_tensors(node, numbers):
         return False
+    if name == "pow" and args[0] not in numbers:
+        return False  # kernels of their own for exponents such as 2 and 0.5, and checks of integers
+    if any(_is_wrapped(example(n)) for n in node.all_input_nodes):
+        return False  # by `vmap`: an operation on it runs inside of that alone
     if _wide(node) and (name[0] == "i" or name[-1] == "_" or made.dtype not in _WIDER):
         return False  # the wider result would have to be written back; or it is a comparison's
     args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
@@ -223,6 +228,10 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
         made.device,
         _text(made.shape),
     )
+
+
+def _is_wrapped(value: object) -> bool:
+    return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _all_tensors(node: Node, numbers: Mapping[Node, None]) -> bool:

@@ -46,7 +46,9 @@ class DryRun:
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened."""
         args, kwargs = unflatten(self.tree, list(inputs))
-        undone = rolled_back(self.driver, self.device, inputs, self.reached)
+        undone = rolled_back(
+            self.driver, self.device, inputs, self.reached, lambda: self.reached.reads
+        )
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
             result = self.fn(*args, **kwargs)
             storages = effects.observer.written.keys()

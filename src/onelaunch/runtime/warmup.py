@@ -264,10 +264,11 @@ class Warmup:
         run = functools.partial(self._callee.fn, *args, **kwargs)
         if answer and not (self._callee.is_compiled(driver) or torch.is_grad_enabled()):
             run = _NotedRun(attempt, run)
-        undone = rolled_back(driver, device, flat.tensors, attempt.reached)
+        callee, reached = self._callee, attempt.reached
+        undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
-                result = run()
+                result = callee.watched(run)()
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
     def foresees_capture(self, attempt: Attempt) -> bool:
@@ -295,7 +296,8 @@ class Warmup:
         before = reached.walk()
         named = places(flat.tensors, before)
         on_its_stream = _its_stream(attempt)
-        with rolled_back(driver, device, flat.tensors, reached) as effects:
+        undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
+        with undone as effects:
             observer = effects.observer
             shown = functools.partial(callee.shown, *args, **kwargs)
             run = callee.watched(_NotedRun(attempt, shown, masks=not callee.is_compiled(driver)))
@@ -326,7 +328,7 @@ class Warmup:
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
                 run = on_its_stream(functools.partial(callee.on(driver), *args, **kwargs))
                 for _ in range(2):
-                    effects.rollback.restore()  # Dynamo compiles for the state that it finds
+                    effects.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(driver, device, _now(attempt)):
                         run()
         if signature.compiled_accesses is not None:

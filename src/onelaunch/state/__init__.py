@@ -4,7 +4,7 @@ walk.py         StateWalk: the state that a callable reaches
 contents.py     the slots of one object, as far as they were touched
 scripted.py     the slots of a TorchScript module
 slots.py        Slot: one place that holds a value the callable reads
-rollback.py     Rollback: all slots and containers of a walk, to put them back
+rollback.py     RunRollback: all slots and containers that a run may change, to put them back
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 dependencies.py the slots that a recording relies on
 guard.py        StateGuard: the check before each replay

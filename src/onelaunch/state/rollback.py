@@ -1,4 +1,4 @@
-"""The rollback of a run: every slot and container that a walk visited, as it was before.
+"""The rollback of a run: every slot and container that it may change, as it was before.
 
 `StateSnapshot.undo` runs it, beside what it does to tensors; `CaptureSession._roll_back` runs that.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.reads import Reads
 from onelaunch.state.contents import dicts_of, is_library_class
 from onelaunch.state.slots import (
     MISSING,
@@ -24,7 +25,7 @@ from onelaunch.state.slots import (
     keyword_defaults_of,
     requires_grad,
 )
-from onelaunch.state.walk import StateWalk, is_same
+from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
 
 
 class Rollback:
@@ -68,15 +69,49 @@ class Rollback:
         parts = [part for entry in self._containers.values() for part in (entry, *entry[1])]
         return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
 
-    def restore(self) -> None:
-        """Put back whatever is not as it was."""
+    def restore(self, within: StateWalk | None = None) -> None:
+        """Put back whatever is not as it was.
+
+        Args:
+            within: a walk; what it did not find is left as it is.
+        """
+        containers = None if within is None else {id(c) for c in _containers(within)}
         for slot, value in self._slots:
-            if not is_same(value, slot.read()):
+            if (within is None or slot.id in within.held) and not is_same(value, slot.read()):
                 slot.write(value)
-        for container, contents in self._containers.values():
-            _restore(container, contents)
+        for key, (container, contents) in self._containers.items():
+            if containers is None or key in containers:
+                _restore(container, contents)
         for kind, members in self._members:
-            _restore_members(kind, members)
+            if within is None or kind in within.classes:
+                _restore_members(kind, members)
+
+
+class RunRollback:
+    """The rollback of a run in which code may run for the first time: what that reads, no run has
+    read before.
+
+    Args:
+        found: the walk of what was read before.
+    """
+
+    def __init__(self, found: StateWalk) -> None:
+        self._found = found
+        self._read = Rollback(found)
+        self._unread = Rollback(walk_unread(found))
+
+    def holders(self) -> set[int]:
+        """Return the ids of the objects that keep the contents here."""
+        return self._read.holders() | self._unread.holders()
+
+    def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> None:
+        """Put back what the run has read, as `reads` tell. All else belongs to others, as to a
+        thread that fills a queue."""
+        self._read.restore()
+        before = self._found.reads
+        contents = {id(content) for _, content in self._found.held.values()}
+        if reads is not None and before is not None and reads.exceeds(before, contents):
+            self._unread.restore(walk(roots, reads))
 
 
 def _containers(found: StateWalk) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
-from onelaunch.state.rollback import Rollback
+from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
@@ -138,7 +138,7 @@ class StateSnapshot:
     walk: StateWalk
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds to it."""
-    rollback: Rollback
+    rollback: RunRollback
     _kept: list[_Kept]
 
     @staticmethod
@@ -148,7 +148,7 @@ class StateSnapshot:
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         kept = [_Kept.of(local(t)) for t in tensors]
-        return StateSnapshot(reached, found, held, Rollback(found), kept)
+        return StateSnapshot(reached, found, held, RunRollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return what a call reaches, by name; `tree` holds its arguments."""
@@ -174,15 +174,15 @@ class StateSnapshot:
         strides have; or None."""
         return next(((k.tensor, k.reshaped()) for k in self._kept if k.changed()), None)
 
-    def undo(self, found: Sequence[Change], again: bool = True) -> None:
-        """Roll back what a failed capture changed in the callable's state.
+    def undo(self, found: Sequence[Change], reads: Reads | None, again: bool) -> None:
+        """Roll back what a failed capture, of these `reads`, changed in the callable's state.
 
         Everything, if the callable runs `again` in place of this run. Else this run stands, and
         only what belongs to the capture goes: of the changes `found`, by default all there are,
         those of tensors.
         """
         if again:
-            self.rollback.restore()
+            self.rollback.restore(self.reached.roots, reads)
         else:
             restore(
                 c

@@ -222,6 +222,8 @@ def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets, which hold nothing more."""
+_MOST_UNREAD = 10_000
+"""The slots of what no run has read that a capture looks at: 50 ms."""
 Queue = deque[tuple[str, object, Slot | None]]
 
 
@@ -259,8 +261,22 @@ def walk(
     return found
 
 
-def _visit_all(found: StateWalk, queue: Queue, seen: set[int]) -> None:
-    while queue:
+@no_collection()
+def walk_unread(found: StateWalk) -> StateWalk:
+    """Find what lies behind the slots that a walk found and no run has read: code that runs for the
+    first time may read and change it. The nearest `_MOST_UNREAD` slots, and no more."""
+    unread = StateWalk(Contents(None))
+    slots = [(slot.name, value) for slot, value in found.held.values() if slot.id not in found.uses]
+    for attributes in found.contents.untouched.values():
+        slots += [(f"{attributes.name}{key}", value) for key, value in attributes.values.items()]
+    queue: Queue = deque((name, value, None) for name, value in slots if type(value) not in _LEAVES)
+    known = (*found.owners, *found.classes, *found.functions)
+    _visit_all(unread, queue, {*map(id, known), *found.containers}, _MOST_UNREAD)
+    return unread
+
+
+def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
+    while queue and (most is None or len(found.held) < most):
         name, value, via = queue.popleft()
         if id(value) in seen:
             continue

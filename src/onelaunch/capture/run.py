@@ -57,12 +57,7 @@ from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
 from onelaunch.driver.refusals import error_here
-from onelaunch.driver.seeding import (
-    SEEDING,
-    HostGenerators,
-    seeded_once,
-    watching_seeds,
-)
+from onelaunch.driver.seeding import SEEDING, HostGenerators, seeded_once, watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.optimizers.capturable import noting_steps

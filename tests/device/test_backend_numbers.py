@@ -7,6 +7,7 @@ an integer as a symbol, a float as a host tensor. One recording reads it at each
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -152,6 +153,52 @@ def test_a_negative_exponent_of_integers_raises(device: torch.device, rand: Rand
         assert torch.equal(fast(x, n), x**n)
     with pytest.raises(RuntimeError, match="negative integer powers"):
         fast(x, -1)
+
+
+@on_accelerators
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_a_quotient_of_integers(device: torch.device, rand: Rand, dtype: torch.dtype) -> None:
+    """By a number that its dtype does not hold."""
+    x = torch.tensor([100, 50], dtype=dtype, device=device)
+    fast = compiled(lambda x, n: x / n, codegen="eager")
+    for n in (2, 3, 4, 300, -5, 2**33 + 7):
+        assert torch.equal(fast(x, n), x / n), n
+    assert replays() > 0
+
+
+FILLS: dict[str, F] = {
+    "fill_": lambda x, n: x.clone().fill_(n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "an item": lambda x, n: operator.setitem(y := x.clone(), 0, n) or y,
+    "full": lambda x, n: torch.full((4,), n, dtype=x.dtype, device=x.device) + x,
+    "full_like": lambda x, n: torch.full_like(x, n) + x,
+}
+VALUES: list[tuple[torch.dtype, Sequence[float]]] = [
+    (torch.uint8, (1, 2, 3, 4, -1, 300)),
+    (torch.int64, (1, 2, 3, 4, 2**40)),
+    (torch.int64, (1.5, 2.5, 3.5, 4.5, math.inf)),
+    (torch.float32, (1.5, 2.5, 3.5, 4.5, math.inf, 1e300)),
+    (torch.float16, (1.5, 2.5, 3.5, 4.5, -math.inf, 7e4)),
+]
+
+
+@on_accelerators
+@pytest.mark.parametrize(("dtype", "values"), VALUES)
+@pytest.mark.parametrize("name", FILLS)
+def test_a_number_that_a_tensor_cannot_hold(
+    device: torch.device, name: str, dtype: torch.dtype, values: Sequence[float]
+) -> None:
+    f, x = FILLS[name], torch.ones(4, device=device).to(dtype)
+    fast = compiled(f, codegen="eager")
+    for n in values:
+        try:
+            expected = f(x, n)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="without overflow"):
+                fast(x, n)
+        else:
+            assert torch.equal(fast(x, n), expected), n
 
 
 @on_accelerators

@@ -75,6 +75,22 @@ def test_a_view_that_lies_where_it_does_unpadded(rand: Rand, independent: bool) 
     assert replays(fast) > 5
 
 
+@pytest.mark.parametrize("independent", [False, True], ids=["proven", "independent"])
+def test_a_view_of_an_argument_that_is_written(rand: Rand, independent: bool) -> None:
+    """The recording has a padded copy of it; the caller's view is of the caller's memory."""
+    buckets = ol.Buckets(dim=0, sizes=(4, 8), independent=independent)
+    fast = ol.graph(lambda x: (x.mul_(2)[0], x[0, 1:], x + 1), buckets=buckets, warmup=1)
+    with torch.no_grad():
+        for i, n in enumerate(SIZES):
+            x, expected = rand(i, n + 1, 3)[1:], rand(i, n + 1, 3)[1:].mul_(2)
+            first, part, more = fast(x)
+            assert_same((first, part, more), (expected[0], expected[0, 1:], expected + 1))
+            first.fill_(7)
+            assert_same(x[0], torch.full_like(first, 7))
+            assert_same(part, torch.full_like(part, 7))
+    assert replays(fast) > 5
+
+
 @pytest.mark.parametrize("by_turns", [False, True], ids=["all", "by turns"])
 def test_results_of_an_expanded_argument_are_laid_out_as_in_eager(
     rand: Rand, by_turns: bool

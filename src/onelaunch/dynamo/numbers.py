@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,12 @@ _ARITHMETIC = frozenset(
     for name in ("add", "sub", "mul", "truediv", "div", "true_divide")
     for end in ("", "_")
 ) | {"iadd", "isub", "imul", "itruediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"}
-_PLACED = frozenset({"where", "masked_fill", "masked_fill_", "fill_"})
+_IN_PLACE_FILLS = frozenset({"masked_fill", "masked_fill_", "fill_"})
+_PLACED = _IN_PLACE_FILLS | {"where"}
 """Functions that only place a number, and compute nothing with it."""
 _CHECKS = (torch._check, torch._assert)
+_QUOTIENTS = frozenset({"truediv", "div", "true_divide"})
+"""Operations that compute in floats, of integers too."""
 _FILLED: Mapping[Any, int] = {
     torch.full: 1,
     torch.full_like: 1,
@@ -52,6 +55,29 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtype in which kernels compute with a scalar."""
 
 
+class Fill(NamedTuple):
+    """A scalar that fills a tensor.
+
+    Attributes:
+        scalar: its number.
+        shape: of a tensor that torch fills likewise. Numbers too large for float16 are infinite as
+            a single element, and an error else.
+        least, most: the range in which no value is an error.
+    """
+
+    scalar: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    least: float
+    most: float
+
+    @staticmethod
+    def of(scalar: int, node: Node, dtype: torch.dtype) -> Fill:
+        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        several = node.target in (torch.full, torch.full_like) or _name(node) in _IN_PLACE_FILLS
+        return Fill(scalar, (2,) if several else (), dtype, limits.min, limits.max)
+
+
 @dataclass(frozen=True)
 class Beside:
     """A graph without its changing numbers.
@@ -61,6 +87,7 @@ class Beside:
             and a host tensor for each scalar.
         host: what is computed of the `numbers` among the inputs: the scalars, then results.
         dtypes: of the scalars.
+        fills: the scalars that fill tensors, whose dtypes may not hold each value.
         results: for each result of the whole its place in what `host` returns, or None.
     """
 
@@ -70,6 +97,7 @@ class Beside:
     numbers: Sequence[int]
     kept: Sequence[int]
     dtypes: Sequence[torch.dtype]
+    fills: Sequence[Fill]
     results: Sequence[int | None]
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +105,9 @@ class Beside:
 
         def call(*args: Any) -> list[Any]:
             found = self.host(*[args[place] for place in self.numbers])
+            for fill in self.fills:
+                if not fill.least <= found[fill.scalar] <= fill.most:
+                    torch.full(fill.shape, found[fill.scalar], dtype=fill.dtype)  # raises as eager
             scalars = [torch.tensor(n, dtype=d) for n, d in zip(found, self.dtypes, strict=False)]
             rest = iter(run(*[args[place] for place in self.kept], *scalars))
             return [next(rest) if place is None else found[place] for place in self.results]
@@ -283,7 +314,7 @@ def _dtype(node: Node, number: Node) -> torch.dtype:
     if node.target in _FILLED or _name(node) in _PLACED:
         return example(node).dtype
     tensor = next(value for n in node.all_input_nodes if isinstance(value := example(n), Tensor))
-    is_float = isinstance(example(number), torch.SymFloat)
+    is_float = isinstance(example(number), torch.SymFloat) or _name(node) in _QUOTIENTS
     found = torch.result_type(tensor, 1.0 if is_float else 1)
     return _WIDER.get(found, found)
 
@@ -326,6 +357,13 @@ def _parted(
             of_rest[node] = _with_tensors(rest, node, numbers, of_rest, mode, device)
         else:
             of_rest[node] = rest.node_copy(node, of_rest.__getitem__)
+    fills = [
+        Fill.of(scalars.index(n), node, dtype)
+        for node in of_rest
+        if node.target in _FILLED or _name(node) in _PLACED
+        for n in node.all_input_nodes
+        if n in numbers and _may_overflow(node, dtype := _dtype(node, n))
+    ]
     returned = [r for r in results if r in numbers]
     host.output(tuple(on_host[n] for n in (*scalars, *returned)))
     rest.output(tuple(of_rest.get(r, r) for r in results if r not in numbers))
@@ -338,8 +376,16 @@ def _parted(
         [i for i, node in enumerate(given) if node in numbers],
         kept,
         [t.dtype for t in made],
+        fills,
         [next(places) if r in numbers else None for r in results],
     )
+
+
+def _may_overflow(node: Node, dtype: torch.dtype) -> bool:
+    """Return whether filling a tensor of a dtype with a number may be an error."""
+    if node.target is torch.tensor and dtype.is_floating_point:
+        return False
+    return not (dtype.is_complex or dtype is torch.bool)
 
 
 def _used(node: Node) -> Iterable[Node]:

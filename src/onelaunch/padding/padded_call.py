@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from onelaunch.call.identity import Identities
+from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, Tree, flatten, flatten_call, unflatten, unique
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
+from onelaunch.padding.compare import refuse_moved_view
 from onelaunch.padding.pad import Padded, Proof, Request, cut, padded, request
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -57,10 +59,30 @@ class PaddedCall:
     ) -> Any:
         parts = flatten(result, "result", objects=True, number=Identities().note)
         real = {id(g): t for g, t in zip(grown, given, strict=True)}
-        for t, follows in zip(parts.tensors, self._proof.follows, strict=True):
-            if id(t) not in real:  # a tensor may be in several places
-                real[id(t)] = cut(t, follows, sizes)
+        copies = {
+            g.untyped_storage()._cdata: (g, t)
+            for g, t in zip(grown, given, strict=True)
+            if g is not t and has_strides(g)
+        }
+        for number, (t, follows) in enumerate(zip(parts.tensors, self._proof.follows, strict=True)):
+            if id(t) in real:  # a tensor may be in several places
+                continue
+            copied = copies.get(t.untyped_storage()._cdata) if has_strides(t) else None
+            real[id(t)] = cut(t, follows, sizes) if copied is None else _view(number, t, *copied)
         return unflatten(parts.tree, [real[id(t)] for t in parts.tensors])
+
+
+def _view(number: int, t: Tensor, copy: Tensor, real: Tensor) -> Tensor:
+    """Return a result that is a view of the padded copy of an argument as the same view of the
+    argument.
+
+    Raises:
+        CaptureError: OL140, the argument lies otherwise than its copy.
+    """
+    if copy.stride() != real.stride():
+        refuse_moved_view(number, copy, real)
+    offset = t.storage_offset() - copy.storage_offset() + real.storage_offset()
+    return real.as_strided(t.shape, t.stride(), offset)
 
 
 def refuse_shared(proof: Proof, flat: Flat) -> None:

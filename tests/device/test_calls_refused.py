@@ -44,6 +44,29 @@ def test_a_host_scalar_argument_of_each_dtype(rand: Rand) -> None:
 
 
 @on_accelerators
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, of a copy on the device
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_host_scalar_argument_that_requires_grad_is_refused(rand: Rand, compile: bool) -> None:
+    """Its gradient would have to be copied back. On the device, as the message says, it works."""
+
+    def f(x: Tensor, s: Tensor) -> Tensor:
+        return (x * s).sum()
+
+    fast = ol.graph(f, compile=compile)
+    with pytest.raises(ol.CaptureError, match="its gradient back") as caught:
+        for i in range(5):
+            fast(rand(i, 3), torch.tensor(float(i), requires_grad=True))
+    assert caught.value.code == "OL103"
+    for i in range(6):
+        x = rand(i, 3)
+        s = torch.tensor(0.5, device=x.device, requires_grad=True)
+        fast(x, s).backward()
+        torch.testing.assert_close(s.grad, x.sum())
+    assert fast.recordings
+
+
+@on_accelerators
 def test_a_host_argument_copied_to_the_device_is_refused(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, ids: Tensor) -> Tensor:
         return x + ids.to(x.device)  # the line

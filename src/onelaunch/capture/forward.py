@@ -41,7 +41,7 @@ from onelaunch.capture.io_plan import (
     own,
 )
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import DevicePool, Driver, Rewind
+from onelaunch.driver.protocol import DevicePool, Driver, Rewind, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
@@ -332,6 +332,19 @@ class Forward:
 
     def _here(self, t: Tensor) -> bool:
         return lies_on(t, self.device) and bool(t.numel())
+
+
+def refuse_leaves_of_host(plan: Inputs) -> None:
+    """Refuse arguments that are copied to the device and require grad.
+
+    Raises:
+        CaptureError: OL103.
+    """
+    for t, spec, how in zip(plan.tensors, plan.specs, plan.travels, strict=True):
+        if how == Travel.FILL and t.requires_grad:
+            fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
+            what = f"an argument, {spec}, is copied to the device, and its gradient back"
+            raise CaptureError("OL103", what, fix=fix)
 
 
 def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:

@@ -36,7 +36,7 @@ from onelaunch.capture.effects import (
     recurrent,
     refuse_reordered,
 )
-from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused
+from onelaunch.capture.forward import BackwardInside, Forward, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.io_plan import (
     Argument,
     ArgumentView,
@@ -224,6 +224,7 @@ class CaptureRun:
         filled = [i for i, how in enumerate(plan.travels) if how == Travel.FILL]
         self.filled = {driver.storage(statics[i]): i for i in filled}
         if self.job.forward is not None:
+            refuse_leaves_of_host(plan)
             for index, how in enumerate(plan.travels):
                 if how == Travel.ADDRESS:
                     statics[index] = proxy_for(statics[index])

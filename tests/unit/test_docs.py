@@ -19,7 +19,7 @@ import sys
 import tomllib
 import warnings
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -336,3 +336,43 @@ def test_graph_names_every_option() -> None:
         assert f"`{name}" in text, name
     for name in ("capture", "recordings", "memory_bytes", "reset"):
         assert f"`{name}" in text, name
+
+
+def _symbols(file: Path) -> set[str]:
+    """The names of a file's functions, classes, methods and variables: `Table`, `Table.drop`."""
+
+    def names(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[str]:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name, body=inner):
+                    yield prefix + name
+                    yield from names(inner, f"{prefix}{name}.")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    yield prefix + name
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)])
+                    | ast.AnnAssign(target=ast.Name(id=name))
+                ):
+                    yield prefix + name
+                case _:
+                    pass
+
+    return set(names(ast.parse(file.read_text()).body))
+
+
+def test_each_row_of_the_contract_names_its_code() -> None:
+    text = (ROOT / "docs" / "contract.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    places = 0
+    for hazard, _, _, code, *tests in rows:
+        if hazard == "hazard":
+            assert code == "code"
+            continue
+        assert len(tests) == 1, hazard
+        assert re.match(r"\[[^]]+\]\(\.\./src/onelaunch/", code), hazard
+        for file, symbols in re.findall(r"\[[^]]+\]\(\.\./([^)]+)\)((?:,? `[^`]+`)+)", code):
+            known = _symbols(ROOT / file)
+            for symbol in re.findall(r"`([^`]+)`", symbols):
+                places += 1
+                assert symbol in known, (hazard, file, symbol)
+    assert places > len(rows)

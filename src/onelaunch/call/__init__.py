@@ -1,6 +1,6 @@
 """One call as data: its arguments as a tree, its signature, and the modes around it.
 
-tree.py     arguments and results as trees
+tree.py     arguments and results as trees; how constants are compared
 identity.py  containers and objects in results that are the arguments', or come several times
 containers.py  what a container or an object consists of
 registered.py  `ol.register`: classes that are taken apart from the first call on

@@ -133,6 +133,29 @@ def test_arguments(device: torch.device, rand: Rand, name: str, step: float) -> 
     assert replays() >= CALLS - 8
 
 
+NEEDED: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "a bound": lambda x, a, b: x.clamp(max=a * b),
+    "a factor": lambda x, a, b: torch.add(x, x, alpha=-a * b) * a,
+    "an index": lambda x, a, b: x[int(a * b) % 4] * b,
+    "a size": lambda x, a, b: x.new_ones(int(a) + int(b)) * a,
+}
+
+
+@on_accelerators
+@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("of", [int, float])
+def test_a_value_of_two_numbers_that_the_graph_needs(
+    device: torch.device, rand: Rand, name: str, of: type
+) -> None:
+    """It is computed of neither alone."""
+    f = NEEDED[name]
+    fast = compiled(f, codegen="eager")
+    with torch.no_grad():
+        for i in range(6):
+            x, a, b = rand(i, 8), of(i + 1), of(2 * i + 1)
+            assert torch.equal(fast(x, a, b), f(x, a, b)), i
+
+
 @on_accelerators
 @pytest.mark.parametrize("exponents", [(2, 3, 4, 5, 2), (3.0, 2.0, 0.5, -0.5, 1.5, -1.0)])
 def test_exponents(device: torch.device, rand: Rand, exponents: Sequence[float]) -> None:

@@ -131,8 +131,21 @@ def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside 
             wanting = _wanting(graph, numbers, device)
         if not wanting:
             return _parted(graph, inputs, numbers, mode, device)
-        sources = [s for s in sources if not wanting & _computed(graph, [s]).keys()]
+        needed = _behind(wanting)
+        sources = [s for s in sources if s not in needed]
     return None
+
+
+def _behind(nodes: Iterable[Node]) -> set[Node]:
+    """Return nodes, and all that they are computed of."""
+    found: set[Node] = set()
+    rest = [*nodes]
+    while rest:
+        node = rest.pop()
+        if node not in found:
+            found.add(node)
+            rest += node.all_input_nodes
+    return found
 
 
 def _number_first(graph: Graph) -> None:

@@ -3,7 +3,8 @@
     python -m tests.fuzz.rollback --programs 2000 --seed 1 --device cpu
 
 A program has a few containers, each in a place of its own, changes some in each call, and then
-reads a tensor on the host. It is called eagerly in one world, in another graphed with
+reads a tensor on the host; or changes them in a function that runs for the first time in the call
+that is captured. It is called eagerly in one world, in another graphed with
 ``on_refusal="eager"``, in a third with ``on_refusal="raise"``. After each call everything in the
 places is compared: order, classes, which names are of one object. Prints each program that is
 wrong, reduced to the lines that make it so.
@@ -231,6 +232,8 @@ class Program:
     """(kind of place, name, what it holds)."""
     lines: tuple[str, ...]
     refused: str
+    late: bool
+    """True if the lines are in a function that the first call does not run."""
 
     @property
     def source(self) -> str:
@@ -244,7 +247,9 @@ class Program:
         cells = [f"c{n}" for n in of["closure"]]
         scope = [f"global {', '.join(f'g{n}' for n in of['global'])}"] if of["global"] else []
         inner = [*scope, *([f"nonlocal {', '.join(cells)}"] if cells else [])]
-        body = [*inner, "net.n += 1", "n = net.n", *self.lines, self.refused, "return x * 2"]
+        changes = ["if n > 1: late(x, n)"] if self.late else self.lines
+        moved = self.lines if self.late else ["pass"]
+        body = [*inner, "net.n += 1", "n = net.n", *changes, self.refused, "return x * 2"]
         shown = [
             *(PLACES[kind][0].replace("@", name) for kind, name, _ in self.places),
             *(f"net.q{n}" for n in of["of two"]),
@@ -258,6 +263,8 @@ class Net(torch.nn.Module):
 def build():
     {indent[:-4].join([*scope, "net = Net()", "net.n = 0", "net.box, net.table = Thing(0), {}"])}
     {indent[:-4].join(line for text in built for line in text.splitlines())}
+    def late(x, n):
+        {indent.join([*inner, *moved])}
     def call(x):
         {indent.join(body)}
     def show():
@@ -286,7 +293,7 @@ def program(seed: int) -> Program:
             line = r.choice(BETWEEN).replace("#", names[i]).replace("%", r.choice(names))
         line = line.replace("$", names[i])
         lines += [f"if n > 1: {line}" if r.random() < 0.1 else line]
-    return Program(seed, places, tuple(lines), r.choice(REFUSED))
+    return Program(seed, places, tuple(lines), r.choice(REFUSED), r.random() < 0.4)
 
 
 class World:

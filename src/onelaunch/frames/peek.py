@@ -225,3 +225,16 @@ def iterated_container(iterator: object) -> object:
             break
         (iterator,) = referents
     return iterator
+
+
+def keys_of(value: Any) -> Iterable[object]:
+    """Return the keys of a container of which any item may be read."""
+    if isinstance(value, list | deque):
+        return range(min(len(cast(list[object], value)), MOST))
+    return filter(is_key, list(value)[:MOST])
+
+
+def namespaces(values: Iterable[object]) -> list[object]:
+    """Return the dicts of attributes of objects that have one."""
+    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
+    return [namespace for namespace in found if namespace is not None]

@@ -40,6 +40,8 @@ from onelaunch.frames.peek import (
     is_key,
     items,
     iterated_container,
+    keys_of,
+    namespaces,
     peek,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
@@ -87,8 +89,7 @@ class FrameWatch:
         self._results: dict[int, dict[int, list[object]]] = {}
         """id of a frame -> the results of Python code called by each of its instructions."""
         self.stored: set[tuple[int, object]] = set()
-        """(id of a container or of a dict of attributes, key): places that the run stored to, for
-        sure."""
+        """(id of a container or dict of attributes, key): places that the run surely stored to."""
         self.handed_on: Place | None = None
         """The first line that gave work to another thread, of which nothing is seen."""
         self._lock = threading.Lock()
@@ -113,11 +114,22 @@ class FrameWatch:
                 if torch.is_grad_enabled():
                     self._joined.enter_context(_Joining(self._hook))
                 yield
+        except BaseException as error:
+            self._note_ended(error.__traceback__)
+            raise
         finally:
             self._hook.end()
             self._arguments.clear()  # another thread may keep this as its hook
             self._results.clear()
             self.reads.sum_up()
+
+    def _note_ended(self, traceback: types.TracebackType | None) -> None:
+        """Note the frames that an error ended. One that a hook raises ends the hook, too."""
+        while traceback is not None:
+            frame, traceback = traceback.tb_frame, traceback.tb_next
+            known = self._codes.get(id(frame.f_code))
+            if known is not None and known.met:
+                self._returned(frame, known, None)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
@@ -316,7 +328,7 @@ class _Frame:
                     self._reads.of_globals(self._globals), dict.fromkeys(map(str, keys), use)
                 )
             elif isinstance(value, dict | list | deque | types.MappingProxyType):
-                found = keys if told else [*keys, *_keys(value)]
+                found = keys if told else [*keys, *keys_of(value)]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 
     def _note_call(self, call: Symbol) -> None:
@@ -393,7 +405,7 @@ class _Frame:
             for value in self._values(symbol.base):
                 found += peek(value, symbol.key)
         elif kind == "namespace":
-            found += _namespaces(self._values(symbol.base))
+            found += namespaces(self._values(symbol.base))
         elif kind in ("item", "element"):
             keys = [v for part in symbol.parts for v in self._values(part)]
             inside = self._values(symbol.base)
@@ -446,7 +458,7 @@ class _Frame:
             elif function is globals:
                 found.append(self._globals)
             elif function is vars and len(call.parts) == 1:
-                found += _namespaces(self._values(call.parts[0]))
+                found += namespaces(self._values(call.parts[0]))
             elif function is type and len(call.parts) == 1:
                 found += map(type, self._values(call.parts[0]))
             elif isinstance(function, weakref.ref):
@@ -477,18 +489,6 @@ _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
 _NOT_OPAQUE = (types.ModuleType, types.FunctionType, type, nn.Module, dict, list, tuple, deque)
 """Types whose attributes a callee that is not read does not read one by one."""
-
-
-def _keys(value: Any) -> Iterable[object]:
-    """Return the keys of a container of which any item may be read."""
-    if isinstance(value, list | deque):
-        return range(min(len(cast(list[object], value)), MOST))
-    return filter(is_key, list(value)[:MOST])
-
-
-def _namespaces(values: Iterable[object]) -> list[object]:
-    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
-    return [namespace for namespace in found if namespace is not None]
 
 
 def _held(value: object) -> Iterable[object]:

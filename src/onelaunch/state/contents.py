@@ -289,6 +289,10 @@ class Contents:
             # A missing attribute may be added: `getattr(settings, "scale", 1)`.
             if not (installed and _is_fixed(vars(module).get(key, _is_fixed))):
                 yield Slot("item", vars(module), key, f"{name}.{key}", None), use
+        if self.reads is None and not installed:
+            for key, value in list(vars(module).items()):
+                if not (key.startswith("__") or _is_fixed(value)):
+                    yield Slot("item", vars(module), key, f"{name}.{key}", None), Use.READ
 
     def _of_class(self, kind: type) -> Iterator[tuple[Slot, Use | None]]:
         """Return the attributes of a class; of an installed one, if they may change."""

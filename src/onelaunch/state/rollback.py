@@ -27,6 +27,9 @@ from onelaunch.state.slots import (
 )
 from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
 
+_DEPTH = 8
+"""How far in one another things that a run was the first to read, and replaced, are put back."""
+
 
 class Rollback:
     """The contents of all slots and containers of a walk, to put them back.
@@ -35,19 +38,22 @@ class Rollback:
 
     Args:
         found: the walk, of the state as it is now.
+        each: whether to keep items of dicts one by one, too: a walk that `restore` gets may have
+            found some of them alone, as of a module's globals.
     """
 
-    def __init__(self, found: StateWalk) -> None:
+    def __init__(self, found: StateWalk, each: bool = False) -> None:
         self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
-        self._slots = list(self._others(found))
+        self._slots = list(self._others(found, each))
 
-    def _others(self, found: StateWalk) -> Iterator[tuple[Slot, object]]:
+    def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots that are no item of a container or class, with their contents."""
         own = {id(kind) for kind, _ in self._members}
         for slot, value in found.held.values():
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
             item = slot.kind == "item" and (fixed or id(slot.holder) in self._containers)
+            item = item and not (each and isinstance(slot.holder, dict))
             if not item and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
@@ -69,22 +75,26 @@ class Rollback:
         parts = [part for entry in self._containers.values() for part in (entry, *entry[1])]
         return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
 
-    def restore(self, within: StateWalk | None = None) -> None:
-        """Put back whatever is not as it was.
+    def restore(self, within: StateWalk | None = None) -> bool:
+        """Put back whatever is not as it was. Return whether anything was not.
 
         Args:
             within: a walk; what it did not find is left as it is.
         """
-        containers = None if within is None else {id(c) for c in _containers(within)}
+        own = None if within is None else _objects(within)
+        changed = False
         for slot, value in self._slots:
-            if (within is None or slot.id in within.held) and not is_same(value, slot.read()):
+            there = own is None or slot.id in own or id(slot.holder) in own
+            if there and not is_same(value, slot.read()):
                 slot.write(value)
+                changed = True
         for key, (container, contents) in self._containers.items():
-            if containers is None or key in containers:
-                _restore(container, contents)
+            if own is None or key in own:
+                changed |= _restore(container, contents)
         for kind, members in self._members:
-            if within is None or kind in within.classes:
-                _restore_members(kind, members)
+            if own is None or id(kind) in own:
+                changed |= _restore_members(kind, members)
+        return changed
 
 
 class RunRollback:
@@ -98,7 +108,7 @@ class RunRollback:
     def __init__(self, found: StateWalk) -> None:
         self._found = found
         self._read = Rollback(found)
-        self._unread = Rollback(walk_unread(found))
+        self._unread = Rollback(walk_unread(found), each=True)
 
     def holders(self) -> set[int]:
         """Return the ids of the objects that keep the contents here."""
@@ -110,8 +120,17 @@ class RunRollback:
         self._read.restore()
         before = self._found.reads
         contents = {id(content) for _, content in self._found.held.values()}
-        if reads is not None and before is not None and reads.exceeds(before, contents):
-            self._unread.restore(walk(roots, reads))
+        if reads is None or before is None or not reads.exceeds(before, contents):
+            return
+        for _ in range(_DEPTH):  # what is put back may hold more that was changed
+            if not self._unread.restore(walk(roots, reads)):
+                break
+
+
+def _objects(found: StateWalk) -> set[object]:
+    """Return the ids of the slots of a walk, and of the objects that it visited."""
+    objects = (*found.owners, *found.classes, *found.functions, *(t for _, t in found.tensors()))
+    return {*found.held, *map(id, objects), *map(id, _containers(found))}
 
 
 def _containers(found: StateWalk) -> Iterator[Any]:
@@ -134,39 +153,48 @@ def _contents(container: Any) -> tuple[list[object], Any]:
     return [], list(kind.__iter__(container))
 
 
-def _restore(container: Any, contents: tuple[list[object], Any]) -> None:
-    """Put the contents of a container back, where they are others. An entry of a dict that stays
-    in its place is there all the time, as other threads may read it."""
+def _restore(container: Any, contents: tuple[list[object], Any]) -> bool:
+    """Put the contents of a container back, where they are others; return whether they were. An
+    entry of a dict that stays in its place is there all the time, as other threads may read it."""
     kind, (keys, items) = builtin_kind(container), contents
     if kind is set:
-        if not _are_same(list(set.__iter__(container)), list(set.__iter__(items))):
-            set.clear(container)
-            set.update(container, items)
+        if _are_same(list(set.__iter__(container)), list(set.__iter__(items))):
+            return False
+        set.clear(container)
+        set.update(container, items)
     elif issubclass(kind, dict):
         now = list(kind.keys(container))
+        if _are_same(keys, now) and _are_same(items, list(kind.values(container))):
+            return False
         moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
         for key in now[next(moved, min(len(keys), len(now))) :]:
             kind.__delitem__(container, key)
         for key, value in zip(keys, items, strict=True):
             if dict.get(container, key, MISSING) is not value:
                 kind.__setitem__(container, key, value)
-    elif not _are_same(items, list(kind.__iter__(container))):
-        if kind is list:
-            list.__setitem__(container, slice(None), items)
-        else:
-            deque.clear(container)
-            deque.extend(container, items)
+    elif _are_same(items, list(kind.__iter__(container))):
+        return False
+    elif kind is list:
+        list.__setitem__(container, slice(None), items)
+    else:
+        deque.clear(container)
+        deque.extend(container, items)
+    return True
 
 
 def _are_same(some: list[object], others: list[object]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _restore_members(kind: type, members: dict[str, object]) -> None:
-    """Put back the attributes of a class."""
+def _restore_members(kind: type, members: dict[str, object]) -> bool:
+    """Put back the attributes of a class; return whether they were others."""
+    changed = False
     for key, value in {**vars(kind), **members}.items():
         if key not in members:
             if not key.startswith("__"):  # which Python itself keeps there, at times
                 type.__delattr__(kind, key)
+                changed = True
         elif vars(kind).get(key, MISSING) is not value:
             type.__setattr__(kind, key, value)
+            changed = True
+    return changed

@@ -263,15 +263,20 @@ def walk(
 
 @no_collection()
 def walk_unread(found: StateWalk) -> StateWalk:
-    """Find what lies behind the slots that a walk found and no run has read: code that runs for the
-    first time may read and change it. The nearest `_MOST_UNREAD` slots, and no more."""
+    """Find what code that runs for the first time may read and change: what functions name that a
+    walk found and that have not run, and what lies behind slots that no run has read. The nearest
+    `_MOST_UNREAD` slots, and no more."""
     unread = StateWalk(Contents(None))
+    ran = found.reads.codes if found.reads is not None else ()
+    new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
+    new += [(kind.__qualname__, kind) for kind in found.classes if not is_library_class(kind)]
     slots = [(slot.name, value) for slot, value in found.held.values() if slot.id not in found.uses]
     for attributes in found.contents.untouched.values():
         slots += [(f"{attributes.name}{key}", value) for key, value in attributes.values.items()]
-    queue: Queue = deque((name, value, None) for name, value in slots if type(value) not in _LEAVES)
-    known = (*found.owners, *found.classes, *found.functions)
-    _visit_all(unread, queue, {*map(id, known), *found.containers}, _MOST_UNREAD)
+    slots = [(name, value) for name, value in slots if type(value) not in _LEAVES]
+    seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
+    queue: Queue = deque((name, value, None) for name, value in (*new, *slots))
+    _visit_all(unread, queue, seen.difference(id(value) for _, value in new), _MOST_UNREAD)
     return unread
 
 

@@ -28,7 +28,8 @@ from onelaunch.state.slots import (
 from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
 
 _DEPTH = 8
-"""How far in one another things that a run was the first to read, and replaced, are put back."""
+"""The depth to which things in one another that a run was the first to read, and replaced, are put
+back."""
 
 
 class Rollback:

@@ -270,10 +270,10 @@ def walk_unread(found: StateWalk) -> StateWalk:
     ran = found.reads.codes if found.reads is not None else ()
     new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
     new += [(kind.__qualname__, kind) for kind in found.classes if not is_library_class(kind)]
-    slots = [(slot.name, value) for slot, value in found.held.values() if slot.id not in found.uses]
+    held, uses = found.held.items(), found.uses
+    slots = [(s.name, v) for key, (s, v) in held if type(v) not in _LEAVES and key not in uses]
     for attributes in found.contents.untouched.values():
-        slots += [(f"{attributes.name}{key}", value) for key, value in attributes.values.items()]
-    slots = [(name, value) for name, value in slots if type(value) not in _LEAVES]
+        slots += [(f"{attributes.name}{key}", v) for key, v in attributes.values.items()]
     seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
     queue: Queue = deque((name, value, None) for name, value in (*new, *slots))
     _visit_all(unread, queue, seen.difference(id(value) for _, value in new), _MOST_UNREAD)

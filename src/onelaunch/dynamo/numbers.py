@@ -31,8 +31,7 @@ _ARITHMETIC = frozenset(
     for name in ("add", "sub", "mul", "truediv", "div", "true_divide")
     for end in ("", "_")
 ) | {"iadd", "isub", "imul", "itruediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"}
-_IN_PLACE_FILLS = frozenset({"masked_fill", "masked_fill_", "fill_"})
-_PLACED = _IN_PLACE_FILLS | {"where"}
+_PLACED = frozenset({"where", "masked_fill", "masked_fill_", "fill_"})
 """Functions that only place a number, and compute nothing with it."""
 _CHECKS = (torch._check, torch._assert)
 _QUOTIENTS = frozenset({"truediv", "div", "true_divide"})
@@ -74,8 +73,9 @@ class Fill(NamedTuple):
     @staticmethod
     def of(scalar: int, node: Node, dtype: torch.dtype) -> Fill:
         limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-        several = node.target in (torch.full, torch.full_like) or _name(node) in _IN_PLACE_FILLS
-        return Fill(scalar, (2,) if several else (), dtype, limits.min, limits.max)
+        one = node.target in (torch.tensor, torch.scalar_tensor, operator.setitem)
+        shape = () if one or _name(node) == "where" else (2,)
+        return Fill(scalar, shape, dtype, limits.min, limits.max)
 
 
 @dataclass(frozen=True)

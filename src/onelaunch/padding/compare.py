@@ -82,8 +82,13 @@ def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
     """
     laid_out = big.shape == small.shape and same_layout(small, big.stride())
     if not laid_out or big.storage_offset() != small.storage_offset():
-        what = f"result {number} is a view of an argument or parameter, and follows the size"
-        raise CaptureError("OL140", what, fix="return a `.clone()`")
+        raise moved_view(number)
+
+
+def moved_view(number: int) -> CaptureError:
+    """Make the error for such a result."""
+    what = f"result {number} is a view of an argument or parameter, and follows the size"
+    return CaptureError("OL140", what, fix="return a `.clone()`")
 
 
 Form = tuple[object, ...]

@@ -15,7 +15,7 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding.compare import refuse_moved_view
+from onelaunch.padding.compare import moved_view
 from onelaunch.padding.pad import Padded, Proof, Request, cut, padded, request
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -67,7 +67,8 @@ class PaddedCall:
         for number, (t, follows) in enumerate(zip(parts.tensors, self._proof.follows, strict=True)):
             if id(t) in real:  # a tensor may be in several places
                 continue
-            copied = copies.get(t.untyped_storage()._cdata) if has_strides(t) else None
+            fixed = not follows and has_strides(t)  # a view that follows the size is refused
+            copied = copies.get(t.untyped_storage()._cdata) if fixed else None
             real[id(t)] = cut(t, follows, sizes) if copied is None else _view(number, t, *copied)
         return unflatten(parts.tree, [real[id(t)] for t in parts.tensors])
 
@@ -80,7 +81,7 @@ def _view(number: int, t: Tensor, copy: Tensor, real: Tensor) -> Tensor:
         CaptureError: OL140, the argument lies otherwise than its copy.
     """
     if copy.stride() != real.stride():
-        refuse_moved_view(number, copy, real)
+        raise moved_view(number)
     offset = t.storage_offset() - copy.storage_offset() + real.storage_offset()
     return real.as_strided(t.shape, t.stride(), offset)
 

@@ -1,6 +1,6 @@
 """Memory shared by recordings, and its budget.
 
-Recordings of one pool never run at once (`lock` of `driver/protocol.py` sees to that), and each
+Recordings of one pool never run at once (a launch holds the lock of its pool's order), and each
 replay copies its inputs in again. So all memory that a capture used is free for the next capture of
 the pool, except the memory that a recording keeps: results under ``outputs="static"``. Evicting a
 recording frees the memory that it kept. The shared memory goes back to the device only with the

@@ -53,9 +53,9 @@ class Rollback:
         own = {id(kind) for kind, _ in self._members}
         for slot, value in found.held.values():
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
-            item = slot.kind == "item" and (fixed or id(slot.holder) in self._containers)
-            item = item and not (each and isinstance(slot.holder, dict))
-            if not item and id(slot.owner) not in own:
+            alone = each and isinstance(slot.holder, dict)
+            whole = fixed or (id(slot.holder) in self._containers and not alone)
+            if not (slot.kind == "item" and whole) and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
         for reader, holder, value in found.facts:

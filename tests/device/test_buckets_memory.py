@@ -91,6 +91,30 @@ def test_a_view_of_an_argument_that_is_written(rand: Rand, independent: bool) ->
     assert replays(fast) > 5
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_the_callable_does_at_sizes_that_were_only_tried_is_undone(
+    rand: Rand, size: int
+) -> None:
+    """In a function that no call has run: the proof runs it, at sizes of its own."""
+    seen: list[int] = []
+
+    def late(n: int) -> None:
+        seen.append(n)
+
+    def f(x: Tensor) -> Tensor:
+        if x.shape[0] == size:
+            late(size)
+        return x * 2
+
+    buckets = ol.Buckets(dim=0, sizes=(4, 8))
+    fast = ol.graph(f, buckets=buckets, warmup=1, on_refusal="eager")
+    with torch.no_grad():
+        for i in range(4):
+            assert_same(fast(rand(i, 2, 3)), rand(i, 2, 3) * 2)
+    assert not seen
+
+
 @pytest.mark.parametrize("by_turns", [False, True], ids=["all", "by turns"])
 def test_results_of_an_expanded_argument_are_laid_out_as_in_eager(
     rand: Rand, by_turns: bool

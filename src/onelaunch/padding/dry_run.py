@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat, Tree, flatten, unflatten
+from onelaunch.call_events import is_profiled
 from onelaunch.capture.rolled_back import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.frames.watch import FrameWatch
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import Change
 
@@ -46,10 +48,13 @@ class DryRun:
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened."""
         args, kwargs = unflatten(self.tree, list(inputs))
+        known = self.reached.reads
+        watch = None if known is None or is_profiled() else FrameWatch(known.copy())
+        seen = nullcontext() if watch is None else watch.watching()
         undone = rolled_back(
-            self.driver, self.device, inputs, self.reached, lambda: self.reached.reads
+            self.driver, self.device, inputs, self.reached, lambda: watch and watch.reads
         )
-        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
+        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer, seen:
             result = self.fn(*args, **kwargs)
             storages = effects.observer.written.keys()
             self.written = frozenset(

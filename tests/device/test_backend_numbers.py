@@ -133,6 +133,37 @@ def test_arguments(device: torch.device, rand: Rand, name: str, step: float) -> 
     assert replays() >= CALLS - 8
 
 
+FRACTIONS: dict[str, F] = {
+    "sum": lambda x, n: (x + n, n + x, x - n, n - x),
+    "product": lambda x, n: (x * n, n * x),
+    "quotient": lambda x, n: (x / n, x.true_divide(n), torch.div(x, n)),
+    "inverse": lambda x, n: (n / x,),
+    "power": lambda x, n: (n**x,),
+    "an argument": lambda x, n: (x.div_(n), operator.itruediv(x, n), x.mul_(n)),
+    "comparisons": lambda x, n: (x < n, n >= x, x == n),
+}
+
+
+@on_accelerators
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FRACTIONS)
+def test_fractions_to_the_last_bit(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    """Eager's kernels round a number, and what they compute of it, in their own way."""
+    f, random = FRACTIONS[name], torch.Generator().manual_seed(0)
+    fast = compiled(f, codegen="eager")
+    with torch.no_grad():
+        for i in range(CALLS):
+            x = torch.randn(500, generator=random).to(device, dtype)
+            n, y = 0.37 + 1.7 * i, x.clone()
+            for got, expected in zip(fast(y, n), f(x, n), strict=True):
+                if device.type == "cuda" or dtype.itemsize >= 4 or name != "sum":
+                    assert torch.equal(got, expected), n
+                else:  # the CPU's kernel of a sum rounds the number
+                    torch.testing.assert_close(got, expected, rtol=0, atol=n / 64)
+            assert torch.equal(x, y)
+    assert replays() >= CALLS - 4
+
+
 NEEDED: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "a bound": lambda x, a, b: x.clamp(max=a * b),
     "a factor": lambda x, a, b: torch.add(x, x, alpha=-a * b) * a,

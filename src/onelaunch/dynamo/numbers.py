@@ -26,11 +26,15 @@ Node = torch.fx.Node
 _C: Any = torch._C
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
-_ARITHMETIC = frozenset(
-    f"{name}{end}"
-    for name in ("add", "sub", "mul", "truediv", "div", "true_divide")
-    for end in ("", "_")
-) | {"iadd", "isub", "imul", "itruediv", "pow", "lt", "le", "gt", "ge", "eq", "ne"}
+_OUT_OF_PLACE = ("add", "sub", "mul", "div", "true_divide", "truediv")
+_IN_PLACE: Mapping[str, str] = {
+    **{f"{name}_": name for name in _OUT_OF_PLACE},
+    **{f"i{name}": name for name in ("add", "sub", "mul", "truediv")},
+}
+"""Operations that write their first operand, and what they compute."""
+_ROUNDED = frozenset({"pow", "lt", "le", "gt", "ge", "eq", "ne"})
+"""Operations whose kernels round a scalar to the dtype of the tensors."""
+_ARITHMETIC = frozenset(_OUT_OF_PLACE) | frozenset(_IN_PLACE) | _ROUNDED
 _PLACED = frozenset({"where", "masked_fill", "masked_fill_", "fill_"})
 """Functions that only place a number, and compute nothing with it."""
 _CHECKS = (torch._check, torch._assert)
@@ -51,7 +55,7 @@ _NUMBER_FIRST: Mapping[Any, Any] = {
 }
 """Operators, and what they are where the first operand is a number, which cannot be written."""
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtype in which kernels compute with a scalar."""
+"""The dtype in which arithmetic is done with a scalar."""
 
 
 class Fill(NamedTuple):
@@ -74,7 +78,9 @@ class Fill(NamedTuple):
     def of(scalar: int, node: Node, dtype: torch.dtype) -> Fill:
         limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         one = node.target in (torch.tensor, torch.scalar_tensor, operator.setitem)
-        shape = () if one or _name(node) == "where" else (2,)
+        # CUDA's kernels convert a scalar of `where` as that of any fill.
+        one |= _name(node) == "where" and not example(node).is_cuda
+        shape = () if one else (2,)
         return Fill(scalar, shape, dtype, limits.min, limits.max)
 
 
@@ -262,8 +268,6 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
         return False  # kernels of their own for exponents such as 2 and 0.5, and checks of integers
     if any(_is_wrapped(example(n)) for n in node.all_input_nodes):
         return False  # by `vmap`: an operation on it runs inside of that alone
-    if _wide(node) and (name[0] == "i" or name[-1] == "_" or made.dtype not in _WIDER):
-        return False  # the wider result would have to be written back; or it is a comparison's
     args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
     target: Any = node.target
     found: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
@@ -313,7 +317,7 @@ def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:
 def _wide(node: Node) -> torch.dtype | None:
     """Return the dtype that an operation's kernel computes in, if its tensors have a narrower
     one."""
-    if node.target in _FILLED or _name(node) in _PLACED:
+    if node.target in _FILLED or _name(node) in _PLACED | _ROUNDED:
         return None
     tensors = [value for n in node.all_input_nodes if isinstance(value := example(n), Tensor)]
     return _WIDER.get(functools.reduce(torch.promote_types, (t.dtype for t in tensors)))
@@ -327,9 +331,14 @@ def _dtype(node: Node, number: Node) -> torch.dtype:
     if node.target in _FILLED or _name(node) in _PLACED:
         return example(node).dtype
     tensor = next(value for n in node.all_input_nodes if isinstance(value := example(n), Tensor))
-    is_float = isinstance(example(number), torch.SymFloat) or _name(node) in _QUOTIENTS
+    is_float = isinstance(example(number), torch.SymFloat) or _is_quotient(node)
     found = torch.result_type(tensor, 1.0 if is_float else 1)
-    return _WIDER.get(found, found)
+    return found if _name(node) in _ROUNDED else _WIDER.get(found, found)
+
+
+def _is_quotient(node: Node) -> bool:
+    name = str(_name(node))
+    return _IN_PLACE.get(name, name) in _QUOTIENTS
 
 
 def _text(shape: Iterable[Any]) -> list[str]:
@@ -401,6 +410,18 @@ def _may_overflow(node: Node, dtype: torch.dtype) -> bool:
     return not (dtype.is_complex or dtype is torch.bool)
 
 
+def _as_product(rest: torch.fx.Graph, node: Node) -> None:
+    """Multiply by the inverse: so CUDA's kernels divide by a scalar, and not by a tensor.
+    https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu
+    """
+    tensor, number = node.args
+    with rest.inserting_before(node):
+        inverse = rest.call_method("reciprocal", (number,))
+    inverse.meta["stack_trace"] = node.meta.get("stack_trace")
+    node.op, node.target = "call_method", "mul_" if _name(node) in _IN_PLACE else "mul"
+    node.args = (tensor, inverse)
+
+
 def _used(node: Node) -> Iterable[Node]:
     return () if node.op == "output" else node.all_input_nodes
 
@@ -433,11 +454,15 @@ def _with_tensors(
             return scalar(n)
         return call("to", of_rest[n], wide) if wide else of_rest[n]
 
-    if node.target is operator.setitem or node.target not in _FILLED:
-        made = rest.node_copy(node, given)
-        return call("to", made, result.dtype) if wide else made
     target: Any = node.target
     args: Any = torch.fx.map_arg(node.args, of_rest.get)
+    if target is operator.setitem or target not in _FILLED:
+        made = rest.node_copy(node, given)
+        if _is_quotient(node) and result.is_cuda:
+            _as_product(rest, made)
+        if wide and _name(node) in _IN_PLACE:
+            return call("copy_", args[0], made)
+        return call("to", made, result.dtype) if wide else made
     if target in (torch.tensor, torch.scalar_tensor):
         target, args = torch.full, ((), None)
     empty = rest.call_function(target, (args[0], 0), {**node.kwargs, "dtype": result.dtype})

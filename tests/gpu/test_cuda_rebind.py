@@ -111,6 +111,29 @@ def test_what_cannot_be_proven_stays_a_node(driver, pool) -> None:
     assert torch.equal(state, y)
 
 
+def test_a_float_that_a_kernel_makes_an_index(driver, pool) -> None:
+    """The proof launches on values of the call alone: any others end the use of the device."""
+    table = torch.randn(4, 1024, device=DEVICE)
+    graphed = Recorded(
+        driver, lambda x, boxes: x + table[boxes[:, 0].long()], [images(), boxes(0)], pool
+    )
+    graphed.rebind()
+    assert graphed.graph.travels == ("rebind", "rebind")
+    x, y = images(), boxes(1)
+    assert torch.equal(graphed(x, y), x + table[y[:, 0].long()])
+
+
+def images() -> Tensor:
+    return torch.randn(256, 1024, device=DEVICE)
+
+
+def boxes(first: int) -> Tensor:
+    """Rows of the number of an image, and of a place in it, as those of detectors."""
+    rows = torch.full((256, 5), 1e9, device=DEVICE)
+    rows[:, 0] = torch.arange(first, first + 256, device=DEVICE) % 4
+    return rows
+
+
 # Outputs.
 
 

@@ -286,6 +286,33 @@ def test_values_alone_show_what_no_flow_says(rand: Rand) -> None:
         library._destroy()
 
 
+@pytest.mark.parametrize("independent", [False, True], ids=["proven", "independent"])
+def test_a_kernel_that_may_make_an_index_of_a_float_gets_the_calls_own(
+    device: torch.device, rand: Rand, independent: bool
+) -> None:
+    """As `torchvision::roi_align` does. No device survives an index out of bounds."""
+    seen: list[float] = []
+
+    def rows(boxes: Tensor) -> Tensor:
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            seen.append(boxes[:, 0].amax().item())
+        return boxes[:, 0].long().clamp(0, 3)[:, None] * boxes
+
+    library = torch.library.Library("onelaunch_unseen", "DEF")
+    try:
+        library.define("rows(Tensor boxes) -> Tensor")
+        library.impl("rows", rows, "CompositeExplicitAutograd")
+        calls = [(rand(n, n, 5).abs() + 100,) for n in (6, 6, 5, 7, 8, 3, 3)]
+        for (boxes,) in calls:
+            boxes[:, 0] = torch.arange(len(boxes), device=device) % 4
+        buckets = ol.Buckets(0, (4, 8), independent=independent)
+        words = right_or_refused(torch.ops.onelaunch_unseen.rows, buckets, calls)
+        assert (words is None) == independent
+        assert max(seen) <= 3
+    finally:
+        library._destroy()
+
+
 def test_an_argmax_of_near_equals_is_rounding(rand: Rand) -> None:
     """A kernel of another size may pick the other: that is no other program."""
     weight = rand(1, 64, 2).repeat(1, 300)

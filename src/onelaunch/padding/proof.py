@@ -201,7 +201,7 @@ class _Proving:
 
     def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
         """Run at `sizes`, and padded from there, and compare. Return the padded result."""
-        samples, trace = self._samples(random), Trace()
+        samples, trace = self._samples(random), Trace(made_up=random)
         inputs = samples.real(sizes)
         grown = samples.grown(inputs)  # before a run may write into them
         real = self._real(sizes, trace, inputs)
@@ -332,7 +332,7 @@ class _Proving:
             grown = samples.grown(real)
             proving = replace(self, dry_run=replace(self.dry_run, fn=run))
             try:
-                small = proving._real(least, None, self._leaves(real, run))
+                small = proving._real(least, Trace(True), self._leaves(real, run))
             except CaptureError as error:
                 if error.__cause__ is None:
                     raise
@@ -410,7 +410,7 @@ class _Proving:
             dim = None if how is None else how.dim_of(place)
             behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
         try:
-            alone, result = self._real(whole, None, behind), self._real(whole, None, inputs)
+            alone, result = (self._real(whole, Trace(True), each) for each in (behind, inputs))
         except CaptureError as error:
             if error.__cause__ is None:
                 raise

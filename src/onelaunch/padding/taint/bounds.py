@@ -1,4 +1,4 @@
-"""Indices out of bounds, refused before they reach a device, where they would end the process.
+"""Values that a device asserts not to get, refused before they reach it and end the process.
 
 A proof runs a callable on made-up values. On a CPU torch raises; on a GPU an index out of bounds is
 a device assert, after which CUDA is unusable.
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.driver.aten import tensors
+
 _ALONG = frozenset(
     {
         *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
@@ -23,6 +25,8 @@ _ALONG = frozenset(
 _AT = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"})
 _PROBABILITIES = frozenset({"bernoulli", "binary_cross_entropy"})
 """Operations on numbers that a device asserts to be from 0 to 1."""
+_OF_TORCH = frozenset({"aten", "prims", "prim"})
+"""Namespaces whose kernels make no index of a float, but by another operation."""
 
 
 def check_bounds(packet: str, args: tuple[Any, ...]) -> None:
@@ -34,6 +38,18 @@ def check_bounds(packet: str, args: tuple[Any, ...]) -> None:
     probabilities = args[0] if packet in _PROBABILITIES and isinstance(args[0], Tensor) else None
     if probabilities is not None and bool(((probabilities < 0) | (probabilities > 1)).any()):
         raise ValueError(f"`{packet}` is given numbers that are not from 0 to 1")
+    if packet == "multinomial" and bool((args[0] < 0).any()):
+        raise ValueError("`multinomial` is given numbers below 0")
+    if packet == "_assert_async" and not bool(args[0]):
+        raise ValueError("what the code asserts is not so")
+
+
+def check_known(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise ValueError for an operation of a library's own, on floats that are made up: its kernel
+    may make an index of one, as `torchvision::roi_align` does."""
+    library = getattr(func, "namespace", "aten")
+    if library not in _OF_TORCH and any(t.is_floating_point() for t in tensors(args)):
+        raise ValueError(f"a kernel of `{library}` might take a number for a place in memory")
 
 
 def _indices_of(packet: str, args: tuple[Any, ...]) -> Iterator[tuple[Tensor, int, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import leaves, operator, tensors
-from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.padding.taint.bounds import check_bounds, check_known
 from onelaunch.padding.taint.displacement import MOVES, Picked, picked
 from onelaunch.watch.operations import DecomposingMode
 
@@ -154,14 +154,21 @@ def form(steps: Sequence[Step]) -> tuple[object, ...]:
 
 
 class Trace(DecomposingMode):
-    """A mode that notes the operations of a run."""
+    """A mode that notes the operations of a run.
 
-    def __init__(self) -> None:
+    Args:
+        made_up: whether the run is on numbers that no call gave.
+    """
+
+    def __init__(self, made_up: bool = False) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self._made_up = made_up
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_bounds(packet_of(name_of(func)), args)
+        if self._made_up:
+            check_known(func, args)
         result = func(*args, **kwargs)
         if name_of(func) == "record_stream":
             return result

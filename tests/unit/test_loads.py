@@ -8,12 +8,14 @@ import weakref
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from onelaunch.frames.loads import loads_of, only_counts
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.stores import sure_stores
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.source import TORCH
 
 
 def code_of(line: str) -> types.CodeType:
@@ -313,6 +315,17 @@ def test_values_of_a_variable_that_is_assigned_again_in_a_loop() -> None:
         total()
     owners = [watch.reads.of(box) for box in boxes]
     assert all(owner is not None and owner.names["scale"] is Use.READ for owner in owners)
+
+
+def test_what_dynamo_compiles_with_is_no_part_of_the_run() -> None:
+    """Nor does the watch slow it down: it is a hundred thousand calls of functions."""
+    torch._dynamo.trace_rules.add("onelaunch.frames")  # as a callable's first call does
+    box = Box(scale=3)
+    inner = torch.compile(lambda x: (x * 2).sin(), backend="eager", dynamic=True)
+    reads = seen(lambda x: inner(x) * box.scale, torch.ones(3))  # type: ignore[attr-defined]
+    assert read_of(reads, box) == {"scale"}
+    files = {code.co_filename for code in reads.codes}
+    assert not [file for file in files if "sympy" in file or file.startswith(TORCH)]
 
 
 def test_stores_that_a_run_comes_by() -> None:

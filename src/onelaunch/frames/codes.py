@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from onelaunch.frames.stores import SureStore, sure_stores
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
 _IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
+_COMPILES = (os.path.join(TORCH, "_dynamo", "convert_frame.py"), "__call__")
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attention.py")
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
@@ -40,7 +42,8 @@ class CodeFacts:
         special: the first argument of a special method, such as `__call__`; else None.
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
-        imports: True if it runs an import: a finder's search, or a module's own code.
+        aside: True if what it calls is no part of the run: an import (a finder's search, a module's
+            own code), or Dynamo's compilation of a function.
         matters: True if a call of it is noted in itself: a backward, a higher-order operator, or
             work for another thread.
         noted: ids of the globals with which its loads of globals and free variables are known.
@@ -55,13 +58,13 @@ class CodeFacts:
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
     noted: set[int] = field(default_factory=set)
-    imports: bool = field(init=False)
+    aside: bool = field(init=False)
     matters: bool = field(init=False)
     _is_always_read: bool = field(init=False)
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
-        self.imports = self.code in _IMPORTS or name == "<module>"
+        self.aside = self.code in _IMPORTS or name == "<module>" or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
         self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
         self._is_always_read = file != "<string>" and not is_container_code(file)

@@ -80,8 +80,8 @@ class FrameWatch:
         self._hook = hook(self, self.skipped, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = _LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
-        self._importing: list[FrameType] = []
-        """Imports under way: reads of finders and of a module's own code are no part of the run."""
+        self._aside: list[FrameType] = []
+        """Imports and compilations under way, whose reads are no part of the run."""
         self._codes: dict[int, CodeFacts] = {}
         """id of a code object -> facts about it."""
         self._arguments: dict[int, dict[str, Any]] = {}
@@ -134,12 +134,12 @@ class FrameWatch:
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
         known = self._codes.get(id(code)) or self._known(code)
-        if known.imports:
+        if known.aside:
             if event == "call":
-                self._importing.append(frame)
-            elif frame in self._importing:
-                self._importing.remove(frame)
-        elif self._importing:
+                self._aside.append(frame)
+            elif frame in self._aside:
+                self._aside.remove(frame)
+        elif self._aside:
             return
         elif event == "call":
             if known.code in HANDS_ON:
@@ -155,7 +155,7 @@ class FrameWatch:
     def _known(self, code: types.CodeType) -> CodeFacts:
         known = CodeFacts(code, code in self._unread or is_machinery(code.co_filename))
         self._codes[id(code)] = known
-        if known.unread and not (known.imports or known.matters):
+        if known.unread and not (known.aside or known.matters):
             self.skipped.add(id(code))
         return known
 

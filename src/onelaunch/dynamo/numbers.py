@@ -410,18 +410,6 @@ def _may_overflow(node: Node, dtype: torch.dtype) -> bool:
     return not (dtype.is_complex or dtype is torch.bool)
 
 
-def _as_product(rest: torch.fx.Graph, node: Node) -> None:
-    """Multiply by the inverse: so CUDA's kernels divide by a scalar, and not by a tensor.
-    https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu
-    """
-    tensor, number = node.args
-    with rest.inserting_before(node):
-        inverse = rest.call_method("reciprocal", (number,))
-    inverse.meta["stack_trace"] = node.meta.get("stack_trace")
-    node.op, node.target = "call_method", "mul_" if _name(node) in _IN_PLACE else "mul"
-    node.args = (tensor, inverse)
-
-
 def _used(node: Node) -> Iterable[Node]:
     return () if node.op == "output" else node.all_input_nodes
 
@@ -441,8 +429,15 @@ def _with_tensors(
         made.meta["stack_trace"] = node.meta.get("stack_trace")
         return made
 
+    # CUDA's kernels divide by a number of the host's in multiplying by its inverse:
+    # https://github.com/pytorch/pytorch/issues/191495
+    inverse = _is_quotient(node) and example(node).is_cuda
+
     def scalar(number: Node) -> Node:
-        made = call("to", of_rest[number], device, _dtype(node, number))
+        made = of_rest[number]
+        if inverse:
+            made = call("reciprocal", call("to", made, device, torch.float64))
+        made = call("to", made, device, _dtype(node, number))
         with mode:
             made.meta["example_value"] = _scalar(node, number, device)
         return made
@@ -458,8 +453,8 @@ def _with_tensors(
     args: Any = torch.fx.map_arg(node.args, of_rest.get)
     if target is operator.setitem or target not in _FILLED:
         made = rest.node_copy(node, given)
-        if _is_quotient(node) and result.is_cuda:
-            _as_product(rest, made)
+        if inverse:
+            made.op, made.target = "call_method", "mul_" if _name(node) in _IN_PLACE else "mul"
         if wide and _name(node) in _IN_PLACE:
             return call("copy_", args[0], made)
         return call("to", made, result.dtype) if wide else made

@@ -442,6 +442,33 @@ def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
     assert replays(fast) == 5
 
 
+@pytest.mark.parametrize("independent", [False, True], ids=["proven", "independent"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_code_that_reads_the_device_unless_it_is_captured_in_buckets(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch, independent: bool, grad: bool
+) -> None:
+    """It is compared at the call's own size, and captured at the bucket's."""
+    if not torch.cuda.is_available():  # torch without CUDA raises where it is asked
+        monkeypatch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
+
+    def f(x: Tensor) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing() and bool((x > 1e6).all()):
+            return x
+        return x * 2
+
+    fast = ol.graph(f, warmup=1, buckets=ol.Buckets(0, (4, 8), independent=independent))
+    with torch.set_grad_enabled(grad):
+        for i, n in enumerate((6, 6, 6, 5, 7, 8, 6, 3, 3, 3, 2)):
+            x = rand(i, n, 5).requires_grad_(grad)
+            y = fast(x)
+            assert_same(y.detach(), rand(i, n, 5) * 2)
+            if grad:
+                y.sum().backward()
+                assert_same(x.grad, torch.full_like(x, 2))
+    assert len(fast.recordings) == 2
+    assert replays(fast) >= 6
+
+
 @pytest.mark.parametrize("shared_first", [True, False])
 def test_arguments_of_one_storage_and_of_several_in_turn(rand: Rand, shared_first: bool) -> None:
     """Parts of one tensor that do not overlap are as tensors of their own: the calls are alike."""

@@ -291,14 +291,14 @@ class Graphed(Generic[P, R]):
         # backward runs inside: then the call itself is the warm-up.
         signature.warmups = self.options.enough_warmups - 1
         signature.compiled_accesses = signature.ledger = None
-        flat = self._signatures.flat(args, kwargs)
-        again = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-        unlike = self._recorder.warmup.compare_answers(again, self._name, refused)
+        flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
+        warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+        unlike = self._recorder.warmup.compare_answers(warm, self._name, refused)
         if unlike is not None:
             return self._refused(signature, unlike)
         if signature.ledger is None:
-            return self._warm(again, args, kwargs)
-        return self._capture_and_replay(again, args, kwargs)
+            return self._warm(warm, args, kwargs)
+        return self._capture_and_replay(replace(warm, flat=attempt.flat), args, kwargs)
 
     def _replay_new(
         self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,6 +9,7 @@ operations take of it as a scalar they get as a tensor.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of, is_o
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
 _C: Any = torch._C
+_Scalar = tuple[Node, bool]
+"""A number, and whether its inverse is meant."""
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _OUT_OF_PLACE = ("add", "sub", "mul", "div", "true_divide", "truediv")
@@ -341,6 +344,16 @@ def _is_quotient(node: Node) -> bool:
     return _IN_PLACE.get(name, name) in _QUOTIENTS
 
 
+def _inverts(node: Node) -> bool:
+    """Return whether an operation takes the inverse of a number: so CUDA's kernels divide.
+    https://github.com/pytorch/pytorch/issues/191495"""
+    return _is_quotient(node) and example(node).is_cuda
+
+
+def _inverse(number: float) -> float:
+    return 1 / number if number else math.copysign(math.inf, number)
+
+
 def _text(shape: Iterable[Any]) -> list[str]:
     return list(map(str, shape))  # a comparison of symbols would be a new guard
 
@@ -362,32 +375,43 @@ def _parted(
     for node in given:
         if node not in numbers:
             of_rest[node] = rest.node_copy(node, of_rest.__getitem__)
-    taken = {n: None for node in graph.graph.nodes if node not in numbers for n in _used(node)}
-    scalars = [n for n in taken if n in numbers]
+    taken: dict[_Scalar, None] = {
+        (n, _inverts(node)): None
+        for node in graph.graph.nodes
+        if node not in numbers
+        for n in _used(node)
+        if n in numbers
+    }
+    scalars = list(taken)
+    placeholders: dict[_Scalar, Node] = {}
     results: Any = graph.graph.output_node().args[0]
     made: list[Any] = []
-    for number in scalars:
-        kind = torch.float64 if isinstance(example(number), torch.SymFloat) else torch.int64
+    for number, inverse in scalars:
+        is_float = inverse or isinstance(example(number), torch.SymFloat)
         with mode:
-            made.append(torch.empty((), dtype=kind))
-        of_rest[number] = placeholder = rest.placeholder(f"number_{len(made)}")
+            made.append(torch.empty((), dtype=torch.float64 if is_float else torch.int64))
+        placeholders[number, inverse] = placeholder = rest.placeholder(f"number_{len(made)}")
         placeholder.meta["example_value"] = made[-1]
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output") or node in numbers:
             continue
         if any(n in numbers for n in node.all_input_nodes):
-            of_rest[node] = _with_tensors(rest, node, numbers, of_rest, mode, device)
+            of_rest[node] = _with_tensors(rest, node, numbers, of_rest, placeholders, mode, device)
         else:
             of_rest[node] = rest.node_copy(node, of_rest.__getitem__)
     fills = [
-        Fill.of(scalars.index(n), node, dtype)
+        Fill.of(scalars.index((n, False)), node, dtype)
         for node in of_rest
         if node.target in _FILLED or _name(node) in _PLACED
         for n in node.all_input_nodes
         if n in numbers and _may_overflow(node, dtype := _dtype(node, n))
     ]
     returned = [r for r in results if r in numbers]
-    host.output(tuple(on_host[n] for n in (*scalars, *returned)))
+    found = [
+        host.call_function(_inverse, (on_host[n],)) if inverse else on_host[n]
+        for n, inverse in scalars
+    ]
+    host.output((*found, *(on_host[n] for n in returned)))
     rest.output(tuple(of_rest.get(r, r) for r in results if r not in numbers))
     places = iter(range(len(scalars), len(scalars) + len(returned)))
     kept = [i for i, node in enumerate(given) if node not in numbers]
@@ -419,6 +443,7 @@ def _with_tensors(
     node: Node,
     numbers: Mapping[Node, None],
     of_rest: Mapping[Node, Node],
+    placeholders: Mapping[_Scalar, Node],
     mode: Any,
     device: torch.device,
 ) -> Node:
@@ -429,20 +454,13 @@ def _with_tensors(
         made.meta["stack_trace"] = node.meta.get("stack_trace")
         return made
 
-    # CUDA's kernels divide by a number of the host's in multiplying by its inverse:
-    # https://github.com/pytorch/pytorch/issues/191495
-    inverse = _is_quotient(node) and example(node).is_cuda
-
     def scalar(number: Node) -> Node:
-        made = of_rest[number]
-        if inverse:
-            made = call("reciprocal", call("to", made, device, torch.float64))
-        made = call("to", made, device, _dtype(node, number))
+        made = call("to", placeholders[number, inverse], device, _dtype(node, number))
         with mode:
             made.meta["example_value"] = _scalar(node, number, device)
         return made
 
-    wide, result = _wide(node), example(node)
+    wide, result, inverse = _wide(node), example(node), _inverts(node)
 
     def given(n: Node) -> Node:
         if n in numbers:

@@ -157,6 +157,47 @@ def test_a_result_changed_before_the_backward(device: torch.device, rand: Rand) 
         del y, z
 
 
+class Factor(nn.Module):
+    """A result that needs no gradient, which the gradient of another is made of."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.kept = way, torch.empty(0)
+
+    def forward(self, x: Tensor, by: Tensor) -> tuple[Tensor, ...]:
+        factor = by * 2
+        y = x * factor
+        if self.way == "kept":
+            self.kept = factor
+        if self.way == "two parts":
+            return factor, y, x.tanh()
+        return (factor if self.way == "result" else factor[1:].view(-1)), y
+
+
+@pytest.mark.parametrize("way", ["result", "a view of it", "kept", "two parts"])
+def test_a_result_without_a_gradient_changed_before_the_backward(
+    device: torch.device, rand: Rand, way: str
+) -> None:
+    model = Factor(way)
+    fast = ol.graph(model, warmup=1)
+    for i in range(6):
+        x = rand(i, 5, 4).requires_grad_()
+        result, y, *others = fast(x, rand(i + 9, 5, 4))
+        if i % 2:
+            y.sum().backward()
+            assert_same(x.grad, rand(i + 9, 5, 4) * 2)
+            continue
+        (model.kept if way == "kept" else result).mul_(3)
+        for other in others:  # which does not depend on it
+            other.sum().backward()
+            alone = rand(i, 5, 4).requires_grad_()
+            alone.tanh().sum().backward()
+            assert_same(x.grad, alone.grad)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    assert replays(fast) >= 3
+
+
 def test_what_the_backward_does_not_read_may_change(device: torch.device, rand: Rand) -> None:
     """The bias of a linear layer is not saved, so eager does not mind a step in between."""
 

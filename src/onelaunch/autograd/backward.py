@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -25,7 +26,15 @@ from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, Rewind, Travel
+from onelaunch.driver.protocol import (
+    Capture,
+    DevicePool,
+    Driver,
+    Graph,
+    InPlace,
+    Rewind,
+    Travel,
+)
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.reads import Reads
@@ -40,6 +49,9 @@ from onelaunch.watch.lifted import Lifted
 from onelaunch.watch.observer import Observer
 
 Gradients = Sequence[Tensor | None]
+Moved = Sequence[tuple[Tensor, Tensor]]
+"""(tensor that the captured graph saved, the caller's tensor): eager saves the tensor object, and
+its backward reads the memory that this has now."""
 
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
@@ -53,9 +65,8 @@ class Edits(NamedTuple):
 
     changed: Collection[int]
     """Storages, in the recording, of tensors changed in place."""
-    moved: Sequence[tuple[Tensor, Tensor]]
-    """(tensor that the captured graph saved, the caller's tensor), for each caller's tensor that
-    got other memory since: eager saves the tensor object, and its backward reads the new memory."""
+    moved: Moved
+    """For each caller's tensor that got other memory since, or of which there is no copy."""
 
 
 @dataclass(slots=True)
@@ -123,34 +134,32 @@ class StaticGraph:
             raise RuntimeError(MODIFIED)
         read = [t for t in saved or () if self._storage(t) in edits.changed]
         before = [t._version for t in read]
-        kept_data = [static.data for static, _ in edits.moved]
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
-            for static, t in edits.moved:
-                static.data = t.data
-            return self.run(grads, wanted)
+            return self.run(grads, edits.moved, wanted)
         finally:
-            for (static, _), data in zip(edits.moved, kept_data, strict=True):
-                static.data = data
             _set_versions(tuple(read), tuple(before))
             for t in read:
                 _ = t.grad_fn  # a view's is made anew after a change of version: here, in no run
 
-    def rehearse(self, grads: Gradients) -> tuple[list[Tensor | None], Rehearsal | None]:
+    def rehearse(
+        self, grads: Gradients, moved: Moved
+    ) -> tuple[list[Tensor | None], Rehearsal | None]:
         """Do `run`, and return what a capture takes from it too."""
         if self.compiled:
-            return self.run(grads), None
-        given = [g for g in grads if g is not None]
+            return self.run(grads, moved), None
+        given = [*(g for g in grads if g is not None), *(t for _, t in moved)]
         rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.reads)
         with HostFactories(self.device), rehearsal.watching():
-            found = self.run(grads, ledger=rehearsal.ledger)
+            found = self.run(grads, moved, ledger=rehearsal.ledger)
         rehearsal.ledger.finish()
         return found, rehearsal
 
     def run(
         self,
         grads: Gradients,
+        moved: Moved = (),
         wanted: Sequence[bool] | None = None,
         ledger: Ledger | None = None,
     ) -> list[Tensor | None]:
@@ -174,7 +183,7 @@ class StaticGraph:
                 self.kept = list(observer.made_tensors)
                 observer.release()
 
-        with self.stream_lock:
+        with self.stream_lock, reading(moved):
             found = self.driver.warmup(backward, self.device, self.stream)
         given = {self._storage(g) for g in found}
         self.kept = [made for made in self.kept if self._storage(made()) not in given]
@@ -200,6 +209,19 @@ class StaticGraph:
         return gradients[:first] + [laid_out(g, leaf) for g, leaf in pairs]
 
 
+@contextlib.contextmanager
+def reading(moved: Moved) -> Generator[None]:
+    """Surround a backward that reads tensors where the caller has them."""
+    before = [static.data for static, _ in moved]
+    try:
+        for static, t in moved:
+            static.data = t.data
+        yield
+    finally:
+        for (static, _), data in zip(moved, before, strict=True):
+            static.data = data
+
+
 def backward_title(grads: Gradients) -> str:
     """Name a backward in a trace."""
     return f"backward {sizes([g.shape for g in grads if g is not None])}"
@@ -213,19 +235,24 @@ class Backward:
 
     Args:
         grads: the gradients of the call under capture; later ones have the same layout.
+        moved: inputs of the forward that it reads where the caller has them. They come after the
+            gradients at each launch.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
         rehearsal: the same backward, before; without one no host values are lifted that the
             forward has not brought to the device.
+        in_place: what kernels are to reach in the caller's memory, where that is proven.
     """
 
     def __init__(
         self,
         static: StaticGraph,
         grads: Gradients,
+        moved: Moved,
         pool: DevicePool,
         *,
         kept: bool,
         rehearsal: Rehearsal | None = None,
+        in_place: InPlace | None = None,
     ) -> None:
         driver = static.driver
         self._driver, self._device = driver, static.device
@@ -243,17 +270,20 @@ class Backward:
 
         def body(capture: Capture) -> list[Tensor | None]:
             statics = [None if g is None else _port(driver, capture, g) for g in grads]
+            there = [(saved, _port(driver, capture, t)) for saved, t in moved]
             capture.staged()
-            own = [t for t in statics if t is not None]
+            own = [*(t for t in statics if t is not None), *(t for _, t in there)]
             observer = Observer(driver, static.device, own, lifted=lifted)
             if rehearsal is not None:
                 pairs = zip(grads, statics, strict=True)
                 given = [(g, t) for g, t in pairs if g is not None and t is not None]
+                given += [(t, port) for (_, t), (_, port) in zip(moved, there, strict=True)]
                 observer.ledger = rehearsal.compared(given, pool)
             seeds = watching_seeds(observer.note_seeding)
             taken: set[int] = set()
             factories = HostFactories(static.device)
-            with unwound(), seeds, observer.host_reads(), factories, observer:
+            reads = observer.host_reads()
+            with reading(there), unwound(), seeds, reads, factories, observer:
                 found = observer.outcome(static.gradients, statics)
                 _refuse_sparse(found)
                 compared, observer.ledger = observer.ledger, None
@@ -302,6 +332,8 @@ class Backward:
                 if rewind.done:
                     break
                 self.graph.reset()
+            if in_place is not None and not rewind.used:
+                self._reach(body, in_place, made if kept else (), static.stream)
             self._lifted = [] if lifted is None else list(lifted.used.values())
             self._made = made if kept else []
             self._targets = [] if kept else [None if g is None else _maker(driver, g) for g in made]
@@ -320,6 +352,21 @@ class Backward:
         except CaptureError:
             self.graph.reset()
             raise
+
+    def _reach(
+        self,
+        body: Callable[[Capture], object],
+        in_place: InPlace,
+        made: Gradients,
+        stream: object,
+    ) -> None:
+        """Let kernels read large inputs where the caller has them, as far as that is proven."""
+        written, finding = self.written, self.finding
+        filled = [g for g in made if g is not None]
+        inputs = InPlace(in_place.inputs)
+        with contextlib.suppress(CaptureError):  # it works with copies
+            self.graph = self._driver.rebind(self.graph, body, written, (), inputs, filled, stream)
+        self.written, self.finding = written, finding
 
     def _counts(self) -> list[int]:
         """Return the number of tensors over each gradient's memory."""

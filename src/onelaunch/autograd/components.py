@@ -49,6 +49,7 @@ class ComponentNode:
         self.watched_results = component.watched_results
         self.direct = whole.direct
         self.saves = component.saves
+        self.uncopied: list[int] = []
         saved = whole.saved.inputs
         own = [(p, place) for p, place in enumerate(component.watched) if place in saved]
         self.saved = whole.saved._replace(inputs={p: saved[place] for p, place in own})
@@ -80,10 +81,10 @@ class ComponentNode:
     def width(self) -> int:
         return len(self._component.inputs)
 
-    def backward(self, grads: Gradients) -> list[Tensor | None]:
+    def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradients of its inputs and of the direct leaves, from those of its
         results."""
-        return self._own(self._whole.backward(self._padded(grads)))
+        return self._own(self._whole.backward(self._padded(grads), given))
 
     def edited(
         self,

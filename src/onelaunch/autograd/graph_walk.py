@@ -134,6 +134,15 @@ class CapturedGraph:
             return ()
         return cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
 
+    def kept(self) -> list[Tensor]:
+        """Return the tensors that custom functions keep on their contexts, beside the saved ones:
+        AOTAutograd's are in lists there."""
+        values = [
+            v for n in self.nodes if isinstance(n, BackwardCFunction) for v in vars(n).values()
+        ]
+        parts = [cast(Sequence[object], v) if isinstance(v, list | tuple) else (v,) for v in values]
+        return [t for part in parts for t in part if isinstance(t, Tensor)]
+
     def held(self) -> set[int]:
         """Return the ids of Python objects that belong to the graph: contexts of custom functions,
         and the arguments that checkpointed parts will run with again."""

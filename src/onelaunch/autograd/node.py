@@ -59,6 +59,8 @@ class RecordedForward(Protocol):
     watched_results: list[int]
     saved: Saved
     saves: bool
+    uncopied: list[int]
+    """Positions among the watched tensors of inputs of which the recording has no copy."""
 
     @property
     def where(self) -> str | None:
@@ -70,8 +72,9 @@ class RecordedForward(Protocol):
         """Number of inputs of the node, without its anchor."""
         ...
 
-    def backward(self, grads: Gradients) -> list[Tensor | None]:
-        """Return the gradients of the node's inputs, from those of its results."""
+    def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of the node's inputs, from those of its results and the uncopied
+        inputs."""
         ...
 
     def edited(
@@ -219,7 +222,7 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         and [watched[i].data_ptr() for i in pair.saved.inputs] == in_flight.places
         and pair.saved.unmoved()
     ):
-        found = pair.backward(grads)
+        found = pair.backward(grads, [watched[i] for i in pair.uncopied])
     else:
         found = _edited(ctx, grads)
     if torch.is_grad_enabled():
@@ -238,7 +241,9 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     changed = [i for i, (t, version) in pairs if t._version != version]
     now = [(i, in_flight.watched[i]) for i in pair.saved.inputs]
     moved = [
-        at for at, place in zip(now, in_flight.places, strict=True) if at[1].data_ptr() != place
+        at
+        for at, place in zip(now, in_flight.places, strict=True)
+        if at[1].data_ptr() != place or at[0] in pair.uncopied
     ]
     try:
         return pair.edited(changed, moved, grads, wanted_gradients(ctx, len(pair.direct)))

@@ -13,7 +13,7 @@ caller still holds are not overwritten either; see `Backward.available`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from onelaunch.autograd.backward import (
     Backward,
     Edits,
     Gradients,
+    Moved,
     StaticGraph,
     backward_title,
 )
@@ -34,7 +35,7 @@ from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
 from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.wrappers import is_wrapped
-from onelaunch.driver.protocol import DevicePool, Graph, Launch, Released, Travel
+from onelaunch.driver.protocol import DevicePool, Graph, InPlace, Launch, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 from onelaunch.source import levels_to_user
 from onelaunch.trace_names import named
@@ -90,13 +91,15 @@ class AutogradPair:
         arguments: numbers of the inputs that are inputs of the node.
         parameters: tensors of the callable's state that are further inputs of the node.
         direct: leaves of the callable's state that are not; the backward adds to their `.grad`.
-        watched_inputs, watched, watched_results: tensors that eager would have saved for the
-            backward, so that a change in place before it is an error: inputs by number, tensors of
-            the callable's state, results of the node by position.
+        watched_inputs, watched, watched_results, watched_plain: tensors that eager would have saved
+            for the backward, so that a change in place before it is an error: inputs by number,
+            tensors of the callable's state, results of the node by position, other results by
+            number.
         saved: the ones among them that eager saves as the same tensor, not as a view or its memory.
         saves: True if the backward reads anything of the forward.
         raises: True if a backward that cannot be captured is an error.
         link: the chain's memory and stream, shared with forwards before and after it.
+        uncopied: see `node.RecordedForward.uncopied`.
         components: groups of results whose graphs share no node; empty if there is one group.
     """
 
@@ -111,15 +114,18 @@ class AutogradPair:
     watched_inputs: list[int]
     watched: list[Tensor]
     watched_results: list[int]
+    watched_plain: list[int]
     saved: Saved
     saves: bool
     raises: bool
     watched_memory: list[int]
-    """Storages of the watched inputs and then of the watched tensors, in the recording."""
+    """Storages of the watched inputs, tensors and plain results, in the recording."""
     link: Link | None = None
     components: list[Component] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
+    uncopied: list[int] = field(default_factory=list)
+    _in_place: InPlace | None = None
     _anchors: Anchors = field(init=False)
     _kinds: dict[object, list[_Kind]] = field(default_factory=dict)
     _latest: _Kind | None = None
@@ -203,21 +209,31 @@ class AutogradPair:
 
     # The backward.
 
-    def backward(self, grads: Gradients) -> list[Tensor | None]:
-        """Return the gradients of the node's inputs, from those of its results."""
+    def reach(self, in_place: InPlace, inputs: Collection[int]) -> None:
+        """Let backwards reach the caller's memory too, where that is proven.
+
+        Args:
+            inputs: those of the forward, by number, of which its launches make no copy.
+        """
+        self._in_place = in_place
+        self.uncopied = [at for at in self.saved.inputs if self.watched_inputs[at] in inputs]
+
+    def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """See `node.RecordedForward.backward`."""
+        moved = [(self.saved.inputs[at], t) for at, t in zip(self.uncopied, given, strict=True)]
         kind = self._kind(grads)
         if kind is None or kind.refused:
-            return self.static.run(grads)
+            return self.static.run(grads, moved)
         if kind.kept is not None and not kind.kept.fits:
             self._drop(kind, kind.kept)
         if kind.launch is None and kind.warm:
-            self._capture(kind, grads, kept=True)
+            self._capture(kind, grads, moved, kept=True)
         if kind.launch is None and not kind.warm and not kind.refused:
-            found, kind.rehearsal = self.static.rehearse(grads)
+            found, kind.rehearsal = self.static.rehearse(grads, moved)
             kind.warm = True
             return found
-        found = self._launched(kind, grads)
-        return self.static.run(grads) if found is None else found
+        found = self._launched(kind, grads, moved)
+        return self.static.run(grads, moved) if found is None else found
 
     @property
     def width(self) -> int:
@@ -249,7 +265,7 @@ class AutogradPair:
         grads = [torch.zeros_like(t) for t in self.static.outputs]
         kind = self._kind(grads)
         if kind is not None and kind.launch is None:
-            self._capture(kind, grads, kept=True, link=self.link)
+            self._capture(kind, grads, (), kept=True, link=self.link)
 
     def _kind(self, grads: Gradients) -> _Kind | None:
         """Return the kind of these gradients, or None if no recording may replace eager."""
@@ -279,17 +295,18 @@ class AutogradPair:
         kinds.append(_Kind(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
         return kinds[-1]
 
-    def _launched(self, kind: _Kind, grads: Gradients) -> list[Tensor | None] | None:
+    def _launched(self, kind: _Kind, grads: Gradients, moved: Moved) -> list[Tensor | None] | None:
         """Return the gradients by one launch, or None if eager must run."""
         if kind.launch is None:
             return None
+        inputs = [*grads, *(t for _, t in moved)] if moved else grads
         try:
-            found = kind.launch(grads)
+            found = kind.launch(inputs)
             if found is not None:
                 return found
             if kind.copied is None:  # somebody keeps the gradients of an earlier launch
-                self._capture(kind, grads, kept=False)
-            return None if kind.copied is None else kind.copied.run(grads)
+                self._capture(kind, grads, moved, kept=False)
+            return None if kind.copied is None else kind.copied.run(inputs)
         except Released:
             return None
 
@@ -309,7 +326,7 @@ class AutogradPair:
             self._warn(GraphError("OL306", what, why=why, fix=_IN_PLACE).warning(_EAGERLY))
 
     def _capture(
-        self, kind: _Kind, grads: Gradients, *, kept: bool, link: Link | None = None
+        self, kind: _Kind, grads: Gradients, moved: Moved, *, kept: bool, link: Link | None = None
     ) -> None:
         """Capture a backward, if the lock is free.
 
@@ -323,7 +340,15 @@ class AutogradPair:
             if kept:
                 pool = self.new_pool() if link is None else link.backwards
             with torch.no_grad(), named(f"onelaunch capture: {backward_title(grads)}"):
-                backward = Backward(self.static, grads, pool, kept=kept, rehearsal=kind.rehearsal)
+                backward = Backward(
+                    self.static,
+                    grads,
+                    moved,
+                    pool,
+                    kept=kept,
+                    rehearsal=kind.rehearsal,
+                    in_place=self._in_place,
+                )
             difference = backward.finding and backward.finding.difference
             if difference is not None:
                 backward.graph.reset()

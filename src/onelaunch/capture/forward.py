@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,7 @@ class _Seen(NamedTuple):
     inputs: list[int]
     watched: list[Tensor]
     results: list[int]
+    plain: list[int]
     saves: bool
     saved: list[Tensor] | None
     """The captured graph's own saved tensors; None if a node does not show them."""
@@ -191,6 +192,21 @@ class Forward:
         self._proxies.replace_in(observer, self.driver.storage)
         results[:] = map(self.real, results)
 
+    def filled(self, outside: Collection[int]) -> list[Tensor] | None:
+        """Return the tensors in the recording's memory that a backward reads, without the inputs
+        that it can read where the caller has them; None if they are not known.
+
+        Args:
+            outside: storages of tensors from before the capture.
+        """
+        graph = CapturedGraph(self.pair.static.outputs)
+        saved = graph.saved()
+        if saved is None or graph.packs or graph.spoiled or self._link or self.pair.components:
+            return None
+        inputs = set(map(id, self.pair.saved.inputs.values()))
+        own = [t for t in (*saved, *graph.kept()) if self._here(t) and id(t) not in inputs]
+        return [t for t in own if self.driver.storage(t) not in outside]
+
     def plan(
         self,
         outputs: Outputs,
@@ -232,8 +248,14 @@ class Forward:
         link = self._link
         if link is not None:
             static.stream_lock = link.lock
-        seen = self._seen(graph, made, inputs, observer, held)
+        plain = {
+            number: results[number]
+            for number, output in enumerate(outputs.made)
+            if isinstance(output.memory, Own) and number not in numbers
+        }
+        seen = self._seen(graph, made, plain, inputs, observer, held)
         memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
+        memory += [plain[number] for number in seen.plain]
         pair = AutogradPair(
             static=static,
             pool=self.pool,
@@ -246,6 +268,7 @@ class Forward:
             watched_inputs=seen.inputs,
             watched=seen.watched,
             watched_results=seen.results,
+            watched_plain=seen.plain,
             saved=self._saved(graph, seen, inputs, observer),
             saves=seen.saves,
             raises=self.raises,
@@ -256,10 +279,11 @@ class Forward:
         for group in groups if len(groups) > 1 else ():
             of = [made[place] for place in group]
             inside = CapturedGraph(of)
-            part = self._seen(inside, of, inputs, observer, held)
+            part = self._seen(inside, of, plain, inputs, observer, held)
             reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.watched}
             watched = [i in part.inputs for i in pair.watched_inputs]
             watched += [id(t) in own for t in pair.watched]
+            watched += [number in part.plain for number in pair.watched_plain]
             pair.components.append(
                 Component(
                     results=group,
@@ -275,16 +299,23 @@ class Forward:
         self,
         graph: CapturedGraph,
         made: Sequence[Tensor],
+        plain: Mapping[int, Tensor],
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _Seen:
-        """Return the caller's tensors, and the results, that eager would save."""
+        """Return the caller's tensors, and the results, that eager would save.
+
+        Args:
+            made: results of the node.
+            plain: by number, results that need no gradient.
+        """
         saved = graph.saved()
         region = self.driver.region
         saves = True
         if saved is None:  # a node does not show them: assume that everything is saved
-            storages = {region(t).storage for t in (*inputs.statics, *made) if self._here(t)}
+            every = (*inputs.statics, *made, *plain.values())
+            storages = {region(t).storage for t in every if self._here(t)}
             storages |= set(held)
         else:
             storages = {region(t).storage for t in saved if self._here(t)}
@@ -305,6 +336,11 @@ class Forward:
             ],
             watched=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
             results=[i for i, t in enumerate(made) if region(t).storage in storages],
+            plain=[
+                number
+                for number, t in plain.items()
+                if self._here(t) and not t.is_inference() and region(t).storage in storages
+            ],
             saves=saves,
             saved=saved,
         )

@@ -18,13 +18,13 @@ from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
 from onelaunch.capture.forward import BackwardInside
-from onelaunch.capture.io_plan import plan_inputs
+from onelaunch.capture.io_plan import Inputs, plan_inputs
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, PlainRun, Retry
 from onelaunch.capture.survivors import late_refusal
-from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind
+from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key
@@ -400,20 +400,35 @@ class CaptureSession:
 
         The callable is captured again for it, so it must have no Python effects.
         """
-        job, driver, device = self.job, self.job.driver, self.job.device
+        job, driver, device, forward = self.job, self.job.driver, self.job.device, self.job.forward
         pinned = {driver.storage(t) for ts in run.snapshot.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
             snapshot = replace(run.snapshot, held=dict(run.snapshot.held))
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
-            steps = Steps(every_key, driver.demands_capturable)
-            again = CaptureRun(job, snapshot, plan, steps, Counts((), device), lifted=self._lifted)
+            steps, counts = Steps(every_key, driver.demands_capturable), Counts((), device)
+            own = job if forward is None else replace(job, forward=copy.copy(forward))
+            again = CaptureRun(own, snapshot, plan, steps, counts, lifted=self._lifted)
             self._run(again, capture, tree)
+            if forward is not None:  # nothing of its autograd graph is to outlive it
+                again.job, again.result, again.outputs = job, None, None
 
         observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
-        generators = run.snapshot.generators(tree)
+        filled = [] if forward is None else forward.filled(pinned)
+        if filled is None:
+            return graph
+        generators, stream = run.snapshot.generators(tree), forward and forward.stream
         try:
-            return driver.rebind(graph, body, state, generators, in_place)
+            graph = driver.rebind(graph, body, state, generators, in_place, filled, stream)
         except CaptureError:
             return graph  # it works with copies
+        if forward is not None:
+            forward.pair.reach(in_place, _rebound_inputs(run.plan, graph))
+        return graph
+
+
+def _rebound_inputs(plan: Inputs, graph: Graph) -> set[int]:
+    """Return the inputs that kernels read where the caller has them."""
+    pairs = zip(plan.groups, graph.travels, strict=True)
+    return {i for group, how in pairs if how == Travel.REBIND for i in group.members}

@@ -429,6 +429,8 @@ class Driver(Protocol):
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator],
         in_place: InPlace,
+        filled: Sequence[Tensor] = (),
+        stream: object = None,
     ) -> Graph:
         """Make a graph like `graph` in which kernels read ``"node"`` inputs, and write outputs,
         where the caller has them.
@@ -437,6 +439,11 @@ class Driver(Protocol):
         port is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;
         `state`, the tensors that the recording writes, is restored after the trial. Ports that
         cannot be proven are copied. `graph` itself is returned where nothing could be rebound.
+
+        Args:
+            filled: tensors in the recording's memory that are read after a launch, beside its
+                outputs: what a backward has saved.
+            stream: see `capture`.
         """
         ...
 

@@ -141,6 +141,7 @@ def _attach(
     arguments = tuple_of([inputs[i] for i in pair.arguments])
     watched = tuple_of([inputs[i] for i in pair.watched_inputs])
     watched += tuple_of([source.name("saved", t) for t in pair.watched])
+    watched += tuple_of([names[number] for number in pair.watched_plain])
     if pair.saved.inputs:
         places = [f"{inputs[pair.watched_inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
         source.line(f"flight.places = [{', '.join(places)}]")

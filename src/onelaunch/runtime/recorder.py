@@ -179,7 +179,7 @@ class Recorder:
             callee=callee,
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
-            in_place=None if forward is not None else self._in_place(attempt),
+            in_place=self._in_place(attempt),
             asking=signature.asking,
             earlier=None if hidden else signature.ledger,
             strict=signature.differing + 1 >= TRIES and (attempt.ahead or raises),
@@ -194,9 +194,11 @@ class Recorder:
     def _in_place(self, attempt: Attempt) -> InPlace | None:
         """Return what kernels are to reach in the caller's memory; None: nothing."""
         every = self._options.inputs == "rebind"
+        if distributed.initialized():
+            return None  # a proof launches what other processes do not
         if self._callee.in_place and not attempt.strategy.varying:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
-        return InPlace(0) if every else None
+        return InPlace(0) if every and not attempt.signature.has_backward else None
 
     def _counting(self, spec: CallSpec) -> list[Slot]:
         """Return the numbers that the callable itself changes, by the recordings of a signature."""

@@ -182,6 +182,8 @@ class CudaDriver:
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator],
         in_place: InPlace,
+        filled: Sequence[Tensor] = (),
+        stream: object = None,
     ) -> Graph:
         """See `Driver.rebind`. `graph` itself is changed and returned.
 
@@ -189,7 +191,8 @@ class CudaDriver:
         or more, for each port at the most.
         """
         if isinstance(graph, CudaGraph) and capabilities().rebind:
-            rebind(graph, body, state, _of_device(generators, graph.pool.index), in_place)
+            own = _of_device(generators, graph.pool.index)
+            rebind(graph, body, state, own, in_place, filled, cast(Any, stream))
         return graph
 
     def synchronize(self, device: torch.device) -> None:

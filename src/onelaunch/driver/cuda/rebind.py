@@ -4,7 +4,7 @@ A recording and a second one of the same body, made in other memory, are compare
 argument. A word that lies in a port's buffer in the one and at the same place of its buffer in the
 other is an address of that port. A library may keep addresses where no argument shows them, so each
 port must also pass a trial: launched with its copy node off and its buffer poisoned, the recording
-has to give what it gives with the copy.
+has to give what it gives with the copy, what is saved for a backward included.
 
 The memory of an output may have been that of something larger before, whose words look the same,
 and which would then be written beyond the caller's end. So an output is rebound only if everything
@@ -123,6 +123,8 @@ def rebind(
     state: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     in_place: InPlace,
+    filled: Sequence[Tensor] = (),
+    stream: torch.cuda.Stream | None = None,
 ) -> None:
     """Let kernels reach every port directly for which that is proven; see `Driver.rebind`."""
     found = Found(graph, _wanted(graph, in_place))
@@ -131,7 +133,7 @@ def rebind(
     index = graph.pool.index
     with torch.cuda.device(index):
         try:
-            examples = _compare(found, body, generators)
+            examples = _compare(found, body, generators, stream)
             candidates = {
                 number
                 for number in found.words.keys() - found.refused
@@ -141,7 +143,7 @@ def rebind(
                 return
             drawn = (torch.cuda.default_generators[index], *generators)
             with graph.pool.order.lock, torch.inference_mode():
-                trial = _Trial(found, examples, state, drawn)
+                trial = _Trial(found, examples, state, filled, drawn)
                 proven = _largest_proven(trial, candidates)
                 _direct(found, proven)
         except torch.cuda.OutOfMemoryError:
@@ -186,7 +188,10 @@ def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
 
 
 def _compare(
-    found: Found, body: Callable[[Capture], object], generators: Sequence[torch.Generator]
+    found: Found,
+    body: Callable[[Capture], object],
+    generators: Sequence[torch.Generator],
+    stream: torch.cuda.Stream | None,
 ) -> list[Tensor]:
     """Record again in other memory, and compare. Return the source of each input."""
     graph, index = found.graph, found.graph.pool.index
@@ -201,7 +206,7 @@ def _compare(
     try:
         while True:
             with allocations(index) as allocated:
-                recorded, _ = record(again, elsewhere, generators, bundled=bundled)
+                recorded, _ = record(again, elsewhere, generators, stream, bundled)
             try:
                 alone = _alone(found, recorded, allocated)
                 if crowded or allocated is None or len(alone) == len(found.outputs):
@@ -388,6 +393,7 @@ class _Trial:
         found: Found,
         examples: Sequence[Tensor],
         state: Sequence[Tensor],
+        filled: Sequence[Tensor],
         drawn: Sequence[torch.Generator],
     ) -> None:
         self._found = found
@@ -395,6 +401,7 @@ class _Trial:
         self._examples = examples
         self._state = [bytes_of(t) for t in state]
         self._saved = [t.clone() for t in self._state]
+        self._filled = [bytes_of(t) for t in filled]
         self._drawn = drawn
 
     def passes(self, ports: set[int]) -> bool:
@@ -403,10 +410,11 @@ class _Trial:
         sizes = [port.nbytes for port in self._graph.outputs]
         zeros = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in sizes]
         expected, state, _ = self._run(set(), zeros)
+        filled = [t.clone() for t in self._filled]
         _direct(self._found, ports)
         got, changed, inputs = self._run(ports, [~t for t in expected])
         _, untouched = self._sources()
-        pairs = zip((*expected, *state), (*got, *changed), strict=True)
+        pairs = zip((*expected, *state, *filled), (*got, *changed, *self._filled), strict=True)
         same = all(torch.equal(a, b) for a, b in pairs)
         read = (port for port in ports if port < len(self._examples))
         return same and all(torch.equal(inputs[port], untouched[port]) for port in read)

@@ -186,8 +186,13 @@ class TapeDriver:
         state: Sequence[Tensor],
         generators: Sequence[torch.Generator],
         in_place: InPlace,
+        filled: Sequence[Tensor] = (),
+        stream: object = None,
     ) -> Graph:
-        """Return `graph` itself: copies cost little beside its calls."""
+        """See `Driver.rebind`. Copies cost little beside the calls of a tape: they stay, and what a
+        launch leaves in the recording's end of such ports is overwritten."""
+        assert isinstance(graph, TapeGraph)
+        graph.reach(in_place, [self.region(t) for t in (*state, *filled)])
         return graph
 
     def synchronize(self, device: torch.device) -> None:

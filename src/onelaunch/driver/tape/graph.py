@@ -12,7 +12,15 @@ from torch import Tensor
 
 from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import Ambiguities, Graph, Provenance, Released, Travel
+from onelaunch.driver.protocol import (
+    Ambiguities,
+    Graph,
+    InPlace,
+    Provenance,
+    Region,
+    Released,
+    Travel,
+)
 from onelaunch.driver.tape.calls import TapeCall
 from onelaunch.driver.tape.memory import HostMemory
 from onelaunch.driver.tape.ports import Port, Ports
@@ -86,11 +94,12 @@ class TapeGraph:
         self._reads: list[Port] = ports.inputs
         self._writes: list[Port] = ports.outputs
         self._steps = steps
+        self._left: list[Port] = []
         self._live = True
         pool.add(self)
 
     rebound = frozenset[int]()
-    """See `Graph.rebound`: all are copied."""
+    """See `Graph.rebound`."""
     driver_bytes = 0
     """See `Graph.driver_bytes`: there is no driver beneath."""
 
@@ -98,6 +107,28 @@ class TapeGraph:
     def nodes(self) -> int:
         """Number of calls and copies that one launch runs."""
         return len(self._steps) + sum(port.at_once for port in self._reads)
+
+    def reach(self, in_place: InPlace, kept: Sequence[Region]) -> None:
+        """Take ports for rebound. What a launch leaves in their buffers is overwritten.
+
+        Args:
+            kept: what must stay in the recording's memory after a launch.
+        """
+
+        def free(port: Port, least: int | None, others: Sequence[Port]) -> bool:
+            if port.travel != Travel.NODE or least is None or port.buffer.nbytes < max(least, 1):
+                return False
+            spans = [*((r.start, r.stop) for r in kept), *(other.span for other in others)]
+            first, last = port.span
+            return not any(first < stop and start < last for start, stop in spans)
+
+        reads = [p for p in self._reads if free(p, in_place.inputs, self._writes)]
+        writes = [p for p in self._writes if free(p, in_place.outputs, self._reads)]
+        for port in reads:
+            port.travel = Travel.REBIND
+        self.travels = tuple(port.travel for port in self._reads)
+        self.rebound = frozenset(i for i, port in enumerate(self._writes) if port in writes)
+        self._left = [*reads, *writes]
 
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         if is_recording():
@@ -113,6 +144,8 @@ class TapeGraph:
                     port.point(target)
                 for step in self._steps:
                     step()
+                for port in self._left:
+                    port.buffer.fill_(0xFF)  # of a float, NaN
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
@@ -124,7 +157,7 @@ class TapeGraph:
         with self._pool.lock:
             self._live = False
             self._steps.clear()
-            self._reads, self._writes = [], []
+            self._reads, self._writes, self._left = [], [], []
             self._pool.discard(self)
 
 

@@ -37,6 +37,12 @@ class Port:
         self._displacement = displacement
         self._address = 0
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The addresses of the recording's end."""
+        start = self.buffer.data_ptr()
+        return start, start + self.buffer.nbytes
+
     def point(self, t: Tensor) -> None:
         """Take note of where the caller's end is."""
         self._address = t.data_ptr() - self._displacement

@@ -141,6 +141,12 @@ def test_static_results_are_kept(device: torch.device, rand: Rand) -> None:
     assert pool.memory_bytes == 0
 
 
+def test_a_copy_of_its_users_shares_it() -> None:
+    """Lightning copies the options of `torch.compile`."""
+    pool = ol.Pool()
+    assert copy.deepcopy({"pool": pool})["pool"] is copy.copy(pool) is pool
+
+
 # Budgets.
 
 

@@ -143,6 +143,13 @@ class Pool:
         """
         return self._manager.stats()
 
+    def __copy__(self) -> Pool:
+        """Return the pool itself: what is copied goes on with it, as with a device."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Pool:
+        return self
+
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"
         return f"Pool({self.memory_bytes} bytes, {limit})"

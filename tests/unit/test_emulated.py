@@ -203,3 +203,20 @@ def test_torch_finds_no_allocator_of_its_own(tape: torch.device) -> None:
     torch.accelerator.empty_cache()
     assert torch.accelerator.memory_stats() == {}
     assert kept.sum().item() == 10
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_fakes_of_convolutions_have_the_layout(tape: torch.device, kind: Any) -> None:
+    """AOTAutograd compiles by it: a copy to the layout that a result has already is left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(4, 8, 3, padding=1), nn.GroupNorm(2, 8)).to(tape)
+    model.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 8, 8, device=tape).to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    found: list[list[Tensor | None]] = []
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        run(x).square().mean().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert_same(found[1], found[0])
+    torch._dynamo.reset()

@@ -7,9 +7,13 @@ are plain tensors of another device, as on CUDA.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from onelaunch.testing.device import TapeTensor
+
+_ConvBackend: Any = cast(Any, torch._C)._ConvBackend
 
 
 def trace_with_dynamo() -> None:
@@ -31,6 +35,16 @@ def trace_with_dynamo() -> None:
     # Else `torch.tensor` makes a tensor of the device in earnest, where all are fake.
     fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
     fakes._is_privateuse1_backend_available = lambda: False
+
+    # Fakes ask which kernel a convolution has, for the layout of its result: the CPU's, here.
+    bindings: Any = torch._C
+    select = bindings._select_conv_backend
+
+    def select_conv_backend(*args: Any, **kwargs: Any) -> Any:
+        found = select(*args, **kwargs)
+        return _ConvBackend.Mkldnn if found == _ConvBackend.Overrideable else found
+
+    bindings._select_conv_backend = select_conv_backend
 
     infer_subclass_type.of_tape = True  # pyright: ignore[reportFunctionMemberAccess]
     builder.infer_subclass_type = infer_subclass_type

@@ -146,6 +146,10 @@ def _sine(train: bool) -> Work:
     return Work(sin_of_cos, (torch.randn(10_000, device=device(), requires_grad=train),), train)
 
 
+def _large(train: bool) -> Work:
+    return Work(broken, (torch.randn(8192, 2048, device=device(), requires_grad=train),), train)
+
+
 def _of(make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]], train: bool) -> Work:
     model, args = make()
     if train and not any(isinstance(m, nn.Dropout) for m in model.modules()):
@@ -163,13 +167,14 @@ WORKLOADS: dict[str, Callable[[], Work]] = {
     "bert": lambda: _of(bert.model, False),
     "resnext": lambda: _of(resnet.resnext, False),
     "breaks": lambda: _module(Breaks(), torch.randn(32, 512)),
-    "large": lambda: Work(broken, (torch.randn(8192, 2048, device=device()),)),
+    "large": lambda: _large(False),
     "host": lambda: _module(OnHost(), torch.randn(32, 512)),
     "decode": lambda: _module(Decoder(), torch.randn(1, 1, 512), torch.tensor([100])),
     "train-sine": lambda: _sine(True),
     "train-resnet50": lambda: _of(resnet.model, True),
     "train-bert": lambda: _of(bert.model, True),
     "train-resnext": lambda: _of(resnet.resnext, True),
+    "train-large": lambda: _large(True),
 }
 
 

@@ -167,7 +167,7 @@ BACKEND_NAMES = {
 }
 BACKEND_NAMES |= {
     f"train-{name}": f"{BACKEND_NAMES[name]}, training"
-    for name in ("sine", "resnet50", "bert", "resnext")
+    for name in ("sine", "resnet50", "bert", "resnext", "large")
 }
 
 

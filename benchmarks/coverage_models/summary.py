@@ -12,7 +12,9 @@ RIGHT = ("one launch", "pieces")
 SPLIT = "onelaunch split"
 NAMED = 'on_refusal="split"'
 """The way to do without that a refusal names, and that is tried: the engine `SPLIT`."""
-VERDICTS = (*RIGHT, "refused", "no replay", "wrong", "crashed", "failed", "skipped", "not run")
+UNDECIDED = ("undecided", "not run")
+"""Verdicts that say nothing of an engine."""
+VERDICTS = (*RIGHT, "refused", "no replay", "wrong", "crashed", "failed", "skipped", *UNDECIDED)
 
 
 def counts(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,6 +68,7 @@ def _targets(ran: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found["split right, of all that eager runs"] = _share(met, len(split))
     theirs = [rows for rows in ran if verdict(rows, "reduce-overhead") in RIGHT]
     theirs = [rows for rows in theirs if "onelaunch backend" in rows]
+    theirs = [rows for rows in theirs if verdict(rows, "onelaunch backend") != "undecided"]
     if theirs:
         met = sum(verdict(rows, "onelaunch backend") in RIGHT for rows in theirs)
         found["backend right, of those of reduce-overhead"] = _share(met, len(theirs))

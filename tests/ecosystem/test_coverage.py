@@ -4,12 +4,17 @@ on the emulated device, with eager's results to the last bit or the refusal that
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from benchmarks.coverage_models import pool
+from benchmarks.coverage_models import case as judged
+from benchmarks.coverage_models import engines, pool
 from benchmarks.coverage_models.pool import Case, run
 from benchmarks.coverage_models.shrinking import Scale
+from benchmarks.coverage_models.subject import Subject
 from benchmarks.coverage_models.summary import NAMED, RIGHT, counts
 
 SAMPLE = """
@@ -124,6 +129,42 @@ def test_tokens_keep_their_identity_in_a_small_vocabulary() -> None:
     assert scale.token(3) == 3
     assert scale.token(255_036) == scale.token(255_036) == 511
     assert scale.token(255_037) == 510
+
+
+class Ranked(nn.Module):
+    """Rows in the order of their scores."""
+
+    def __init__(self, apart: float) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.tensor([1.0, 1.0 + apart]))
+        self.rows = nn.Parameter(torch.tensor([[1.0], [5.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows[self.scores.argsort()] * x
+
+
+class Swapped(engines.Eager):
+    """A compiler that takes the other order."""
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        return super().__call__(args, kwargs).flip(0)
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(2e-7, "undecided"), (1e-2, "wrong")])
+def test_an_order_that_rounding_decides(
+    apart: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(name: str, model: nn.Module, training: bool) -> engines.Eager:
+        return (engines.Eager if name == "eager" else Swapped)(model, training)
+
+    monkeypatch.setattr(judged, "engine", engine)
+    subject = Subject(Ranked(apart), lambda seed: ([torch.ones(1)], {}), "two rows")
+    host = torch.device("cpu")
+    reference = judged.reference(subject, "inference", host)
+    row = judged.judge(subject, "onelaunch backend", "inference", host, reference)
+    assert row["verdict"] == verdict
+    assert ("eager moves" in row) == (verdict == "undecided")
+    assert judged.judge(subject, "by hand", "inference", host, reference)["verdict"] == "wrong"
 
 
 def test_counts_hold_onelaunch_against_the_others() -> None:

@@ -480,3 +480,27 @@ def test_gradients_of_another_dtype_than_their_parameters(
         grads = [[p.grad for p in model.parameters()] for model in models]
         assert_same(grads[1], grads[0])
     assert replays(fast)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+def test_views_of_an_expanded_argument(
+    device: torch.device, rand: Rand, leaf: bool, together: bool
+) -> None:
+    """Each element of the argument has a gradient of its own, though they are at one address."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (x[0], x[1:, 2], x * 2) if together else (x[0], x[1:, 2])
+
+    fast = ol.graph(f, warmup=1)
+    for i in range(5):
+        found: list[Tensor | None] = []
+        for g in (f, fast):
+            x = rand(i, 1, 6).requires_grad_(not leaf).expand(4, 6)
+            x = x.detach().requires_grad_() if leaf else x
+            x.retain_grad()
+            results = g(x)
+            torch.stack([y.square().sum() for y in results]).sum().backward()
+            found.append(x.grad)
+        assert_same(found[1], found[0])
+    assert replays(fast) >= 2

@@ -192,6 +192,11 @@ def has_strides(t: Tensor) -> bool:
     return t.layout is torch.strided and not t.is_nested and not is_compound(t)
 
 
+def is_expanded(t: Tensor) -> bool:
+    """Return whether several elements of a tensor have one address."""
+    return any(n > 1 and not step for n, step in zip(t.shape, t.stride(), strict=True))
+
+
 def lies_on(t: Tensor, device: torch.device) -> bool:
     """Return whether a tensor is plain memory of a device of this kind."""
     same = t.layout is torch.strided and t.device.type == device.type

@@ -26,7 +26,7 @@ from onelaunch.autograd.graph_walk import (
 from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
-from onelaunch.call.spec import TensorSpec, lies_on
+from onelaunch.call.spec import TensorSpec, is_expanded, lies_on
 from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
@@ -218,7 +218,7 @@ class Forward:
         """Classify the results by their part in autograd, and keep the graph of the results that
         have one."""
         results = [*results, *_add_hidden_bases(self.driver, outputs, results)]
-        numbers = _through_node(self.driver, outputs, results)
+        numbers = _through_node(self.driver, outputs, results, inputs)
         made = [results[number] for number in numbers]
         graph = CapturedGraph(made)
         graph.refuse_unfit()
@@ -383,7 +383,9 @@ def refuse_leaves_of_host(plan: Inputs) -> None:
             raise CaptureError("OL103", what, fix=fix)
 
 
-def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[int]:
+def _through_node(
+    driver: Driver, outputs: Outputs, results: Sequence[Tensor], inputs: Inputs
+) -> list[int]:
     """Return the numbers of the results that come out of the node. Views of the caller's memory,
     and views of such results, are made outside of it, so that autograd sees them as views."""
     chosen: list[int] = []
@@ -391,7 +393,9 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
         if not output.spec.requires_grad:
             continue
         if isinstance(output.memory, ArgumentView | HeldView):
-            if not is_pure_view(t):  # one of a function's own gradient, which `as_strided` has not
+            # Neither a function's own gradient is one of `as_strided`, nor is that of a view of an
+            # expanded tensor, which it shares out among all elements at one address.
+            if not is_pure_view(t) or is_expanded(_viewed(output.memory, inputs)):
                 output.is_view = False
                 chosen.append(number)
             continue
@@ -405,6 +409,10 @@ def _through_node(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -
         first = driver.region(results[base]).start
         output.memory = OwnView(base, driver.region(t).start - first if t.numel() else 0)
     return chosen
+
+
+def _viewed(memory: ArgumentView | HeldView, inputs: Inputs) -> Tensor:
+    return inputs.tensors[memory.index] if isinstance(memory, ArgumentView) else memory.tensor
 
 
 def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:

@@ -71,8 +71,8 @@ def text_of(results: dict[str, Any]) -> str:
     rows = [row for case in results["cases"].values() for row in case.get("engines", {}).values()]
     if count := sum(row.get("verdict") == "undecided" for row in rows):
         text += (
-            f" {count} results of compiled code are left out: eager's own are as far from eager's "
-            "where parameters differ by a part in a million."
+            f" {count} results of compiled code are left out: two of eager are as far apart where "
+            "the parameters differ by a part in a million."
         )
     return text
 

@@ -162,6 +162,20 @@ def test_steps(device: torch.device, rand: Rand, name: str) -> None:
 
 
 @on_accelerators
+def test_random_numbers(device: torch.device, rand: Rand) -> None:
+    """Proving launches draw none: each call has the numbers of eager from the same seed, and so has
+    the program after it."""
+
+    def step(model: nn.Module, x: Tensor) -> list[Tensor]:
+        torch.manual_seed(int(x[0, 0] * 1000))
+        return [*once(model, x), torch.rand(4, device=device)]
+
+    dropping = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))
+    same_steps(dropping.to(device), step, rand)
+    assert replays() >= 5
+
+
+@on_accelerators
 @pytest.mark.parametrize("step", [summed, transposed])
 def test_gradients_of_other_layouts(device: torch.device, rand: Rand, step: Step) -> None:
     """AOTAutograd makes them contiguous, and a matmul has other last bits then."""
@@ -282,6 +296,16 @@ def test_small_activations_are_copied(device: torch.device, rand: Rand) -> None:
     fast = compiled(layer, codegen="eager")
     for i in range(5):
         fast(rand(i, 4, 8)).sum().backward()
+    assert ways() == {("node", "own")}
+
+
+@on_accelerators
+def test_other_processes_are_not_waited_for(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial's launch would wait for a collective of theirs."""
+    monkeypatch.setattr("onelaunch.capture.distributed.initialized", lambda: True)
+    same_steps(Layers().to(device), once, rand)
     assert ways() == {("node", "own")}
 
 

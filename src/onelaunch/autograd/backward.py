@@ -66,7 +66,7 @@ class Edits(NamedTuple):
     changed: Collection[int]
     """Storages, in the recording, of tensors changed in place."""
     moved: Moved
-    """For each caller's tensor that got other memory since, or of which there is no copy."""
+    """Pairs for the caller's tensors that got other memory since, or of which there is no copy."""
 
 
 @dataclass(slots=True)

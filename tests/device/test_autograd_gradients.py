@@ -484,10 +484,11 @@ def test_gradients_of_another_dtype_than_their_parameters(
 
 @pytest.mark.parametrize("leaf", [True, False])
 @pytest.mark.parametrize("together", [True, False])
-def test_views_of_an_expanded_argument(
-    device: torch.device, rand: Rand, leaf: bool, together: bool
+@pytest.mark.parametrize("unfolded", [True, False])
+def test_views_of_an_argument_that_overlaps_itself(
+    device: torch.device, rand: Rand, leaf: bool, together: bool, unfolded: bool
 ) -> None:
-    """Each element of the argument has a gradient of its own, though they are at one address."""
+    """Each element of the argument has a gradient of its own, though several have one address."""
 
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return (x[0], x[1:, 2], x * 2) if together else (x[0], x[1:, 2])
@@ -496,7 +497,8 @@ def test_views_of_an_expanded_argument(
     for i in range(5):
         found: list[Tensor | None] = []
         for g in (f, fast):
-            x = rand(i, 1, 6).requires_grad_(not leaf).expand(4, 6)
+            x = rand(i, 1, 6).requires_grad_(not leaf)
+            x = x[0].unfold(0, 3, 1) if unfolded else x.expand(4, 6)
             x = x.detach().requires_grad_() if leaf else x
             x.retain_grad()
             results = g(x)

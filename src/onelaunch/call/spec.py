@@ -192,9 +192,14 @@ def has_strides(t: Tensor) -> bool:
     return t.layout is torch.strided and not t.is_nested and not is_compound(t)
 
 
-def is_expanded(t: Tensor) -> bool:
-    """Return whether several elements of a tensor have one address."""
-    return any(n > 1 and not step for n, step in zip(t.shape, t.stride(), strict=True))
+def overlaps_itself(t: Tensor) -> bool:
+    """Return whether several elements of a tensor may have one address: expanded, unfolded."""
+    reach = 1
+    for step, n in sorted(zip(t.stride(), t.shape, strict=True)):
+        if n > 1 and step < reach:
+            return True
+        reach += (n - 1) * step
+    return False
 
 
 def lies_on(t: Tensor, device: torch.device) -> bool:

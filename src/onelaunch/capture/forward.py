@@ -26,7 +26,7 @@ from onelaunch.autograd.graph_walk import (
 from onelaunch.autograd.node import Saved
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
-from onelaunch.call.spec import TensorSpec, is_expanded, lies_on
+from onelaunch.call.spec import TensorSpec, lies_on, overlaps_itself
 from onelaunch.call.tree import first_places, unique
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.compilation import CompiledInCapture
@@ -393,9 +393,9 @@ def _through_node(
         if not output.spec.requires_grad:
             continue
         if isinstance(output.memory, ArgumentView | HeldView):
-            # Neither a function's own gradient is one of `as_strided`, nor is that of a view of an
-            # expanded tensor, which it shares out among all elements at one address.
-            if not is_pure_view(t) or is_expanded(_viewed(output.memory, inputs)):
+            # Neither a function's own gradient is one of `as_strided`, nor is that of a view of a
+            # tensor that overlaps itself, which it shares out among all elements at one address.
+            if not is_pure_view(t) or overlaps_itself(_viewed(output.memory, inputs)):
                 output.is_view = False
                 chosen.append(number)
             continue

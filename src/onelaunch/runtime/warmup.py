@@ -26,7 +26,7 @@ from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import is_expanded
+from onelaunch.call.spec import overlaps_itself
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
@@ -466,7 +466,7 @@ def _steps(attempt: Attempt) -> bool:
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
     """Return whether a result requires grad, by a graph that a backward can still use; mere views
-    of the caller's memory do not count, but for those of expanded tensors: see `_through_node`.
+    of the caller's memory do not count, but for views of an expanded tensor: see `_through_node`.
 
     Args:
         flat, reached: the arguments and the state after the run.
@@ -476,7 +476,7 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
         return False
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     tensors = [t for t in tensors if not any(t is own for own in given)]
-    viewed = [t for t in given if t.layout is torch.strided and not is_expanded(t)]
+    viewed = [t for t in given if t.layout is torch.strided and not overlaps_itself(t)]
     storages = set(map(driver.storage, viewed))
     ends = {node_of(t) for t in given}
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)

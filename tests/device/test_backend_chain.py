@@ -157,6 +157,38 @@ def test_layers_that_are_compiled_once(device: torch.device, rand: Rand) -> None
     assert device.type != "cuda" or set(ways()) == {("rebind", "rebind")}
 
 
+def shared(x: Tensor) -> tuple[Tensor, Tensor]:
+    a = x.sum(0)
+    return a, a.view(-1)
+
+
+def writes_one(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    t = c.tanh()
+    r = b[..., ::2].unsqueeze(0).expand(2, 3)
+    a[..., 0].mul_(2)
+    return r, t
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_arguments_that_share_memory(device: torch.device, rand: Rand, grad: bool) -> None:
+    """One is a view of the other, one is written and a view of the other is returned: AOTAutograd's
+    code makes both anew from what they are views of. Where they require grad, it runs eagerly."""
+    first, then = compiled(shared, codegen="eager"), compiled(writes_one, codegen="eager")
+    for i in range(7):
+        found: list[list[Tensor | None]] = []
+        for f, g in ((shared, writes_one), (first, then)):
+            x = rand(i, 4, 6).requires_grad_(grad)
+            a, b = f(x)
+            r, y = g(a, b, rand(i + 9, 2, 6))
+            if grad:
+                (r.square().sum() + (y * a.sum()).sum()).backward()
+            found.append([r, y, a, b, x.grad])
+        torch.testing.assert_close(found[1], found[0])
+    assert replays() >= (3 if grad else 6)
+
+
 # On CUDA: that there is no copy.
 
 

@@ -136,34 +136,50 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         inputs.travels[index] = Travel.PAD
     made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
     for group in inputs.groups:
-        first = group.members[0]
+        first, start = group.members[0], group.region.start
+        example = inputs.tensors[first]
         if group.travel == Travel.FILL:
-            example = inputs.tensors[first]
-            buffer = driver.empty(example.element_size(), device)
+            group.buffer = buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
             statics[first] = made.setdefault(id(example), static)
-            group.buffer = buffer
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
-        for member in group.members:
-            t = inputs.tensors[member]
-            if id(t) not in made:
-                offset = driver.region(t).start - group.region.start
-                made[id(t)] = _static(driver, buffer, t, offset)
+        given = [inputs.tensors[member] for member in group.members]
+        base = _common_base(driver, given, group.region)
+        for t in (*base, *given):
+            if id(t) not in made and base and t is not base[0]:
+                whole, shift = made[id(base[0])], t.storage_offset() - base[0].storage_offset()
+                made[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
+            elif id(t) not in made:
+                made[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
+        for member, t in zip(group.members, given, strict=True):
             statics[member] = made[id(t)]
-        example = inputs.tensors[first]
         if group.travel == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
             group.travel = Travel.PAD
             capture.input(example, buffer, Travel.PAD, 0, inputs.varying[first])
         else:
-            displacement = driver.region(example).start - group.region.start
-            capture.input(example, buffer, Travel.NODE, displacement)
+            capture.input(example, buffer, Travel.NODE, driver.region(example).start - start)
     capture.staged()
     inputs.statics = statics
     return statics
+
+
+def _common_base(driver: Driver, tensors: Sequence[Tensor], region: Region) -> list[Tensor]:
+    """Return the tensor that several are, or are views of, if there is one, and `region` has the
+    whole of it: code of AOTAutograd's for arguments that share memory expects them to be views."""
+    bases = {id(b): b for b in (t if t._base is None else t._base for t in tensors)}
+    base, *others = bases.values()
+    own = driver.region(base)
+    whole = (
+        len(tensors) > 1 and not others and region.start <= own.start and own.stop <= region.stop
+    )
+    for t in (base, *tensors):
+        whole &= not (t.requires_grad or t.is_conj() or t.is_neg() or t.is_inference())
+        whole &= t.dtype == base.dtype
+    return [base] if whole else []
 
 
 def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:

@@ -37,6 +37,8 @@ from onelaunch.watch.ledger import TRIES, moved, optimizers_in
 from onelaunch.watch.lifted import Lifted
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
+_MOST = 200
+"""The most characters of an error's first line."""
 _OF_DEVICES = ("OL103", "OL109")
 """The codes of what a device refuses in code whose operations nobody watches."""
 
@@ -114,7 +116,9 @@ class CaptureSession:
                     self._retries.append("it fails with stand-ins for the numbers that it counts")
                     continue
                 if not isinstance(error, CaptureError):
-                    raise
+                    if not job.callee.in_place:
+                        raise
+                    error = _only_here(error)
                 let_go(error)
                 unfollowed = [o for run in self._runs for o in run.observer.admission.unfollowed]
                 if self._wanted_by_host() or self._trials.keep(unfollowed):
@@ -426,6 +430,16 @@ class CaptureSession:
         if forward is not None:
             forward.pair.reach(in_place, _rebound_inputs(run.plan, graph))
         return graph
+
+
+def _only_here(error: Exception) -> CaptureError:
+    """Return the refusal of compiled code that fails under capture: AOTAutograd's, for arguments
+    that share memory and require grad, whose stand-ins are no views of each other."""
+    line = str(error).partition("\n")[0]
+    what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
+    refusal = CaptureError("OL109", what)
+    refusal.__cause__ = error
+    return refusal
 
 
 def _rebound_inputs(plan: Inputs, graph: Graph) -> set[int]:

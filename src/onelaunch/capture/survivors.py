@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
 from onelaunch.capture.checks import WRITE_IN_PLACE
+from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
 from onelaunch.state.slots import Slot
@@ -26,7 +27,8 @@ _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `c
 def late_refusal(run: CaptureRun) -> CaptureError | None:
     """Return the refusal of a capture that seemed to succeed, or None.
 
-    It is refused if a tensor of the callable's state was moved, or if one made in the run is kept
+    It is refused if a tensor of the callable's state was moved, if stand-ins for arguments were no
+    views of each other where AOTAutograd's code expects it, or if a tensor made in the run is kept
     where no slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew
     such a tensor, and each would overwrite it.
     """
@@ -39,6 +41,9 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
             return CaptureError("OL105", what, fix=WRITE_IN_PLACE)
         what = f"a tensor of the callable's state became {list(t.shape)}"
         return CaptureError("OL107", what, where=observer.reshaped_at(t))
+    if run.job.forward is not None and run.job.callee.in_place and _writes_shared(run):
+        what = "arguments of compiled code share memory and require grad, and it writes to one"
+        return CaptureError("OL113", what)
     dropped = _dropped(run)
     lasting = [part for t in run.lasting for part in (t, local(t))]
     expected = [*run.result, *lasting, *run.plan.statics, *dropped]
@@ -52,6 +57,15 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
         return CaptureError("OL105", what, where=where, fix=_SAVED)
     what = f"something keeps a tensor made in the call, {spec}"
     return CaptureError("OL105", what, where=where)
+
+
+def _writes_shared(run: CaptureRun) -> bool:
+    """Return whether the callable writes to one of several arguments that share memory, of which
+    any requires grad."""
+    plan = run.plan
+    written = [plan.groups[i] for i in written_groups(run.job.driver, plan, run.observer)]
+    shared = [group.members for group in written if len(group.members) > 1]
+    return any(plan.specs[index].requires_grad for members in shared for index in members)
 
 
 def _on_a_context(t: Tensor) -> bool:

@@ -43,13 +43,28 @@ class Block(nn.Module):
         return x + self.outside(self.inside(self.norm(x)).tanh())
 
 
+class Projection(nn.Module):
+    """A layer that saves its input as a matrix, a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outside(self.inside(x).tanh())
+
+
 class Layers(nn.Module):
     """Blocks with a break behind each, where `between` does something with the activation."""
 
-    def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def __init__(
+        self,
+        between: Callable[[Tensor], Tensor] = lambda x: x,
+        block: Callable[[], nn.Module] = Block,
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(block() for _ in range(3))
         self.between = torch.compiler.disable(between)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -230,6 +245,25 @@ def test_backwards_that_come_some_calls_later(device: torch.device, rand: Rand) 
         return [t.detach() for t in of]
 
     same_steps(Layers().to(device), step, rand)
+
+
+def other_memory(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """A view keeps the memory that it was made of."""
+    y = model(x)
+    x.data = x.data * 2
+    y.square().mean().backward()
+    return [y]
+
+
+@on_accelerators
+@pytest.mark.parametrize("step", [once, two_forwards, retained, other_memory])
+def test_inputs_that_are_saved_as_views(device: torch.device, rand: Rand, step: Step) -> None:
+    def in_rows(model: nn.Module, x: Tensor) -> list[Tensor]:
+        return step(model, x.detach().view(2, ROWS // 2, WIDTH))
+
+    same_steps(Layers(block=Projection).to(device), in_rows, rand)
+    assert replays() >= 12
+    assert ways() == {("rebind", "rebind")}
 
 
 @on_accelerators

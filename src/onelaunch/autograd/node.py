@@ -239,12 +239,9 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     in_flight: InFlightForward = ctx.in_flight
     pairs = enumerate(zip(in_flight.watched, in_flight.versions, strict=True))
     changed = [i for i, (t, version) in pairs if t._version != version]
-    now = [(i, in_flight.watched[i]) for i in pair.saved.inputs]
-    moved = [
-        at
-        for at, place in zip(now, in_flight.places, strict=True)
-        if at[1].data_ptr() != place or at[0] in pair.uncopied
-    ]
+    placed = zip(pair.saved.inputs, in_flight.places, strict=True)
+    elsewhere = {i for i, place in placed if in_flight.watched[i].data_ptr() != place}
+    moved = [(i, in_flight.watched[i]) for i in sorted(elsewhere | set(pair.uncopied))]
     try:
         return pair.edited(changed, moved, grads, wanted_gradients(ctx, len(pair.direct)))
     except RuntimeError as error:

@@ -99,6 +99,8 @@ class AutogradPair:
         saves: True if the backward reads anything of the forward.
         raises: True if a backward that cannot be captured is an error.
         link: the chain's memory and stream, shared with forwards before and after it.
+        readable: the saved tensors over the watched inputs that a backward can read where the
+            caller has them, each with its distance, in elements, from the input.
         uncopied: see `node.RecordedForward.uncopied`.
         components: groups of results whose graphs share no node; empty if there is one group.
     """
@@ -124,6 +126,7 @@ class AutogradPair:
     components: list[Component] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
+    readable: dict[int, list[tuple[Tensor, int]]] = field(default_factory=dict)
     uncopied: list[int] = field(default_factory=list)
     _in_place: InPlace | None = None
     _anchors: Anchors = field(init=False)
@@ -216,11 +219,30 @@ class AutogradPair:
             inputs: those of the forward, by number, of which its launches make no copy.
         """
         self._in_place = in_place
-        self.uncopied = [at for at in self.saved.inputs if self.watched_inputs[at] in inputs]
+        self.uncopied = [at for at in self.readable if self.watched_inputs[at] in inputs]
+
+    @property
+    def viewed(self) -> set[int]:
+        """The inputs, by number, of which no copy is made and views are saved: whatever the
+        argument becomes, a backward reads the memory that it had."""
+        return {self.watched_inputs[at] for at in self.uncopied if at not in self.saved.inputs}
+
+    def _there(self, at: int, t: Tensor) -> Moved:
+        """Return what of the captured graph lies in a watched input, with the caller's memory."""
+        if at not in self.uncopied:
+            return [(self.saved.inputs[at], t)]
+        if at in self.saved.inputs:
+            return [(static, t) for static, _ in self.readable[at]]
+        first = t.storage_offset()
+        return [
+            (saved, t.as_strided(saved.shape, saved.stride(), first + distance))
+            for saved, distance in self.readable[at]
+        ]
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
         """See `node.RecordedForward.backward`."""
-        moved = [(self.saved.inputs[at], t) for at, t in zip(self.uncopied, given, strict=True)]
+        places = zip(self.uncopied, given, strict=True)
+        moved = [pair for at, t in places for pair in self._there(at, t)]
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads, moved)
@@ -250,7 +272,8 @@ class AutogradPair:
         """See `node.RecordedForward.edited`."""
         storages = {self.watched_memory[i] for i in changed}
         alike: list[tuple[Tensor, Tensor]] = []
-        for static, t in [*self.saved.state, *((self.saved.inputs[i], t) for i, t in moved)]:
+        inputs = [pair for at, t in moved for pair in self._there(at, t)]
+        for static, t in [*self.saved.state, *inputs]:
             if (static.shape, static.dtype, static.device) == (t.shape, t.dtype, t.device):
                 alike.append((static, t))
             else:  # the layout differs: padded to a bucket, for example

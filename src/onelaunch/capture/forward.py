@@ -192,19 +192,32 @@ class Forward:
         self._proxies.replace_in(observer, self.driver.storage)
         results[:] = map(self.real, results)
 
-    def filled(self, outside: Collection[int]) -> list[Tensor] | None:
+    def filled(self, plan: Inputs, outside: Collection[int]) -> list[Tensor] | None:
         """Return the tensors in the recording's memory that a backward reads, without the inputs
         that it can read where the caller has them; None if they are not known.
 
         Args:
             outside: storages of tensors from before the capture.
         """
-        graph = CapturedGraph(self.pair.static.outputs)
+        graph, pair = CapturedGraph(self.pair.static.outputs), self.pair
         saved = graph.saved()
-        if saved is None or graph.packs or graph.spoiled or self._link or self.pair.components:
+        if saved is None or graph.packs or graph.spoiled or self._link or pair.components:
             return None
-        inputs = set(map(id, self.pair.saved.inputs.values()))
-        own = [t for t in (*saved, *graph.kept()) if self._here(t) and id(t) not in inputs]
+        every = [t for t in (*saved, *graph.kept()) if self._here(t)]
+        same = set(map(id, (*(graph.saved() or ()), *graph.kept())))  # not made anew at each read
+        alone = {group.members[0] for group in plan.groups if len(group.members) == 1}
+        for at, index in enumerate(pair.watched_inputs):
+            static = plan.statics[index]
+            storage = self.driver.storage(static)
+            over = unique([t for t in every if self.driver.storage(t) == storage])
+            whole = at in pair.saved.inputs
+            if index in alone and all(
+                id(t) in same and (t is static) == whole and t.dtype == static.dtype for t in over
+            ):
+                first = static.storage_offset()
+                pair.readable[at] = [(t, int(t.storage_offset() - first)) for t in over]
+        elsewhere = {id(t) for over in pair.readable.values() for t, _ in over}
+        own = [t for t in every if id(t) not in elsewhere]
         return [t for t in own if self.driver.storage(t) not in outside]
 
     def plan(

@@ -419,7 +419,7 @@ class CaptureSession:
 
         observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
-        filled = [] if forward is None else forward.filled(pinned)
+        filled = [] if forward is None else forward.filled(run.plan, pinned)
         if filled is None:
             return graph
         generators, stream = run.snapshot.generators(tree), forward and forward.stream

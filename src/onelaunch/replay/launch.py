@@ -139,7 +139,10 @@ def _attach(
     """Give the results their node of autograd."""
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
-    watched = tuple_of([inputs[i] for i in pair.watched_inputs])
+    viewed = pair.viewed
+    watched = tuple_of(
+        [f"{inputs[i]}.detach()" if i in viewed else inputs[i] for i in pair.watched_inputs]
+    )
     watched += tuple_of([source.name("saved", t) for t in pair.watched])
     watched += tuple_of([names[number] for number in pair.watched_plain])
     if pair.saved.inputs:

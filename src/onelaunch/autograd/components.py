@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from onelaunch.autograd.backward import Gradients
-from onelaunch.autograd.node import InFlightForward, RecordedForward
+from onelaunch.autograd.node import InFlightForward, RecordedForward, SavedOver
 
 
 class Component(NamedTuple):
@@ -49,7 +49,7 @@ class ComponentNode:
         self.watched_results = component.watched_results
         self.direct = whole.direct
         self.saves = component.saves
-        self.uncopied: list[int] = []
+        self.uncopied: dict[int, SavedOver] = {}
         saved = whole.saved.inputs
         own = [(p, place) for p, place in enumerate(component.watched) if place in saved]
         self.saved = whole.saved._replace(inputs={p: saved[place] for p, place in own})

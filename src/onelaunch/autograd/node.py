@@ -52,6 +52,11 @@ class Saved(NamedTuple):
     what it saved: then all gradients that do not depend on that run eagerly."""
 
 
+SavedOver = Sequence[tuple[Tensor, int]]
+"""The tensors that a captured graph saved over one input, itself or views of it, with their
+distances from it, in elements."""
+
+
 class RecordedForward(Protocol):
     """A recording of a forward, as an in-flight forward sees it; see `AutogradPair`."""
 
@@ -59,8 +64,8 @@ class RecordedForward(Protocol):
     watched_results: list[int]
     saved: Saved
     saves: bool
-    uncopied: list[int]
-    """Positions among the watched tensors of inputs of which the recording has no copy."""
+    uncopied: dict[int, SavedOver]
+    """Inputs of which the recording has no copy, by position among the watched tensors."""
 
     @property
     def where(self) -> str | None:

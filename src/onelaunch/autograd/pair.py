@@ -13,7 +13,7 @@ caller still holds are not overwritten either; see `Backward.available`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,14 @@ from onelaunch.autograd.backward import (
 )
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
-from onelaunch.autograd.node import InFlightForward, Lease, Saved, launched, launched_directly
+from onelaunch.autograd.node import (
+    InFlightForward,
+    Lease,
+    Saved,
+    SavedOver,
+    launched,
+    launched_directly,
+)
 from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import DevicePool, Graph, InPlace, Launch, Released, Travel
@@ -99,8 +106,6 @@ class AutogradPair:
         saves: True if the backward reads anything of the forward.
         raises: True if a backward that cannot be captured is an error.
         link: the chain's memory and stream, shared with forwards before and after it.
-        readable: the saved tensors over the watched inputs that a backward can read where the
-            caller has them, each with its distance, in elements, from the input.
         uncopied: see `node.RecordedForward.uncopied`.
         components: groups of results whose graphs share no node; empty if there is one group.
     """
@@ -126,8 +131,7 @@ class AutogradPair:
     components: list[Component] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
-    readable: dict[int, list[tuple[Tensor, int]]] = field(default_factory=dict)
-    uncopied: list[int] = field(default_factory=list)
+    uncopied: dict[int, SavedOver] = field(default_factory=dict)
     _in_place: InPlace | None = None
     _anchors: Anchors = field(init=False)
     _kinds: dict[object, list[_Kind]] = field(default_factory=dict)
@@ -212,14 +216,18 @@ class AutogradPair:
 
     # The backward.
 
-    def reach(self, in_place: InPlace, inputs: Collection[int]) -> None:
+    def reach(
+        self, in_place: InPlace, readable: Mapping[int, SavedOver], inputs: Collection[int]
+    ) -> None:
         """Let backwards reach the caller's memory too, where that is proven.
 
         Args:
+            readable: watched inputs that a backward can read there, by position.
             inputs: those of the forward, by number, of which its launches make no copy.
         """
         self._in_place = in_place
-        self.uncopied = [at for at in self.readable if self.watched_inputs[at] in inputs]
+        found = {at: over for at, over in readable.items() if self.watched_inputs[at] in inputs}
+        self.uncopied = found
 
     @property
     def viewed(self) -> set[int]:
@@ -229,20 +237,20 @@ class AutogradPair:
 
     def _there(self, at: int, t: Tensor) -> Moved:
         """Return what of the captured graph lies in a watched input, with the caller's memory."""
-        if at not in self.uncopied:
-            return [(self.saved.inputs[at], t)]
         if at in self.saved.inputs:
-            return [(static, t) for static, _ in self.readable[at]]
+            return [(self.saved.inputs[at], t)]
         first = t.storage_offset()
         return [
             (saved, t.as_strided(saved.shape, saved.stride(), first + distance))
-            for saved, distance in self.readable[at]
+            for saved, distance in self.uncopied[at]
         ]
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
         """See `node.RecordedForward.backward`."""
-        places = zip(self.uncopied, given, strict=True)
-        moved = [pair for at, t in places for pair in self._there(at, t)]
+        moved: Moved = ()
+        if given:
+            places = zip(self.uncopied, given, strict=True)
+            moved = [pair for at, t in places for pair in self._there(at, t)]
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads, moved)

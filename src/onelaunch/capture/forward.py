@@ -23,7 +23,7 @@ from onelaunch.autograd.graph_walk import (
     is_pure_view,
     viewed,
 )
-from onelaunch.autograd.node import Saved
+from onelaunch.autograd.node import Saved, SavedOver
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import TensorSpec, lies_on, overlaps_itself
@@ -192,9 +192,12 @@ class Forward:
         self._proxies.replace_in(observer, self.driver.storage)
         results[:] = map(self.real, results)
 
-    def filled(self, plan: Inputs, outside: Collection[int]) -> list[Tensor] | None:
-        """Return the tensors in the recording's memory that a backward reads, without the inputs
-        that it can read where the caller has them; None if they are not known.
+    def read_after(
+        self, plan: Inputs, outside: Collection[int]
+    ) -> tuple[list[Tensor], dict[int, SavedOver]] | None:
+        """Return the tensors that a backward reads in the recording's memory, and the inputs that
+        it can read where the caller has them, by position among the watched tensors; None if they
+        are not known.
 
         Args:
             outside: storages of tensors from before the capture.
@@ -203,22 +206,24 @@ class Forward:
         saved = graph.saved()
         if saved is None or graph.packs or graph.spoiled or self._link or pair.components:
             return None
-        every = [t for t in (*saved, *graph.kept()) if self._here(t)]
-        same = set(map(id, (*(graph.saved() or ()), *graph.kept())))  # not made anew at each read
+        storage = self.driver.storage
+        every = unique([t for t in (*saved, *graph.kept()) if self._here(t)])
+        # Another read gives the same tensors, but for those that a node makes anew.
+        lasting = set(map(id, (*(graph.saved() or ()), *graph.kept())))
         alone = {group.members[0] for group in plan.groups if len(group.members) == 1}
+        readable: dict[int, SavedOver] = {}
         for at, index in enumerate(pair.watched_inputs):
-            static = plan.statics[index]
-            storage = self.driver.storage(static)
-            over = unique([t for t in every if self.driver.storage(t) == storage])
-            whole = at in pair.saved.inputs
+            static, whole = plan.statics[index], at in pair.saved.inputs
+            over = [t for t in every if storage(t) == storage(static)]
             if index in alone and all(
-                id(t) in same and (t is static) == whole and t.dtype == static.dtype for t in over
+                id(t) in lasting and (t is static) == whole and t.dtype == static.dtype
+                for t in over
             ):
                 first = static.storage_offset()
-                pair.readable[at] = [(t, int(t.storage_offset() - first)) for t in over]
-        elsewhere = {id(t) for over in pair.readable.values() for t, _ in over}
-        own = [t for t in every if id(t) not in elsewhere]
-        return [t for t in own if self.driver.storage(t) not in outside]
+                readable[at] = [(t, int(t.storage_offset() - first)) for t in over]
+        elsewhere = {id(t) for over in readable.values() for t, _ in over}
+        own = [t for t in every if id(t) not in elsewhere and storage(t) not in outside]
+        return own, readable
 
     def plan(
         self,

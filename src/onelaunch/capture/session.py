@@ -419,16 +419,17 @@ class CaptureSession:
 
         observer = run.observer
         state = [t for t in observer.written.values() if not observer.known(t)]
-        filled = [] if forward is None else forward.filled(run.plan, pinned)
-        if filled is None:
+        read = ([], {}) if forward is None else forward.read_after(run.plan, pinned)
+        if read is None:
             return graph
+        filled, readable = read
         generators, stream = run.snapshot.generators(tree), forward and forward.stream
         try:
             graph = driver.rebind(graph, body, state, generators, in_place, filled, stream)
         except CaptureError:
             return graph  # it works with copies
         if forward is not None:
-            forward.pair.reach(in_place, _rebound_inputs(run.plan, graph))
+            forward.pair.reach(in_place, readable, _rebound_inputs(run.plan, graph))
         return graph
 
 

@@ -475,7 +475,8 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     if not tensors:
         return False
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
-    tensors = [t for t in tensors if not any(t is own for own in given)]
+    ids = set(map(id, given))
+    tensors = [t for t in tensors if id(t) not in ids]
     viewed = [t for t in given if t.layout is torch.strided and not overlaps_itself(t)]
     storages = set(map(driver.storage, viewed))
     ends = {node_of(t) for t in given}

@@ -34,6 +34,11 @@ def replays() -> int:
     return sum(recording.replays for recording in recordings())
 
 
+def ways() -> set[tuple[str, str]]:
+    """How the first argument of each recording travels, and the memory of its first result."""
+    return {(next(iter(r.inputs.values())), r.outputs[0]) for r in recordings()}
+
+
 def same_calls(
     f: F, g: F, arguments: Callable[[int], tuple[Any, ...]], calls: int = 8, **tolerance: float
 ) -> None:

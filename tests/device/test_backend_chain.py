@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onelaunch.dynamo import onelaunch
 
 from .drop_in import on_accelerators, on_cuda
-from .regions import F, compiled, recordings, replays, same_calls
+from .regions import F, compiled, recordings, replays, same_calls, ways
 from .training import Rand
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -154,7 +154,7 @@ def test_layers_that_are_compiled_once(device: torch.device, rand: Rand) -> None
 
     same_calls(f, g, lambda i: (rand(i, ROWS, WIDTH).sign(),), calls=8)
     assert replays() >= 9
-    assert device.type != "cuda" or set(ways()) == {("rebind", "rebind")}
+    assert device.type != "cuda" or ways() == {("rebind", "rebind")}
 
 
 def shared(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,24 +192,19 @@ def test_arguments_that_share_memory(device: torch.device, rand: Rand, grad: boo
 # On CUDA: that there is no copy.
 
 
-def ways() -> list[tuple[str, str]]:
-    """How the first argument of each recording travels, and the memory of its first result."""
-    return [(next(iter(r.inputs.values())), r.outputs[0]) for r in recordings()]
-
-
 @on_cuda
 def test_nothing_is_copied_between_the_recordings(device: torch.device, rand: Rand) -> None:
     fast = compiled(handed_on, codegen="eager")
     same_calls(handed_on, fast, lambda i: (rand(i, ROWS, WIDTH),))
     assert len(recordings()) == 3
-    assert set(ways()) == {("rebind", "rebind")}
+    assert ways() == {("rebind", "rebind")}
 
 
 @on_cuda
 def test_nor_in_inductors_code(device: torch.device, rand: Rand) -> None:
     fast = compiled(handed_on)
     same_calls(handed_on, fast, lambda i: (rand(i, ROWS, WIDTH),))
-    assert set(ways()) == {("rebind", "rebind")}
+    assert ways() == {("rebind", "rebind")}
     assert {r.nodes - 2 for r in recordings()} == {1}  # the copies are there, and turned off
 
 
@@ -217,7 +212,7 @@ def test_nor_in_inductors_code(device: torch.device, rand: Rand) -> None:
 def test_small_tensors_are_copied(device: torch.device, rand: Rand) -> None:
     fast = compiled(handed_on, codegen="eager")
     same_calls(handed_on, fast, lambda i: (rand(i, 4, 4),))
-    assert set(ways()) == {("node", "own")}
+    assert ways() == {("node", "own")}
 
 
 @on_cuda

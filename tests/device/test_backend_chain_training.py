@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .drop_in import on_accelerators, on_cuda
-from .regions import compiled, recordings, replays
+from .regions import compiled, replays, ways
 from .training import Rand
 
 pytestmark = [
@@ -317,11 +317,6 @@ def test_an_activation_that_gets_other_memory(device: torch.device, rand: Rand) 
 
 
 # That there is no copy.
-
-
-def ways() -> set[tuple[str, str]]:
-    """How the first argument of each recording travels, and the memory of its first result."""
-    return {(next(iter(r.inputs.values())), r.outputs[0]) for r in recordings()}
 
 
 @on_accelerators

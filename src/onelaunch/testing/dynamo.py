@@ -7,13 +7,13 @@ are plain tensors of another device, as on CUDA.
 from __future__ import annotations
 
 import importlib
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from onelaunch.testing.device import TapeTensor
 
-_ConvBackend: Any = cast(Any, torch._C)._ConvBackend
+_C: Any = torch._C
 
 
 def trace_with_dynamo() -> None:
@@ -37,14 +37,13 @@ def trace_with_dynamo() -> None:
     fakes._is_privateuse1_backend_available = lambda: False
 
     # Fakes ask which kernel a convolution has, for the layout of its result: the CPU's, here.
-    bindings: Any = torch._C
-    select = bindings._select_conv_backend
+    select, kinds_of_conv = _C._select_conv_backend, _C._ConvBackend
 
     def select_conv_backend(*args: Any, **kwargs: Any) -> Any:
         found = select(*args, **kwargs)
-        return _ConvBackend.Mkldnn if found == _ConvBackend.Overrideable else found
+        return kinds_of_conv.Mkldnn if found == kinds_of_conv.Overrideable else found
 
-    bindings._select_conv_backend = select_conv_backend
+    _C._select_conv_backend = select_conv_backend
 
     infer_subclass_type.of_tape = True  # pyright: ignore[reportFunctionMemberAccess]
     builder.infer_subclass_type = infer_subclass_type

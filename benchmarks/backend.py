@@ -49,10 +49,10 @@ from benchmarks.processes import (
     wait_for_turn,
 )
 from examples.placement import device
-from onelaunch.bench.reference import outputs
 from onelaunch.driver.distance import relative_error
 from onelaunch.dynamo import onelaunch
 from onelaunch.dynamo.backend import graphs
+from onelaunch.tools.bench.reference import outputs
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ENGINE_SECONDS = 120.0  # to build one engine
@@ -168,24 +168,34 @@ def start_compilers(work: Work, caches: str) -> None:
     torch._dynamo.reset()
 
 
+def build_all(
+    name: str, dtype: str, last: float, variants: Sequence[str] = tuple(ENGINES)
+) -> list[Contestant]:
+    """Build engines on a workload, each with caches that plain `torch.compile` has filled."""
+    eager = made(name, TYPES[dtype])
+    expected = warm(eager.step(lambda fn: fn, None))
+    most = TOLERANCE[dtype, eager.train]
+    contestants: list[Contestant] = []
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    start_compilers(made(name, TYPES[dtype]), folder.name)
+    for engine in variants:
+        if engine == "dynamo" and eager.train:
+            continue
+        work, deadline = made(name, TYPES[dtype]), min(last, time.time() + ENGINE_SECONDS)
+        contestant = build(engine, work, expected, deadline, most, folder.name)
+        contestant.kept = (contestant.kept, folder)  # its kernels are in that folder
+        contestants.append(contestant)
+    return contestants
+
+
 def one(name: str, dtype: str, seconds: float) -> dict[str, Any]:
     """Build, say so, wait to be told, measure."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # the processes share the cores
     no_silent_eager()
-    eager = made(name, TYPES[dtype])
-    expected = warm(eager.step(lambda fn: fn, None))
-    most, last = TOLERANCE[dtype, eager.train], ready_by()
-    contestants: list[Contestant] = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
-        start_compilers(made(name, TYPES[dtype]), caches)
-        for engine in ENGINES:
-            if engine == "dynamo" and eager.train:
-                continue
-            work, deadline = made(name, TYPES[dtype]), min(last, time.time() + ENGINE_SECONDS)
-            contestants.append(build(engine, work, expected, deadline, most, caches))
-        wait_for_turn()
-        measure(contestants, device(), samples=300, seconds=seconds)
+    contestants = build_all(name, dtype, ready_by())
+    wait_for_turn()
+    measure(contestants, device(), samples=300, seconds=seconds)
     rows = [c.row for c in contestants]
     return result_of(rows, targets(name, rows))
 

@@ -30,7 +30,7 @@ from benchmarks.coverage_models.engines import COMPILED, ENGINES, ON_CUDA
 from benchmarks.coverage_models.pool import Case, run
 from benchmarks.coverage_models.summary import BAD, counts, merged
 from benchmarks.processes import parsed, write
-from onelaunch.bench.environment import environment, version
+from onelaunch.tools.bench.environment import environment, version
 
 LIBRARIES = ("transformers", "timm", "torchvision")
 MODES = ("inference", "training")

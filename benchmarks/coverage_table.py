@@ -77,6 +77,21 @@ def text_of(results: dict[str, Any]) -> str:
     return text
 
 
+def summary_of(results: dict[str, Any]) -> str:
+    """The models that run in inference, in three sentences."""
+    libraries = ", ".join(name for name, version in results["libraries"].items() if version)
+    rows = {row[0]: row[1:] for row in rows_of(results)}
+    models, whole, _, _, wrong, _ = rows["onelaunch, inference"]
+    _, split_whole, pieces, refused, *_ = rows[f"{TITLES[SPLIT]}, inference"]
+    by_hand = rows["by hand, inference"]
+    return (
+        f"Of {models} models of {libraries}, {whole} run as one launch. The others are refused, "
+        f"and {wrong} give wrong values or fail. A graph by hand runs {by_hand[1]}. With "
+        f"{TITLES[SPLIT]}, {split_whole} are one launch, {pieces} run in pieces, and {refused} are "
+        "refused."
+    )
+
+
 def refusals(results: dict[str, Any]) -> list[tuple[str, ...]]:
     """Models that are refused, by code, the most frequent first."""
     ran = [case["engines"] for case in results["cases"].values() if "engines" in case]

@@ -25,7 +25,7 @@ from benchmarks.coverage_models import catalogue
 from benchmarks.coverage_models.diagnosed import DOCTOR
 from benchmarks.coverage_models.pool import TIME_IS_UP, Case, run
 from benchmarks.processes import RESULTS, write
-from onelaunch.bench.environment import environment, version
+from onelaunch.tools.bench.environment import environment, version
 
 GOOD = ("clean", "named")
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.processes import parsed
-from onelaunch.bench.environment import environment, version
+from onelaunch.tools.bench.environment import environment, version
 from tests.ecosystem.processes import Chunk, Report, run_files
 from tests.ecosystem.programs import FILES, missing
 

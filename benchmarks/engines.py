@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.processes import chosen, earlier, parsed, write
 from examples.workloads import WORKLOADS
-from onelaunch.bench import Comparison, compare
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench import Comparison, compare
+from onelaunch.tools.bench.environment import environment
 
 ENGINES = (
     *("eager", "no_grad", "by-hand", "make_graphed_callables"),
@@ -93,7 +93,7 @@ def _in_a_process(name: str, seconds: float, budget_seconds: float) -> str | Non
         command = [sys.executable, "-m", "benchmarks.engines", "--one", name, "--out", str(out)]
         command += ["--seconds", str(seconds), "--budget-seconds", str(budget_seconds)]
         root = Path(__file__).parents[1]
-        path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(root), *sys.path])
         child = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": path})
         try:
             child.wait(budget_seconds + GRACE_SECONDS)

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.processes import parsed
 from examples.train_rl import ENGINES, ENVIRONMENTS, HORIZON, ITERATIONS
 from examples.train_rl import main as train
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench.environment import environment
 
 
 def measure(engines: list[str], iterations: int) -> dict[str, Any]:

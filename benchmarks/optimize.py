@@ -36,12 +36,12 @@ from benchmarks.processes import (
     wait_for_turn,
     write,
 )
-from onelaunch.bench.engines import ENGINES
-from onelaunch.bench.engines.engine import grad_mode
-from onelaunch.bench.environment import environment
-from onelaunch.bench.reference import outputs
-from onelaunch.bench.timers import Timing, timers_for
-from onelaunch.bench.workload import Workload
+from onelaunch.tools.bench.engines import ENGINES
+from onelaunch.tools.bench.engines.engine import grad_mode
+from onelaunch.tools.bench.environment import environment
+from onelaunch.tools.bench.reference import outputs
+from onelaunch.tools.bench.timers import Timing, timers_for
+from onelaunch.tools.bench.workload import Workload
 
 INCUMBENTS = ("eager", "no_grad", "by-hand", "reduce-overhead", "torchscript", "openxla")
 """Without those whose kernels one of these launches faster: make_graphed_callables, the cudagraphs

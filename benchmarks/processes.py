@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -205,7 +205,7 @@ def _start(
     module: str, name: str, out: Path, options: Sequence[str], deadline: float
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, "--one", name, "--out", str(out), *options]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), *sys.path])
     # More than there are cores, all told: the small networks are soon compiled.
     threads = str(max(1, (os.cpu_count() or 1) // 2))
     env = {**os.environ, "PYTHONPATH": path, _READY_BY: str(deadline)}

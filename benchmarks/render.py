@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import coverage_table
+from benchmarks import claims_table, coverage_table, first_replay_table, versions
 from benchmarks.optimize_table import HEAD, TEXT, rows_of
 from benchmarks.picture import draw
 
@@ -53,29 +53,25 @@ NAMES = {
 MARKED = re.compile(r"(<!-- begin:([\w-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 
 
+SUMMARY = {
+    "eager": "eager",
+    "no_grad": "eager, no_grad",
+    "by-hand": "CUDA graph by hand",
+    "reduce-overhead": "reduce-overhead",
+    "onelaunch": "onelaunch",
+    "onelaunch-compile": "compile=True",
+}
+"""Column titles of the small table in README, engine -> title."""
+
+
 def summary(results: dict[str, Any]) -> str:
-    """Wall time: eager, the best incumbent, onelaunch, and the limits."""
-    head = ("workload", "eager", "best incumbent", "onelaunch", "compile=True", "bare replay")
+    """Wall time of these engines on each workload."""
     rows = [
-        (
-            NAMES.get(name, name),
-            wall(data, "eager"),
-            best_incumbent(data),
-            wall(data, "onelaunch"),
-            wall(data, "onelaunch-compile"),
-            f"{wall(data, 'bare')} / {wall(data, 'bare_compiled')}",
-        )
+        (NAMES.get(name, name), *(wall(data, engine) for engine in SUMMARY))
         for name, data in results["workloads"].items()
     ]
-    return (
-        table(head, rows)
-        + "\n"
-        + caption(
-            results,
-            "Wall time per call, microseconds; the bare "
-            "replays are of eager's and of Inductor's kernels.",
-        )
-    )
+    text = caption(results, "Wall time per call, microseconds.")
+    return table(("model", *SUMMARY.values()), rows) + "\n" + text
 
 
 def figures(which: str) -> Callable[[dict[str, Any]], str]:
@@ -251,27 +247,6 @@ def trained(data: dict[str, Any], variant: str) -> str:
     return number(row["wall"]["median_us"]) if row["status"] == "ok" else row["status"]
 
 
-def training_summary(results: dict[str, Any]) -> str:
-    """Eager, the best incumbent, onelaunch and the limit, of both parts."""
-    rows: list[tuple[str, ...]] = []
-    for part, what in (("pair", "forward and backward"), ("step", "whole step")):
-        for name, data in results[part].items():
-            timed = [r for r in data["rows"] if r["status"] == "ok" and not _limit(r)]
-            others = [r for r in timed if not r["variant"].startswith("onelaunch")]
-            best = min(others, key=lambda r: r["wall"]["median_us"], default=None)
-            cell = "-" if best is None else f"{number(best['wall']['median_us'])} {best['title']}"
-            ours = (trained(data, v) for v in ("eager", "onelaunch", "onelaunch-compile", "bare"))
-            eager, plain, compiled, bare = ours
-            row = (f"{NAMES.get(name, name)}, {what}", eager, cell, plain, compiled, bare)
-            rows.append(row)
-    head = ("training", "eager", "best incumbent", "onelaunch", "compile=True", "bare replay")
-    return table(head, rows) + "\n" + caption(results, "Wall time, microseconds.", settled=True)
-
-
-def _limit(row: dict[str, Any]) -> bool:
-    return row["variant"].startswith("bare")
-
-
 def generate(results: dict[str, Any]) -> str:
     """Time per token of every engine: a size and a way of decoding a row."""
     rows = results["rows"]
@@ -306,28 +281,20 @@ def generate(results: dict[str, Any]) -> str:
 
 def torch_versions(results: dict[str, Any]) -> str:
     """The releases of torch that the tests ran on, and how many passed."""
-    suites = list(dict.fromkeys(suite for row in results.values() for suite in row["suites"]))
-    rows = [
-        (
-            f"{version}, Python {row['python']}",
-            *(passed(row["suites"][suite]) for suite in suites),
-            row["gpu"] or "CPU",
-        )
-        for version, row in results.items()
-    ]
-    head = ("torch", *(f"tests/{suite}" for suite in suites), "on")
-    return table(head, rows) + "\nTests that passed, of those that this machine can run.\n"
-
-
-def passed(suite: dict[str, int]) -> str:
-    failed = f", {suite['failed']} failed" if suite["failed"] else ""
-    return f"{suite['passed']:,}{failed}"
+    head = ("torch", *(f"tests/{suite}" for suite in versions.SUITES), "on")
+    text = "Tests that passed, of those that this machine can run.\n"
+    return table(head, versions.rows_of(results)) + "\n" + text
 
 
 def coverage(results: dict[str, Any]) -> str:
     """How many models each engine runs right, by mode."""
     text = caption(results, coverage_table.text_of(results), settled=True)
     return table(coverage_table.HEAD, coverage_table.rows_of(results)) + "\n" + text
+
+
+def coverage_summary(results: dict[str, Any]) -> str:
+    """How many models run, as a paragraph."""
+    return coverage_table.summary_of(results) + "\n"
 
 
 def refusals(results: dict[str, Any]) -> str:
@@ -351,6 +318,27 @@ def optimized(results: dict[str, Any]) -> str:
     return table(HEAD, rows_of(workloads, NAMES, number)) + "\n" + text + missed(workloads)
 
 
+def claims(results: dict[str, Any]) -> str:
+    """Which rows of the other tables still hold."""
+    text = caption(results, claims_table.text_of(results), settled=True, dtype=None)
+    return table(claims_table.HEAD, claims_table.rows_of(results)) + "\n" + text
+
+
+def first_replay_fresh(results: dict[str, Any]) -> str:
+    """The first replay in fresh processes, and what was missed."""
+    text = caption(results, first_replay_table.FRESH_TEXT, settled=True)
+    rows = first_replay_table.fresh_rows(results)
+    missed = first_replay_table.missed(results)
+    return table(first_replay_table.FRESH_HEAD, rows) + "\n" + text + missed
+
+
+def first_replay_warm(results: dict[str, Any]) -> str:
+    """The first replay of large models in a warm process."""
+    text = caption(results, first_replay_table.WARM_TEXT, settled=True)
+    rows = first_replay_table.warm_rows(results)
+    return table(first_replay_table.WARM_HEAD, rows) + "\n" + text
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -364,11 +352,14 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "learning": ("learning.json", learning),
     "optimize": ("optimize.json", optimized),
     "backend": ("backend.json", backend),
+    "claims": ("claims.json", claims),
     "coverage": ("coverage.json", coverage),
+    "coverage-summary": ("coverage.json", coverage_summary),
     "coverage-refusals": ("coverage.json", refusals),
     "doctor": ("doctor.json", doctor),
+    "first-replay": ("first_replay.json", first_replay_fresh),
+    "first-replay-warm": ("first_replay.json", first_replay_warm),
     "torch-versions": ("torch_versions.json", torch_versions),
-    "training-summary": ("training.json", training_summary),
     "training-pair": ("training.json", training("pair")),
     "training-step": ("training.json", training("step")),
 }
@@ -425,13 +416,9 @@ def engine_targets(data: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def row_of(data: dict[str, Any], engine: str) -> dict[str, Any] | None:
-    return next((row for row in data["rows"] if row["engine"] == engine), None)
-
-
 def figure(data: dict[str, Any], engine: str, which: str) -> str:
     """A median, with its doubts: ~ for noisy; the status where there is no figure."""
-    row = row_of(data, engine)
+    row = next((row for row in data["rows"] if row["engine"] == engine), None)
     if row is None:
         return "-"
     if row["status"] != "ok" or row[which] is None:
@@ -441,15 +428,6 @@ def figure(data: dict[str, Any], engine: str, which: str) -> str:
 
 def wall(data: dict[str, Any], engine: str) -> str:
     return figure(data, engine, "wall")
-
-
-def best_incumbent(data: dict[str, Any]) -> str:
-    rows = [row for row in data["rows"] if row["engine"] in INCUMBENTS and row["status"] == "ok"]
-    timed = [row for row in rows if row["wall"]]
-    if not timed:
-        return "-"
-    best = min(timed, key=lambda row: row["wall"]["median_us"])
-    return f"{wall(data, best['engine'])} {best['title'].removeprefix('torch.')}"
 
 
 def number(value: float) -> str:

@@ -28,7 +28,7 @@ import torch
 from benchmarks import shapes_recordings as recordings
 from benchmarks import shapes_serving as serving
 from benchmarks.processes import earlier, parsed
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench.environment import environment
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("memory", "capture", "overhead", "requests", "churn")
@@ -177,7 +177,7 @@ class Child:
         self._out = folder / f"{name.replace(':', '-')}.json"
         command = [sys.executable, "-m", "benchmarks.shapes", "--one", name, "--out", self._out]
         command += ["--seconds", str(seconds), *(["--small"] if tiny else [])]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), *sys.path])
         env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.bench.timers import HostTimer, Timing, timers_for
+from onelaunch.tools.bench.timers import HostTimer, Timing, timers_for
 
 VLLM_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The sizes that vLLM captures by default up to 512: 51 of them."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.render import RESULTS
-from onelaunch.bench import Comparison
-from onelaunch.cli.progress import WIDTH
-from onelaunch.report.page.comparison import comparison_page
-from onelaunch.report.table import show
+from onelaunch.tools.bench import Comparison
+from onelaunch.tools.cli.progress import WIDTH
+from onelaunch.tools.report.page import page
+from onelaunch.tools.report.terminal import show
 
 
 def committed(workload: str) -> Comparison:
@@ -39,10 +39,10 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("--report", type=Path, help="write it here as an HTML page, too")
     options = parser.parse_args()
-    comparison = committed(options.workload)
-    show(comparison, Console() if sys.stdout.isatty() else Console(width=WIDTH))
+    document = committed(options.workload).document()
+    show(document, Console() if sys.stdout.isatty() else Console(width=WIDTH))
     if options.report is not None:
-        options.report.write_text(comparison_page(comparison))
+        options.report.write_text(page(document))
 
 
 if __name__ == "__main__":

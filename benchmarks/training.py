@@ -45,7 +45,7 @@ from benchmarks.render import NAMES
 from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, Batch, Engine, network
 from examples.placement import device
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench.environment import environment
 
 ORDER = ("mlp", "cnn", "resnet50", "bert")
 SMALL = ORDER[:2]
@@ -79,12 +79,16 @@ def build(
     return contestant
 
 
-def build_all(part: str, workload: str, deadline: float) -> list[Contestant]:
+def build_all(
+    part: str, workload: str, deadline: float, variants: Sequence[str] | None = None
+) -> list[Contestant]:
+    """Build the engines of a part, or those that are named, each by the deadline."""
     model, batches = network(workload)
     reference = Reference(part, model, batches)
     return [
         build(engine, model, batches, reference, min(deadline, time.time() + ENGINE_SECONDS))
         for engine in PARTS[part]
+        if variants is None or engine.name in variants
     ]
 
 

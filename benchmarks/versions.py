@@ -24,6 +24,23 @@ OUT = Path(__file__).parent / "results" / "torch_versions.json"
 SUITES = ("unit", "compat", "device")
 
 
+def rows_of(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of the table: a release, and how many tests of each suite passed."""
+    return [
+        (
+            f"{version}, Python {row['python']}",
+            *(_passed(row["suites"][suite]) for suite in SUITES),
+            row["gpu"] or "CPU",
+        )
+        for version, row in results.items()
+    ]
+
+
+def _passed(suite: dict[str, int]) -> str:
+    failed = f", {suite['failed']} failed" if suite["failed"] else ""
+    return f"{suite['passed']:,}{failed}"
+
+
 def counts(files: Sequence[Path]) -> dict[str, dict[str, int]]:
     """How many tests of each suite passed, failed and were skipped."""
     outcomes: dict[tuple[str, str], str] = {}

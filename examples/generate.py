@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import onelaunch as ol
 from examples.placement import device
-from onelaunch.bench.environment import environment, version
+from onelaunch.tools.bench.environment import environment, version
 
 SIZES: dict[str, dict[str, int]] = {
     "15m": {"hidden_size": 288, "intermediate_size": 768, "num_attention_heads": 6},

@@ -18,8 +18,8 @@ from typing import Any
 
 import onelaunch
 from onelaunch.error_catalogue import CATALOGUE
-from onelaunch.rules import RULES, document
-from onelaunch.rules.rule import Rule
+from onelaunch.tools.rules import FOUND_IN_FILES, RULES, document
+from onelaunch.tools.rules.rule import Rule
 
 DOCS = Path(__file__).parents[1] / "docs"
 SECTION = re.compile(
@@ -98,14 +98,17 @@ def rules() -> dict[Path, str]:
     text = """# Rules
 
 What the [doctor](../doctor.md) finds. Written by `scripts/write_docs.py` from the rules themselves,
-which `onelaunch explain NAME` prints, too.
+which `onelaunch explain NAME` prints, too. In files: "yes" where files that are only read show it;
+other rules need a run.
 """
     for severity, title in document.SEVERITIES.items():
         listed = [rule for rule in RULES.values() if rule.severity == severity]
         if listed:
-            text += f"\n## {title}\n\n| code | allow | what |\n|---|---|---|\n"
+            text += f"\n## {title}\n\n| code | allow | what | in files |\n|---|---|---|---|\n"
         for rule in listed:
-            text += f"| {rule.code} | [{rule.name}]({page_of(rule)}) | {rule.title} |\n"
+            read = "yes" if rule.code in FOUND_IN_FILES else ""
+            link = f"[{rule.name}]({page_of(rule)})"
+            text += f"| {rule.code} | {link} | {rule.title} | {read} |\n"
     made = {DOCS / "rules" / page_of(rule): rule_page(rule) for rule in RULES.values()}
     return {DOCS / "rules" / "README.md": text, **made}
 

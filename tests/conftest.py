@@ -13,7 +13,9 @@ import torch
 import tqdm
 from torch.utils import _python_dispatch
 
+import onelaunch
 from onelaunch import testing
+from tests import selection
 
 # Threads of Inductor's and of its progress bars would stay; where others run, a number that is
 # drawn from NumPy may be theirs.
@@ -38,12 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="likewise for the tests marked browser, which need chromium",
     )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="every combination of parameters, and the tests marked thorough; see selection.py",
+    )
 
 
 def pytest_configure() -> None:
     """Register the emulated device before the autograd engine starts, which counts the devices
     once. Not beside CUDA: there it comes last, see below. One thread, from before the engine makes
     its own, which keep the number that they find: how a sum is split depends on it."""
+    installed = os.environ.get("ONELAUNCH_INSTALLED", "")  # see scripts/installed
+    assert str(onelaunch.__file__).startswith(installed), onelaunch.__file__
     torch.set_num_threads(1)
     # What a shell runs in the background ignores Ctrl-C, and so would the processes of the tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,20 +84,30 @@ def dispatching() -> Generator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, needed in NEEDS.items():
         if item.get_closest_marker(mark) is not None and torch.cuda.device_count() < needed:
-            _wanting(item, f"needs {needed} NVIDIA GPU{'s' * (needed > 1)}", "--require-gpu")
+            pytest.fail(f"it needs {needed} NVIDIA GPU{'s' * (needed > 1)}")
     if item.get_closest_marker("browser") is not None and not CAN_BROWSE:
         what = "needs playwright, and chromium: apt-get install chromium"
-        _wanting(item, what, "--require-browser")
+        if item.config.getoption("--require-browser"):
+            pytest.fail(f"{what}, and --require-browser is given")
+        pytest.skip(what)
 
 
-def _wanting(item: pytest.Item, what: str, option: str) -> None:
-    """Skip a test for want of something, or fail it where that is required."""
-    if item.config.getoption(option):
-        pytest.fail(f"{what}, and {option} is given")
-    pytest.skip(what)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of GPUs that are not there, and what `--thorough` alone runs. CUDA first:
+    once the emulated device is registered, torch takes it for the accelerator, and CUDA's backward
+    passes fail."""
+    gpus = torch.cuda.device_count()
+    kept = [item for item in items if config.getoption("--require-gpu") or _fits(item, gpus)]
+    if not config.getoption("--thorough") and not any("::" in arg for arg in config.args):
+        kept = selection.chosen(kept)
+    kept.sort(key=lambda item: item.get_closest_marker("gpu") is None)
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """CUDA first: once the emulated device is registered, torch takes it for the accelerator, and
-    CUDA's backward passes fail."""
-    items.sort(key=lambda item: item.get_closest_marker("gpu") is None)
+def _fits(item: pytest.Item, gpus: int) -> bool:
+    """Whether the machine has the device of a test. The emulated device needs one without a GPU:
+    several workers share the tests, in any order."""
+    needed = max((n for mark, n in NEEDS.items() if item.get_closest_marker(mark)), default=0)
+    return needed <= gpus and not (gpus and selection.params_of(item).get("device") == "tape")

@@ -23,7 +23,7 @@ def diagnosed(subject: Subject, training: bool, arguments: tuple[Any, Any], devi
     args, kwargs = arguments
     start = time.perf_counter()
     with torch.set_grad_enabled(training):
-        found = ol.diagnose(model, *args, **kwargs)
+        found = ol.diagnose(model, args, kwargs)
     blocks = [f for f in found.findings if f.severity == "blocks-capture"]
     return {
         "verdict": "blocked" if blocks else "clean",

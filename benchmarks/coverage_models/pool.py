@@ -63,7 +63,7 @@ class _Worker:
 
     def __init__(self, device: str, threads: int) -> None:
         command = [sys.executable, "-m", "benchmarks.coverage_models.worker", device]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), *sys.path])
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         env["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the time to compile is measured

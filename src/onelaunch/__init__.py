@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onelaunch.api import graph
-    from onelaunch.bench import Comparison, compare
     from onelaunch.call.registered import register
     from onelaunch.capture.recording import Recording
-    from onelaunch.checklist.optimize import Optimized, optimize
-    from onelaunch.checklist.plan import Plan
     from onelaunch.compat import make_graphed_callables
-    from onelaunch.doctor.diagnose import diagnose
-    from onelaunch.doctor.diagnosis import Diagnosis
     from onelaunch.errors import (
         ArgumentError,
         CaptureError,
@@ -26,14 +21,19 @@ if TYPE_CHECKING:
         GraphWarning,
         ReplayError,
     )
+    from onelaunch.finding import Finding
     from onelaunch.optimizers.capturable import capturable
-    from onelaunch.profiler.measure import profile
-    from onelaunch.profiler.profile import Profile
-    from onelaunch.rules.finding import Finding
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.pool import Pool
     from onelaunch.runtime.stats import GraphStats, PoolStats
     from onelaunch.sizes.buckets import Buckets
+    from onelaunch.tools.bench import Comparison, compare
+    from onelaunch.tools.checklist.optimize import Optimized, optimize
+    from onelaunch.tools.checklist.plan import Plan
+    from onelaunch.tools.doctor.diagnose import diagnose
+    from onelaunch.tools.doctor.diagnosis import Diagnosis
+    from onelaunch.tools.profiler.measure import profile
+    from onelaunch.tools.profiler.profile import Profile
 
 __all__ = [
     "ArgumentError",
@@ -67,27 +67,27 @@ _MODULES = {
     "ArgumentError": "onelaunch.errors",
     "Buckets": "onelaunch.sizes.buckets",
     "CaptureError": "onelaunch.errors",
-    "Comparison": "onelaunch.bench",
-    "Diagnosis": "onelaunch.doctor.diagnosis",
-    "Finding": "onelaunch.rules.finding",
+    "Comparison": "onelaunch.tools.bench",
+    "Diagnosis": "onelaunch.tools.doctor.diagnosis",
+    "Finding": "onelaunch.finding",
     "GraphError": "onelaunch.errors",
     "GraphStats": "onelaunch.runtime.stats",
     "GraphWarning": "onelaunch.errors",
     "Graphed": "onelaunch.runtime.graphed",
-    "Optimized": "onelaunch.checklist.optimize",
-    "Plan": "onelaunch.checklist.plan",
+    "Optimized": "onelaunch.tools.checklist.optimize",
+    "Plan": "onelaunch.tools.checklist.plan",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
-    "Profile": "onelaunch.profiler.profile",
+    "Profile": "onelaunch.tools.profiler.profile",
     "Recording": "onelaunch.capture.recording",
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",
-    "compare": "onelaunch.bench",
-    "diagnose": "onelaunch.doctor.diagnose",
+    "compare": "onelaunch.tools.bench",
+    "diagnose": "onelaunch.tools.doctor.diagnose",
     "graph": "onelaunch.api",
     "make_graphed_callables": "onelaunch.compat",
-    "optimize": "onelaunch.checklist.optimize",
-    "profile": "onelaunch.profiler.measure",
+    "optimize": "onelaunch.tools.checklist.optimize",
+    "profile": "onelaunch.tools.profiler.measure",
     "register": "onelaunch.call.registered",
 }
 
@@ -97,7 +97,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
         """Import a public name."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        pause = importlib.import_module("onelaunch.gc_pause").no_collection()
+        with pause:  # a full collection in a process with torch takes 0.1 s
+            value = getattr(importlib.import_module(_MODULES[name]), name)
         globals()[name] = value  # found without this function from now on
         return value
 

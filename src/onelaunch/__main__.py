@@ -1,5 +1,5 @@
 """``python -m onelaunch``."""
 
-from onelaunch.cli import main
+from onelaunch.tools.cli import main
 
 main()

@@ -10,7 +10,7 @@ from torch import nn
 
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.module import graph_module
-from onelaunch.padding.bucketed import graphed
+from onelaunch.padding.graphed import graphed
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import GraphOptions, Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
@@ -37,7 +37,7 @@ class _Decorator:
 
 
 def _listing_options(function: F) -> F:
-    """Have `help` list the options of `graph` one by one, with types and defaults."""
+    """Have `help` list the options of `graph`, with types and defaults."""
     options = [
         inspect.Parameter(
             name,
@@ -62,10 +62,10 @@ def graph(fn: Callable[P, R], **options: Unpack[GraphOptions]) -> Graphed[P, R]:
 def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     """Return the same callable, its device work as one launch.
 
-    The first `warmup` calls of a signature run `fn` itself; the next captures, and from then on
-    calls replay. A signature is everything that the captured kernels depend on: sizes, strides,
-    dtypes, devices, constants, modes of torch, and the state that `fn` reads (parameters by
-    address, flags, attributes); a call that fits no recording warms up and gets its own.
+    The first `warmup` calls of a signature run `fn` itself, the next captures, and later calls
+    replay. A signature is everything that the captured kernels depend on: sizes, strides, dtypes,
+    devices, constants, torch's modes, and the state that `fn` reads. A call that fits no recording
+    warms up and gets its own.
 
     Args:
         fn: a function, bound method or `nn.Module`; without it, a decorator is returned. A module
@@ -76,28 +76,26 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             pool; saves an allocation and a copy.
         inputs: ``"copy"``: inputs are copied by nodes of the graph. ``"rebind"``: kernels read the
             caller's memory where that is proven right, else as ``"copy"``.
-        gradients: in training, how parameters get theirs. ``"autograd"``: parameters are inputs of
-            the result's node, as in eager. ``"direct"``: `backward()` adds them to `.grad` itself,
-            which saves the engine's 3 us or so for each parameter; `torch.autograd.grad` and
-            ``backward(inputs=...)`` then find no way to a parameter, but for those with hooks.
-        capturable: True to do `ol.capturable(optimizer)` for each optimizer that is about to step
-            in `fn` and could not be captured, at its first step; it stays so.
-        compile: capture Inductor's kernels instead of eager's, in training those of the backward
-            too; ``"max-autotune"`` for its slow search. The second call of a signature compiles. On
-            a CPU it has no effect.
+        gradients: how parameters get gradients in training. ``"autograd"``: parameters are inputs
+            of the result's node, as in eager. ``"direct"``: `backward()` adds to `.grad` itself,
+            which saves the engine's 3 us or so for each parameter.
+        capturable: True to call `ol.capturable(optimizer)` for each optimizer that steps in `fn`
+            and could not be captured, at its first step. It stays capturable.
+        compile: capture Inductor's kernels instead of eager's, in training for the backward too;
+            ``"max-autotune"`` for its slow search. The second call of a signature compiles. On a
+            CPU it has no effect.
         pool: memory to share with other graphed callables; its own by default.
         max_recordings: signatures beyond so many run eagerly, with one warning.
         max_in_flight: in training, forwards of one signature that wait for their backward at the
             same time; each holds a recording with its saved tensors. Beyond so many a call runs
             eagerly, with one warning.
-        on_mismatch: ``"raise"``: a signature other than the first one is a `ReplayError`.
-        on_refusal: what to do where `fn` cannot be captured: ``"raise"`` the `CaptureError`; run
-            that signature ``"eager"`` with one warning; or ``"split"`` it, with one warning that
-            has the lines and the cost: a module runs as it is and its children are graphed, which
-            are split in turn; of a function, what Dynamo finds between the lines that it cannot
-            trace is graphed, as by `torch.compile`.
-        buckets: sizes of a changing dimension that each get one recording; other sizes are padded
-            to the next, and the results cut back. See `Buckets`.
+        on_mismatch: ``"raise"``: any signature but the first is a `ReplayError`.
+        on_refusal: where `fn` cannot be captured, ``"raise"`` the `CaptureError`; run the signature
+            ``"eager"`` with one warning; or ``"split"`` it, with one warning that has the lines and
+            the cost. A split module runs as it is, with graphed children, which are split in turn.
+            A split function is graphed between the lines that Dynamo cannot trace.
+        buckets: sizes of a changing dimension that each get a recording; other sizes are padded to
+            the next, and the results cut back. See `Buckets`.
 
     Returns:
         A `Graphed`, or for a module its graphed twin. Both have `capture`, `recordings`,

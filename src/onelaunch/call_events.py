@@ -22,7 +22,7 @@ class Hook(Protocol):
         """Become the profiling function of this thread."""
 
     def end(self) -> object:
-        """Leave every other thread at its next event."""
+        """End: other threads leave the hook at their next event."""
 
 
 class _Thread(threading.local):
@@ -38,7 +38,7 @@ _thread = _Thread()
 
 @dataclass(slots=True, eq=False)
 class _PythonHook:
-    """The hook where there is no compiler; 1 us for each call of whatever runs."""
+    """The hook for machines without a compiler; 1 us for each call of any function."""
 
     _frames: OnEvent | None
     _skipped: set[int]
@@ -96,8 +96,8 @@ def hook(
 
     Args:
         frames: called with ``"call"`` and ``"return"`` for functions in Python.
-        skipped: ids of code that matters only where it returns to other code, and something not of
-            the types `leaves`. The caller keeps the code alive, and may add to both sets.
+        skipped: ids of code that only matters when it returns to other code a result whose type is
+            not in `leaves`. The caller keeps the code alive, and may add to both sets.
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
     """
     made: Any = _hook_class()
@@ -107,12 +107,12 @@ def hook(
 
 
 def is_profiled() -> bool:
-    """Return whether somebody else has the interpreter's profiling function."""
+    """Return whether the interpreter's profiling function is somebody else's."""
     return not isinstance(sys.getprofile(), (type(None), _hook_class()))
 
 
 def set_profile(profile: Any) -> None:
-    """Set what `sys.getprofile` returned."""
+    """Set an earlier result of `sys.getprofile`."""
     if isinstance(profile, _hook_class()):
         profile.begin()
     else:
@@ -120,12 +120,12 @@ def set_profile(profile: Any) -> None:
 
 
 def pause(paused: bool) -> bool:
-    """Set whether the hooks of this thread see nothing for now; return whether they did not."""
+    """Pause the hooks of this thread, or let them go on. Return whether they were paused."""
     return (_native() or _thread).pause(paused)
 
 
 class unwatched:
-    """A context whose work hooks do not see: that of onelaunch itself. 0.3 us."""
+    """A context for work of onelaunch itself, which hooks do not see. 0.3 us."""
 
     __slots__ = ("_before",)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.autograd.chain import Chain
+from onelaunch.autograd.engine import gradients
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.tree import flatten, unique
@@ -33,30 +34,29 @@ def make_graphed_callables(
 ) -> Any:
     """Graph functions and modules ahead of time, as `torch.cuda.make_graphed_callables` does.
 
-    It takes the same arguments as torch's and raises where torch's raises, so that a program
-    written for one runs with the other. It differs where torch's is wrong: a call that the sample
-    does not fit gets its own recording, the capture does not advance statistics and random state,
-    gradients accumulate, and outputs belong to the caller.
+    It takes the same arguments as torch's function and raises in the same cases. It differs where
+    torch's is wrong: a call that the sample does not fit gets its own recording; the capture does
+    not advance statistics and random state; gradients accumulate; outputs belong to the caller.
 
     Args:
-        callables: a function or module, or a tuple of them, in the order in which they run. The
-            callables of a tuple share memory, which pays in that order; in another order results
-            are as right, but need further recordings.
-        sample_args: the arguments of a call, any values; one such tuple for each of several
-            callables.
+        callables: a function or module, or a tuple of callables in the order in which they run. The
+            callables of a tuple share memory. Another order of calls is right too, but needs
+            further recordings.
+        sample_args: the arguments of a call, any values; a tuple of them for each callable of a
+            tuple.
         num_warmup_iters: number of eager calls of each other signature before its capture.
         allow_unused_input: False to raise if an argument that requires grad gets none.
         pool: the pool that counts the memory: an `ol.Pool`, a result of
             `torch.cuda.graph_pool_handle()`, or a `torch.cuda.MemPool`.
-        sample_kwargs: the keyword arguments of a call; one such dict for each of several callables.
+        sample_kwargs: the keyword arguments of a call; a dict for each callable of a tuple.
 
     Returns:
         For a function, its graphed form. For a module, the module itself with its `forward`
         replaced. For a tuple, a tuple.
 
     Raises:
-        ArgumentError: OL401, under an autocast with its cache on, or a module with hooks or with
-            buffers that require grad, or samples that do not match the callables.
+        ArgumentError: OL401, under an autocast with its cache on; a module with hooks or with
+            buffers that require grad; samples that do not match the callables.
         CaptureError: a callable or its backward cannot be captured as written.
 
     Costs two runs of each callable and its backward, whose effects are undone. Backwards are
@@ -80,7 +80,7 @@ def make_graphed_callables(
     kwargs = sample_kwargs if several and sample_kwargs is not None else (sample_kwargs,)
     if several and sample_kwargs is None:
         kwargs = (None,) * len(chosen)
-    args = args[: len(chosen)]  # torch's ignores further ones
+    args = args[: len(chosen)]  # torch ignores the rest, too
     _check(chosen, args, kwargs)
     shared = _pool(pool)
     chain = Chain(shared.apart)
@@ -161,11 +161,11 @@ def _pool(given: Any) -> PoolManager:
 
 def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
-        return Graphed(_Forward(fn), options, pool, root=("", fn))
+        return Graphed(_PresentForward(fn), options, pool, root=("", fn))
     return Graphed(fn, options, pool)
 
 
-class _Forward:
+class _PresentForward:
     """A module's present forward, whose attribute is about to be replaced.
 
     A copy of the module copies this with it, and so runs on its own parameters.
@@ -197,12 +197,11 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     reached = unique([*wanting, *(t for t in graph.leaves if t.requires_grad)])
     inputs = [t for t in reached if not (t._backward_hooks or t.retains_grad)]
     seeds = [torch.zeros_like(t) for t in outputs]
-    # A new thread of the engine has no CUDA context before its first kernel, of which torch warns
-    # where that is a product of matrices (pytorch#120131).
+    # A new thread of the engine has no CUDA context before its first kernel. Torch warns if that is
+    # a product of matrices (pytorch#120131).
     last = [t * 1 for t in outputs]
-    grads = torch.autograd.grad(last, inputs, seeds, allow_unused=True) if inputs else ()
-    given = cast(Sequence[Tensor | None], grads)
-    unused = {id(t) for t, g in zip(inputs, given, strict=True) if g is None}
+    found = gradients(last, inputs, seeds) if inputs else ()
+    unused = {id(t) for t, g in zip(inputs, found, strict=True) if g is None}
     return [t for t in wanting if id(t) in unused]
 
 

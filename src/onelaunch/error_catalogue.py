@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One code: its title, why it is refused, and what to write instead."""
+    """One code: its title, why it is refused, and what to write instead.
+
+    Attributes:
+        rule: the name of its rule of the doctor, as `host-read`; empty for a code that is none.
+    """
 
     title: str
     why: str
     fix: str
+    rule: str = ""
 
 
 WAIT = "wait after the call: `y = fast(x); torch.cuda.synchronize()`"
 """The fix for a wait inside of the callable."""
 
 CATALOGUE: dict[str, CatalogueEntry] = {
-    # 1xx: what a capture refuses.
+    # 1xx: refusals of a capture.
     "OL101": CatalogueEntry(
         "host read of a device value",
         "the value exists only once the device has run, and a replay runs no Python that could "
@@ -26,6 +31,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "read it after the call; or keep it on the device, where `torch.where(condition, a, b)` "
         "picks a result after computing both; or decide before the call and pass a bool or "
         "number, of which each value gets a recording",
+        rule="host-read",
     ),
     "OL102": CatalogueEntry(
         "output shape depends on data",
@@ -34,17 +40,20 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "move the operation out of the callable; or compute at full size and mask: "
         "`torch.where(mask, x, 0)` is right where zeros change nothing, as in a sum, and a mean "
         "divides by `mask.sum()`; or give the size: `torch.nonzero_static(x, size=n)`, `topk(k)`",
+        rule="data-dependent-shape",
     ),
     "OL103": CatalogueEntry(
         "copy between host and device",
         "a replay would copy from the same host address again, whatever is stored there by then",
         "copy before the call and after it, `y = fast(x.to(device)).cpu()`; or create the tensor "
         "on the device, with `device=x.device`",
+        rule="host-copy",
     ),
     "OL104": CatalogueEntry(
         "host tensor in a device computation",
         "the captured kernels hold the value that the host tensor had during the capture",
         "pass it as an argument on the device: `tensor.to(device)` before the call",
+        rule="host-tensor",
     ),
     "OL105": CatalogueEntry(
         "a tensor of the call is kept where a replay cannot renew it",
@@ -52,18 +61,21 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "overwrites",
         "return the tensor, and store it after the call; or assign it to an attribute of a "
         "module, `self.last = y`, which each replay assigns again",
+        rule="kept-tensor",
     ),
     "OL106": CatalogueEntry(
         "random state changed inside the callable",
         "a replay draws new numbers from the generators that it was captured with; it cannot seed "
         "them, and can set only a state that was saved in the same callable",
         "seed before the call: `torch.manual_seed(seed); fast(x)`",
+        rule="random-state",
     ),
     "OL107": CatalogueEntry(
         "sizes or strides of a tensor changed in place",
         "a replay runs kernels; it cannot resize or re-stride a tensor that exists outside of the "
         "callable",
         "another tensor in place of the change: `x = x.t()` for `x.t_()`",
+        rule="in-place-resize",
     ),
     "OL108": CatalogueEntry(
         "output of a kind that cannot be rebuilt",
@@ -71,40 +83,47 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "the tensors in it",
         "return tensors, or tuples, lists, dicts and dataclasses of tensors and plain constants: "
         "`tuple(rows)` for `iter(rows)`",
+        rule="opaque-output",
     ),
     "OL109": CatalogueEntry(
         "the device refused the capture",
         "the operation is not allowed while a stream is being captured",
         "move the operation out of the callable, or graph the parts before and after it",
+        rule="device-refusal",
     ),
     "OL110": CatalogueEntry(
         "the first call makes lasting state",
         "`capture` must leave everything as it found it, and cannot remove state that the "
         "callable makes in its first call, such as an optimizer's moments",
         "call the callable once for real, then `capture`",
+        rule="first-call-state",
     ),
     "OL111": CatalogueEntry(
         "out of memory during a capture",
         "the recording's buffers do not fit beside what is allocated",
         "free memory, share a pool between callables (`pool=ol.Pool()`), or graph fewer shapes",
+        rule="out-of-memory",
     ),
     "OL112": CatalogueEntry(
         "hook on a tensor or submodule of a captured forward",
         "a replay runs kernels; the hook is Python, and would run in the capture only",
         "return the tensor, and put the hook on the result: `y = fast(x); y.register_hook(hook)`; "
         "hooks on parameters, arguments and the graphed module itself run, too",
+        rule="inner-hook",
     ),
     "OL113": CatalogueEntry(
         "a tensor that requires grad is changed in place",
         "autograd would have to see the change on the caller's tensor, and a replay hands it "
         "results only",
         "work on a copy, `x = x.clone()`, and return it",
+        rule="in-place-on-grad",
     ),
     "OL114": CatalogueEntry(
         "a tensor that requires grad is out of the capture's reach",
         "the capture replaces the tensor for a moment, and found it in no attribute, list, dict, "
         "closure or global of the callable",
         "keep it in a module or a closure: `lambda x: f(w, x)` instead of `partial(f, w)`",
+        rule="unreachable-parameter",
     ),
     "OL115": CatalogueEntry(
         "the gradient of an argument",
@@ -112,12 +131,14 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "callable reaches by itself",
         "reach a parameter by a module or a closure; hand an input over without a gradient, "
         "`f(x.detach())`, and inside begin with `x = x.detach().requires_grad_()`",
+        rule="argument-gradient",
     ),
     "OL116": CatalogueEntry(
         "a backward inside the backward of a captured forward",
         "it adds to the gradients of parameters where a replay does not see it, as a reentrant "
         "checkpoint does",
         "`checkpoint(..., use_reentrant=False)`, or graph the whole training step",
+        rule="nested-backward",
     ),
     "OL117": CatalogueEntry(
         "two runs of a call that differ",
@@ -126,6 +147,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "decides what it does",
         "pass what changes as an argument, `fast(x, torch.tensor(value))`; or keep it in a tensor "
         "on the device that is changed in place",
+        rule="runs-differ",
     ),
     "OL118": CatalogueEntry(
         "a number that the callable changes for its next call",
@@ -135,41 +157,48 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "torch.zeros((), dtype=torch.long))`, and choose by it on the device, `torch.where(self.n "
         "% 2 == 0, a, b)`; or pass it as a 0-dim tensor; or, where a branch asks for it, pass the "
         "answer, a bool, of which each value gets a recording",
+        rule="moving-number",
     ),
     "OL119": CatalogueEntry(
         "a mode of torch that the callable leaves changed",
         "a replay runs kernels; it sets no mode, and what comes after the call would run in that "
         "of before it",
         "set it before the call; or for a part of it, `with torch.no_grad():`, which ends there",
+        rule="mode-left",
     ),
     "OL120": CatalogueEntry(
         "optimizer that cannot be captured",
         "its step reads or counts on the host, and a replay runs no Python: the count of the "
         "capture would be used in every step",
         "an optimizer with `capturable=True` or `fused=True`: `ol.capturable(optimizer)`",
+        rule="host-optimizer",
     ),
     "OL121": CatalogueEntry(
         "GradScaler with an optimizer that is not fused",
         "whether to step is decided on the host, by reading whether a gradient overflowed",
         "a fused optimizer, which decides on the device: `fused=True`",
+        rule="unfused-scaler",
     ),
     "OL122": CatalogueEntry(
         "an option of an optimizer set inside the callable",
         "a replay runs no Python that could compute the next value: the captured one would be "
         "used in every step",
         "set it after the call, which reads it each time: `fast(x); scheduler.step()`",
+        rule="option-set-inside",
     ),
     "OL123": CatalogueEntry(
         "an optimizer's option that changes at every call",
         "the recorded kernels cannot be given another value of this option, so each value would "
         "need a recording of its own",
         "leave the option as it is, or call `optimizer.step()` after the callable",
+        rule="moving-option",
     ),
     "OL130": CatalogueEntry(
         "a wrapper that synchronises gradients",
         "its collectives are started by hooks of autograd, which a recorded backward does not "
         "run: each process would train on its own gradients",
         "graph the module inside the wrapper, or the whole step with its backward and optimizer",
+        rule="gradient-sync-wrapper",
     ),
     "OL140": CatalogueEntry(
         "padding would change a result",
@@ -177,9 +206,10 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "padded ones",
         "mask the padding (an attention mask, `pad={...: 0}`), or bucket another dimension; "
         "`Buckets(..., independent=True)` skips the check, where you know that the rows are "
-        "independent",
+        "independent and what the callable writes counts none",
+        rule="padding-dependence",
     ),
-    # 2xx: what a replay refuses.
+    # 2xx: refusals of a replay.
     "OL201": CatalogueEntry(
         "the call fits no recording",
         "a replay runs the captured kernels at the captured sizes",
@@ -195,7 +225,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "no recording is large enough for it",
         'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
-    # 3xx: a warning: what ran eagerly, and what replays leave out.
+    # 3xx: warnings: calls that ran eagerly, and effects that replays leave out.
     "OL301": CatalogueEntry(
         "too many signatures",
         "each signature needs a recording of its own, and at most `max_recordings` are made",
@@ -207,6 +237,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "class cannot be compared",
         "pass tensors, numbers, strings and containers of them; bind the rest with "
         "functools.partial",
+        rule="incomparable-argument",
     ),
     "OL303": CatalogueEntry(
         "gradients that are not graphed",
@@ -222,20 +253,23 @@ CATALOGUE: dict[str, CatalogueEntry] = {
     "OL305": CatalogueEntry(
         "too many forwards wait for their backward",
         "each of them keeps a recording with its saved tensors, and `max_in_flight` are allowed",
-        "call under torch.no_grad() where no backward follows, drop results that require grad, or "
-        "raise max_in_flight",
+        "call under torch.no_grad() where no backward follows, in the thread that calls "
+        "(asyncio.to_thread has its own grad mode), drop results that require grad, or raise "
+        "max_in_flight",
     ),
     "OL306": CatalogueEntry(
         "the backward cannot be captured",
         "an operation in it needs the host; the backward runs operation by operation, after a "
         "forward that is one launch",
         "keep values on the device in custom backwards, or graph the parts before and after them",
+        rule="host-backward",
     ),
     "OL307": CatalogueEntry(
         "the callable makes its state anew in each call",
         "a recording fits a call only while the objects that it read are the same, and this "
         "callable replaces or changes them",
         "make such an object once, before the calls, or change it in place",
+        rule="renewed-state",
     ),
     "OL308": CatalogueEntry(
         "hooks inside",
@@ -243,11 +277,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "of its Python, such as a count or a log, ran in the warm-up and the capture only",
         "put it on the graphed module itself, `fast.register_forward_hook(hook)`; or remove it, "
         "and read the values that it needs from a result",
+        rule="hook-inside",
     ),
     "OL309": CatalogueEntry(
         "a list that the callable adds to",
         "a replay runs no Python, so the list, dict or set stays as the capture left it",
         "add it after the call: `y = fast(x); seen.append(value)`",
+        rule="growing-list",
     ),
     "OL310": CatalogueEntry(
         "larger than every bucket",
@@ -266,6 +302,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "a recording holds the device's work alone; a part that the host does costs a launch more, "
         "and the host's time for it",
         "move it out of the compiled function, or to the device",
+    ),
+    "OL313": CatalogueEntry(
+        "a graphed callable inside of torch.compile",
+        "torch.compile traces through it to what it calls, and uses none of its recordings",
+        "`ol.graph(f, compile=True)`, which compiles and records; or "
+        '`torch.compile(f, backend="onelaunch")`, which records what Dynamo makes of the callable '
+        "itself",
     ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(

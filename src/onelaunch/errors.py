@@ -11,12 +11,9 @@ An exception raised by the user's own callable is never wrapped: it comes throug
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
 
 from onelaunch.error_catalogue import CATALOGUE
-
-if TYPE_CHECKING:
-    from onelaunch.rules.finding import Finding
+from onelaunch.finding import Finding, of_refusal
 
 
 class _InParts(Exception):
@@ -60,7 +57,7 @@ class _InParts(Exception):
 
 
 class GraphError(_InParts, RuntimeError):
-    """A message in four parts, and the base of what onelaunch raises.
+    """The base of the errors that onelaunch raises, with a message in four parts.
 
     Attributes:
         code: the code that `onelaunch explain` knows, such as ``"OL101"``.
@@ -87,21 +84,19 @@ class ArgumentError(GraphError, ValueError):
 
 
 def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
-    """Make the error for a mistake in what a user gave: an argument, an option, a file."""
+    """Make the error for a mistake in an argument, an option or a file."""
     return ArgumentError("OL401", what, where=where, why=why, fix=fix)
 
 
 class CaptureError(GraphError):
-    """The callable cannot be captured as written; `where` names the user's line."""
+    """A callable that cannot be captured as written; `where` names the user's line."""
 
     @property
     def finding(self) -> Finding | None:
-        """The finding that `diagnose` would have for it: file, line, source and fix as data.
+        """The finding that `diagnose` has for it: file, line, source and fix as data.
 
         None for a refusal that is no fault of a line, such as a pool that is full.
         """
-        from onelaunch.rules.finding import of_refusal  # all the rules' texts, which few ask for
-
         return of_refusal(self.code, self.what, self.where, self.fix)
 
 
@@ -110,7 +105,7 @@ class ReplayError(GraphError):
 
 
 class GraphWarning(_InParts, UserWarning):
-    """A call ran correctly, but not as one launch; or replays omit an effect of its Python.
+    """A call that ran correctly, but not as one launch; or replays that omit an effect of Python.
 
     It has the attributes of a `GraphError`.
     """
@@ -133,5 +128,5 @@ def let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # updates a copy that was made before
+            _ = frame.f_locals  # updates an earlier copy
         error = error.__cause__ or error.__context__

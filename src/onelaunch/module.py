@@ -12,7 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch.capture import distributed
 from onelaunch.errors import ArgumentError
-from onelaunch.padding.bucketed import graphed
+from onelaunch.padding.graphed import graphed
 from onelaunch.runtime.graphed import Graphed, like
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -26,7 +26,7 @@ _FORWARDED = ("capture", "recordings", "memory_bytes", "stats", "reset", "captur
 
 
 class _CallPath:
-    """The descriptor of a twin's `forward`: the graphed form of the module's.
+    """The descriptor of a twin's `forward`: the graphed form of the module's forward.
 
     A data descriptor, so that it precedes an instance's own attribute.
     """
@@ -49,25 +49,40 @@ class _CallPath:
         del twin.__dict__["forward"]
 
 
+class _Forwarded:
+    """The descriptor of a name of ours on a twin, such as `stats`. It is no data descriptor: the
+    module's own attribute precedes it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, twin: _Twin | None, kind: type[_Twin]) -> Any:
+        if twin is None:
+            return self
+        for held in ("_parameters", "_buffers", "_modules"):
+            if self._name in twin.__dict__.get(held, ()):  # a scripted module has none
+                return twin.__dict__[held][self._name]
+        return getattr(_current(twin), self._name)
+
+
 class _TwinMeta(type):
-    """A metaclass: calling a twin's class makes a module of the original class, as `twin[:2]` of an
-    `nn.Sequential` does."""
+    """The metaclass of twins: a call of a twin's class makes a module of the original class, as
+    `twin[:2]` of an `nn.Sequential` does."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls.__bases__[1](*args, **kwargs)
 
 
 class _Twin(nn.Module):
-    """A mixin that makes, with the class of a module, the class of its graphed twin."""
+    """The mixin that, with a module's class, makes the class of its graphed twin."""
 
     __slots__ = ("_graphed",)
     _graphed: tuple[Graphed[..., Any]]
-    """The callable, in a tuple: Dynamo of torch 2.11 binds a value read from a slot as if it were a
-    method; that of 2.13, after pytorch#182742, does not."""
+    """The callable, in a tuple: Dynamo of torch 2.11 binds a value from a slot as if it were a
+    method; 2.13 does not (pytorch#182742)."""
 
     def __new__(cls) -> Any:
-        """Return an empty module of the original class, as `DataParallel` makes for its
-        replicas."""
+        """Return an empty module of the original class, for replicas of `DataParallel`."""
         return object.__new__(cls.__bases__[1])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,6 +108,10 @@ class _Twin(nn.Module):
         return self._graphed[0]
 
     forward: Any = _CallPath()
+
+    def __getattr__(self, name: str) -> Any:
+        # A property that raises AttributeError comes here; `nn.Module` would not say why.
+        return getattr(_current(self), name) if name == "capture_all" else super().__getattr__(name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return graph_module(copy.deepcopy(_original(self), memo), self.__graphed__.options, None)
@@ -149,8 +168,7 @@ def _class(twin: _Twin) -> type[nn.Module]:
 
 
 def _set_class(twin: _Twin, kind: type[nn.Module]) -> None:
-    """Give the original another class, as a parametrization does, and the twin that of its
-    twins."""
+    """Give the original another class, as a parametrization does, and the twin its twin class."""
     original: Any = _original(twin)
     original.__class__ = kind
     object.__dict__["__class__"].__set__(twin, _twin_class(kind))
@@ -169,8 +187,8 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
 
 @functools.cache
 def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
-    """Return the class of the twins of a class. Names that the class uses stay its own, and so does
-    the name that it has: libraries choose by it, and write it to files."""
+    """Return the class of the twins of a class. It keeps the names that the class uses, and the
+    class's own name: libraries choose by it, and write it to files."""
     members: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -180,7 +198,7 @@ def _twin_class(kind: type[nn.Module]) -> type[_Twin]:
     }
     for name in _FORWARDED:
         if not hasattr(kind, name):
-            members[name] = property(lambda twin, name=name: getattr(_current(twin), name))
+            members[name] = _Forwarded(name)
     if kind.__call__ is not nn.Module.__call__:  # as gpytorch's: it runs around the launch
         members["__call__"] = kind.__call__
     meta = _TwinMeta if type(kind) is type else type("_TwinMeta", (_TwinMeta, type(kind)), {})

@@ -11,8 +11,9 @@ import os
 import random
 import re
 import sys
+import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -20,7 +21,11 @@ from typing import Any, NamedTuple
 import torch
 
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = os.path.dirname(sys._getframe().f_code.co_filename) + os.sep
+"""The folder of onelaunch as its code names it, in a checkout, a wheel or a zip."""
+STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+"""Names of folders of installed packages. The first lies inside the standard library's folder."""
 MOST = 160  # characters of a line in a message
 PLUMBING = frozenset(
     {
@@ -28,7 +33,7 @@ PLUMBING = frozenset(
         *map(inspect.getfile, (Executor, ThreadPoolExecutor)),
     }
 )
-"""Files between a line of the user's and what it calls."""
+"""Files between the user's line and the function that it calls."""
 
 
 class Place(NamedTuple):
@@ -71,11 +76,12 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
 
 def _place(frame: FrameType, lineno: int) -> Place:
     filename = frame.f_code.co_filename
-    return Place(filename, lineno, _source(filename, lineno))
+    source = linecache.getline(filename, lineno, frame.f_globals)  # the globals know a zip
+    return Place(filename, lineno, source.strip())
 
 
 def user_line() -> str | None:
-    """Return the innermost line of the user's that runs now, as a message has it."""
+    """Return the user's innermost line that runs now, for a message."""
     place = user_frame()
     return str(place) if place else None
 
@@ -104,29 +110,78 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
     return next((p for p in lines if re.search(r"\b(def|lambda)\b", p.source)), lines[0])
 
 
-def stored_at(codes: Iterable[CodeType], name: object) -> Place | None:
-    """Find the first line of the user's, in code that ran, that stores a name."""
-    return _first(codes, name, _STORES)
+def changed_at(codes: Iterable[CodeType], name: object) -> Place | None:
+    """Find the user's first line that changes an attribute, a variable or an item of this name, in
+    code that ran. A computation of the next value precedes an assignment of a constant."""
+    found, most = None, 0
+    for place, steps in _lines(codes):
+        rank = _change(steps, name)
+        if rank > most:
+            found, most = place, rank
+    return found
 
 
 def loaded_at(codes: Iterable[CodeType], name: object) -> Place | None:
-    """Find the first line of the user's, in code that ran, that loads a name."""
-    return _first(codes, name, _LOADS)
+    """Find the user's first line that loads a name, in code that ran."""
+    lines = _lines(codes)
+    return next((place for place, steps in lines if _has(steps, _LOADS, name)), None)
 
 
-_STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"}
+def argument_changed_at(fn: object) -> Place | None:
+    """Find the first line of a callable's that changes an argument: an item, or by a method."""
+    code = code_of(fn)
+    names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    for place, steps in () if code is None else _lines([code]):
+        changes = any(step.opname in _ITEMS or step.argval in _CHANGING for step in steps)
+        if changes and any(s.opname.startswith("LOAD_FAST") and s.argval in names for s in steps):
+            return place
+    return None
+
+
+_STORES = {
+    *("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"),
+    *("DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"),
+}
 _LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
+_ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_CHANGING = frozenset(
+    (
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert"),
+        *("move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setdefault"),
+        *("sort", "update"),
+    )
+)
+"""Methods that change a container."""
 
 
-def _first(codes: Iterable[CodeType], name: object, instructions: set[str]) -> Place | None:
+def _lines(codes: Iterable[CodeType]) -> Iterator[tuple[Place, list[dis.Instruction]]]:
+    """Return the user's lines in code, with their instructions."""
     for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
         if not is_users(code.co_filename):
             continue
+        lines: dict[int, list[dis.Instruction]] = {}
         for step in dis.get_instructions(code):
             line = step.positions and step.positions.lineno
-            if step.opname in instructions and step.argval == name and line is not None:
-                return Place(code.co_filename, line, _source(code.co_filename, line))
-    return None
+            if line is not None:
+                lines.setdefault(line, []).append(step)
+        for line, steps in lines.items():
+            yield Place(code.co_filename, line, _source(code.co_filename, line)), steps
+
+
+def _has(steps: Iterable[dis.Instruction], instructions: Collection[str], name: object) -> bool:
+    return any(step.opname in instructions and step.argval == name for step in steps)
+
+
+def _change(steps: Sequence[dis.Instruction], name: object) -> int:
+    """Return how much a line looks like the change of a name, from 0 for not at all."""
+    names = {step.opname for step in steps}
+    loads, item = _has(steps, _LOADS, name), _has(steps, {"LOAD_CONST"}, name)
+    stores = _has(steps, _STORES, name) or (item and not names.isdisjoint(_ITEMS))
+    if stores and (loads or (item and "BINARY_OP" in names)):
+        return 4  # `self.n += 1`
+    if loads and any(step.argval in _CHANGING for step in steps):
+        return 3  # `self.log.append(n)`
+    return 2 if stores and ("BINARY_OP" in names or "LOAD_CONST" not in names) else int(stores)
 
 
 def code_of(fn: Any) -> CodeType | None:
@@ -142,39 +197,16 @@ def _source(filename: str, lineno: int) -> str:
     return linecache.getline(filename, lineno).strip()
 
 
-def library_calls() -> Iterator[tuple[str, str]]:
-    """Return the functions of installed libraries that run between the user's own line and here,
-    innermost first: ``("torch/nn/modules/batchnorm.py", "forward")``."""
-    for frame in _live():
-        code = frame.f_code
-        file = _path_in_packages(code.co_filename)
-        if file is not None:
-            yield file, code.co_name
-        elif is_users(code.co_filename):
-            return
-
-
-@functools.cache
-def _path_in_packages(filename: str) -> str | None:
-    """Return a file of an installed library as ``package/path.py``; None for another file."""
-    if filename.startswith(TORCH):
-        return "torch/" + filename[len(TORCH) :].replace(os.sep, "/")
-    _, found, path = filename.replace(os.sep, "/").rpartition("-packages/")
-    return path if found else None
-
-
 def levels_to_user() -> int:
-    """Return the `stacklevel` with which `warnings.warn`, called from here, shows the user's
-    line."""
-    for level, frame in enumerate(_live(), start=1):
+    """Return the `stacklevel` with which the caller's `warnings.warn` shows the user's line."""
+    for level, frame in enumerate(live(), start=1):
         if is_users(frame.f_code.co_filename):
             return level
     return 1
 
 
-def _live() -> Iterator[FrameType]:
-    """Return the frames above the caller's, innermost first. Asking each for its line would take
-    longer than all else."""
+def live() -> Iterator[FrameType]:
+    """Return the frames above the caller's, innermost first, without their lines."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame
@@ -188,23 +220,32 @@ def _raised(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file belongs neither to torch, nor onelaunch, nor the plumbing between."""
+    """Return whether a file belongs neither to torch, nor onelaunch, nor the standard library."""
     found = _users.get(filename)
     if found is not None:
         return found
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return not filename.startswith(_OF_GRAPHS) and bool(linecache.getline(filename, 1))
-    inside = os.path.abspath(filename).startswith((TORCH, PACKAGE, *_inductors()))
-    found = _users[filename] = not inside and filename not in PLUMBING
+    inside = os.path.abspath(filename).startswith((TORCH, *_inductors()))
+    inside |= filename.startswith(PACKAGE) or is_standard(os.path.abspath(filename))
+    found = _users[filename] = not inside
     return found
 
 
+def is_standard(file: str) -> bool:
+    """Return whether code is of the standard library, and of no package in its folder."""
+    inside = (file[len(path) :] for path in STANDARD if file.startswith(path))
+    return file.startswith("<frozen") or any(
+        name.partition(os.sep)[0] not in PACKAGE_FOLDERS for name in inside
+    )
+
+
 _OF_GRAPHS = "<eval_with_key>"
-"""Torch's name for the files of the code that it makes of graphs, whose source it keeps."""
+"""Torch's name for the files of code that it generates from graphs, with their source."""
 
 
 def _inductors() -> Sequence[str]:
-    """Return the folder where Inductor keeps the code that it makes, if it is in use."""
+    """Return the folder of Inductor's generated code, if Inductor is in use."""
     caches: Any = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
     read = getattr(caches, "cache_dir", None)  # it may be half imported
     return () if read is None else (os.path.abspath(read()) + os.sep,)

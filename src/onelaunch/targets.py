@@ -14,10 +14,10 @@ FIX = (
 Command = Literal["compare", "doctor", "optimize", "profile"]
 """The command that has a target, which messages name."""
 _SAVED: dict[Command, str] = {
-    "optimize": "onelaunch optimize path.py:model --apply plan.json",
+    "optimize": 'ol.Plan.from_json(open("plan.json").read()).apply(model, args)    # in Python',
     "profile": 'print(ol.Profile.from_json(open("profile.json").read()).summary)    # in Python',
 }
-"""The use of saved results of a command that does not show them again."""
+"""command -> the way to show its saved results."""
 
 
 def named(target: str, command: Command) -> tuple[str, str]:
@@ -27,7 +27,7 @@ def named(target: str, command: Command) -> tuple[str, str]:
         ArgumentError: OL401: it has another form.
     """
     place, separator, name = target.rpartition(":")
-    if not separator and target.endswith(".json"):  # those who show such files took them before
+    if not separator and target.endswith(".json"):
         raise bad_target(
             target,
             f"`onelaunch {command}` shows no saved results",
@@ -73,5 +73,4 @@ def _root(path: Path) -> tuple[Path, str]:
 
 
 def bad_target(target: str, what: str, why: str, fix: str = FIX) -> ArgumentError:
-    """Make the error for a target."""
     return ArgumentError("OL401", what, where=target, why=why, fix=fix)

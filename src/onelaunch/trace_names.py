@@ -1,7 +1,7 @@
 """The names of captures and replays in traces: of torch.profiler, and in NVTX by `emit_nvtx`.
 
-Each replay asks torch whether a profiler is on: a module's attribute, 9 ns. Torch keeps no list of
-callbacks for the start of a profiler, from which a replay could be told without asking.
+Each replay asks torch whether a profiler is on: a module's attribute, 9 ns. Torch calls nobody when
+a profiler starts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def sizes(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def named(text: str) -> AbstractContextManager[object]:
-    """Name what happens in a context, if a profiler is on."""
+    """Return a context with a name in traces, if a profiler is on."""
     on = profiler._is_profiler_enabled
     return profiler.record_function(text) if on else contextlib.nullcontext()
 
 
 def annotated(launch: Callable[..., None], text: str) -> Callable[..., None]:
-    """Make a launch that has a name in a trace."""
+    """Return a launch with a name in traces."""
 
     def launched(*args: Any) -> None:
         with profiler.record_function(text):

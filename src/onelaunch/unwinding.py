@@ -17,21 +17,21 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call_events import pause, set_profile
+from onelaunch.uncompiled import leave_alone
 
 T = TypeVar("T")
 
 _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")
-"""Dispatch keys that are on where a mode is. Guards of torch's that an interrupt ends out of turn
-may leave them on without a mode, and then no operation runs any more."""
+"""Dispatch keys of active modes. An interrupted guard of torch's may leave a key on without a mode,
+and then no operation runs any more."""
 AUTOCAST = ("cpu", "cuda", "privateuseone")
 """The devices whose autocast a callable may set."""
 
 
 @contextmanager
 def listed(entries: list[T], entry: T) -> Generator[None]:
-    """Keep an entry in a list meanwhile. Nothing stays there if a Ctrl-C comes between any two
-    lines."""
+    """Keep an entry in a list meanwhile, and remove it even after a Ctrl-C anywhere."""
     try:
         entries.append(entry)
         yield
@@ -40,20 +40,20 @@ def listed(entries: list[T], entry: T) -> Generator[None]:
             entries.remove(entry)
 
 
-class _Unnoticed(threading.local):
+class _CompiledForCapture(threading.local):
     by_dynamo = False
 
 
-unnoticed = _Unnoticed()
-"""`by_dynamo`: True where this thread runs code that is compiled for a capture."""
+unnoticed = _CompiledForCapture()
+"""`by_dynamo`: True while this thread runs code that is compiled for a capture."""
 
 
 class FunctionMode(TorchFunctionMode):
     """A function mode that ends only itself, whatever is on top of the stack.
 
     Torch pops a mode while the mode handles an operation (`_pop_mode_temporarily`, since
-    pytorch#84774), and does not push it again if a Ctrl-C stops it there: the mode's exit would
-    then pop another.
+    pytorch#84774). After a Ctrl-C it does not push the mode again, whose exit would then pop
+    another mode.
     """
 
     def __exit__(self, *raised: Any) -> None:
@@ -63,16 +63,22 @@ class FunctionMode(TorchFunctionMode):
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that ends only itself, too, below others even, and that several threads may
-    have at once.
+    """A dispatch mode that ends only itself, below other modes too, and in several threads at once.
 
-    Torch keeps in flags of the whole process whether a mode is on, and a mode restores their
-    previous values (pytorch#122339). Of two threads the second to begin would leave them on:
-    nothing would be compiled any more.
+    Torch keeps in flags of the process whether a mode is on, and a mode restores their previous
+    values (pytorch#122339). With modes in two threads the flags would stay on, and nothing would be
+    compiled any more.
     """
 
     _thread = 0
-    """The thread that it is on in."""
+    """The thread where the mode is active."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        own: Any = vars(cls).get("__torch_dispatch__")
+        super().__init_subclass__(**kwargs)
+        if own is not None:  # torch's wrapper would import Dynamo at the first operation: 2 s
+            cls.__torch_dispatch__ = own
+            leave_alone(own)
 
     def __enter__(self) -> Any:
         with _flags:
@@ -123,7 +129,7 @@ class same_modes:
         return self
 
     def restore(self) -> None:
-        """Restore them after a run that ended modes half way."""
+        """Restore the stacks after a run that ended modes half way."""
         self._restore_modes(Exception, None)
 
     def __exit__(
@@ -197,6 +203,12 @@ FLAGS: tuple[tuple[str, Callable[[], bool], Callable[[bool], object]], ...] = (
     ("math attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
     ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
     ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    ("mkldnn.deterministic", _C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
+    (
+        "filling of uninitialized memory",
+        _C._get_deterministic_fill_uninitialized_memory,
+        _C._set_deterministic_fill_uninitialized_memory,
+    ),
 )
 """Flags of torch's libraries: name, reader and writer."""
 
@@ -221,18 +233,16 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     _reduces("bf16"),
     *((read, write) for _, read, write in FLAGS),
 )
-"""The settings of torch that a call may leave changed (`call.ambient.noted_modes`): the function
-that reads each, and the one that sets it."""
+"""(reader, writer) for the settings of torch that a call may leave changed."""
 
 
-class Settings:
+class TorchSettings:
     """The settings of torch as they are now, to be restored."""
 
     def __init__(self) -> None:
         self._were = [read() for read, _ in _SETTINGS]
 
     def restore(self) -> None:
-        """Set those that have changed since."""
         for (read, write), was in zip(_SETTINGS, self._were, strict=True):
             if read() != was:
                 write(was)
@@ -249,7 +259,7 @@ class unwound(same_modes):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._settings = Settings()
+        self._settings = TorchSettings()
         self._hooks = _saving_hooks()
         self._nested = _nested()
         return self
@@ -268,7 +278,7 @@ def dispatch_modes() -> list[object]:
 
 
 def _forget_interrupted() -> None:
-    """Restore torch's flags where a mode of this thread was entered, and never exited."""
+    """Restore torch's flags after a mode of this thread that was entered and never exited."""
     thread, on = threading.get_ident(), dispatch_modes()
     with _flags:
         gone = [m for m in _entered if m._thread == thread and not any(m is other for other in on)]

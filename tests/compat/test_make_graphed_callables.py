@@ -203,6 +203,7 @@ class Gather(nn.Module):
         return {"output": torch.gather(x, 0, rows)}
 
 
+@pytest.mark.cpu
 def test_two_modules_and_three_functions(device: torch.device, rand: Rand) -> None:
     """The stress test of torch's: autocast around it all, an input that is not used, then eval."""
 

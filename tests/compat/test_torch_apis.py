@@ -784,6 +784,53 @@ def test_dynamo_can_be_told_to_leave_files_alone() -> None:
     assert any(path.endswith("frames") for path in added)
 
 
+def test_code_can_be_left_alone_without_an_import_of_dynamo() -> None:
+    """`uncompiled` has the code of modes skipped, with all that it calls, by Dynamo's C part."""
+    import torch._dynamo
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def inner(x: Tensor) -> Tensor:
+        return x + 1
+
+    def skipped(x: Tensor) -> Tensor:
+        return inner(x)
+
+    frames = C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(skipped.__code__, frames._FrameExecStrategy(skip, skip))
+    torch._dynamo.reset()
+    torch.compile(skipped, backend=backend)(torch.ones(2))
+    assert not graphs
+    torch.compile(inner, backend=backend)(torch.ones(2))
+    assert graphs
+    torch._dynamo.reset()
+
+
+def test_the_engine_takes_gradients_and_checks_their_sizes() -> None:
+    """`autograd.engine` calls it without `torch.autograd.grad`, which imports sympy."""
+    x = torch.ones(2, 3, requires_grad=True)
+    unused = torch.ones(2, requires_grad=True)
+    y = x * 2
+    run = torch.autograd.graph._engine_run_backward
+    given = torch.full((2, 3), 3.0)
+    ends = (y,), (given,), True, False, (x, unused)
+    found = run(*ends, True, accumulate_grad=False)
+    assert found[0].tolist() == [[6.0] * 3] * 2
+    assert found[1] is None
+    ends = (y,), (torch.ones(2, 4),), True, False, (x,)
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        run(*ends, True, accumulate_grad=False)
+    edge = torch.autograd.graph.get_gradient_edge(x)
+    run((edge,), (given,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    assert x.grad is not None
+    assert x.grad.tolist() == [[3.0] * 3] * 2
+
+
 # The doctor.
 
 
@@ -919,3 +966,13 @@ def test_dynamo_keeps_backends_to_reset_and_the_values_of_floats() -> None:
     env = value.node.shape_env
     named = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
     assert value.node._expr in getattr(env, named)
+
+
+def test_cufft_plans_are_freed_by_two_functions() -> None:
+    """`driver/cuda/fft_plans.py` wraps both."""
+    assert callable(torch._cufft_clear_plan_cache)
+    assert callable(torch._cufft_get_plan_cache_size)
+    assert callable(torch._cufft_get_plan_cache_max_size)
+    cache = torch.backends.cuda.cuFFTPlanCache
+    assert callable(vars(cache)["max_size"].setter)
+    assert "torch._cufft_clear_plan_cache(" in inspect.getsource(cache.clear)

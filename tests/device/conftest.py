@@ -18,17 +18,10 @@ from .drop_in import random_tensor
 )
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test's tensors live."""
-    if request.param == "tape" and torch.cuda.is_available():
-        # Several workers share the tests, in any order; see `tests/conftest.py`.
-        pytest.skip("needs a process without a GPU: CUDA_VISIBLE_DEVICES=")
     if request.param == "tape":
         from onelaunch import testing
 
         testing.install()
-    elif request.param == "cuda" and not torch.cuda.is_available():
-        if request.config.getoption("--require-gpu"):
-            pytest.fail("--require-gpu, and there is no GPU")
-        pytest.skip("no GPU")
     return (
         torch.device(request.param, 0) if request.param == "cuda" else torch.device(request.param)
     )
@@ -81,14 +74,14 @@ def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
         torch._dynamo.reset()
         return
 
-    def on(callee: Any, driver: Any) -> Any:
+    def captured_form(callee: Any, driver: Any) -> Any:
         if not callee.compile:
             return callee.fn
         if callee._compiled is None:
             callee._compiled = lambda *args, **kwargs: callee.fn(*args, **kwargs)
         return callee._compiled
 
-    monkeypatch.setattr(Callee, "on", on)
+    monkeypatch.setattr(Callee, "captured_form", captured_form)
 
 
 def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +93,16 @@ def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def missed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many copies of host values each attempt at a capture lacked."""
-    from onelaunch.watch.lifted import Lifted
+    from onelaunch.watch.lifted import DeviceConstants
 
     found: list[int] = []
-    make = Lifted.make
+    make = DeviceConstants.make
 
-    def made(self: Lifted) -> None:
+    def made(self: DeviceConstants) -> None:
         found.append(len(self.missing))
         make(self)
 
-    monkeypatch.setattr(Lifted, "make", made)
+    monkeypatch.setattr(DeviceConstants, "make", made)
     return found
 
 

@@ -206,7 +206,8 @@ def right_or_refused(world: World, *codes: str, calls: int = 4) -> str | None:
 
 def allocated(device: torch.device) -> int:
     """Bytes of device memory in use, garbage apart; 0 where the host does not count."""
-    gc.collect()
+    while gc.collect():  # what one collection finalizes is garbage of the next
+        pass
     if device.type == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()

@@ -101,6 +101,63 @@ def test_an_object_made_anew_at_each_call_is_graphed(rand: Rand, kind: str) -> N
     assert replays(fast) >= 8
 
 
+class Hetero:
+    """A table of stores, and one more that holds no tensor: each knows the object that it is in."""
+
+    def __init__(self, **tables: Any) -> None:
+        self.tables = {name: Store(self, **values) for name, values in tables.items()}
+        self.whole = Store(self)
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self.tables[name].values
+
+
+def test_an_object_without_tensors_in_one_that_is_taken_apart(rand: Rand) -> None:
+    def f(data: Hetero) -> Tensor:
+        return data["a"]["x"] * data["b"]["x"] + len(data.whole.values)
+
+    fast = ol.graph(f, warmup=1)
+    held = [Hetero(a={"x": rand(i, 3)}, b={"x": rand(i + 1, 3)}) for i in range(25)]
+    with torch.no_grad():
+        for data in held:
+            assert_same(fast(data), f(data))
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "hetero"])  # no namespace: it takes no weak reference
+def test_an_object_that_is_gone_by_the_next_call_is_soon_taken_apart(rand: Rand, kind: str) -> None:
+    """As the batches of a loader. It can never come again, so one recording of it is no use."""
+
+    def f(data: Any) -> Tensor:
+        return (data["a"]["x"] if isinstance(data, Hetero) else data.x) * 2
+
+    fast = ol.graph(f)
+    make = MADE.get(kind, lambda x: Hetero(a={"x": x}))
+    with torch.no_grad():
+        for i in range(14):
+            assert_same(fast(make(rand(i, 3, 2))), rand(i, 3, 2) * 2)
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 3
+
+
+def test_objects_that_come_again_stay_state_although_others_are_gone(rand: Rand) -> None:
+    """A request makes a cache, and calls with it several times: the next one brings another."""
+
+    def f(cache: Data, x: Tensor) -> Tensor:
+        cache.x = cache.x + x
+        return cache.x * cache.size
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for request in range(4):
+            cache, mine = Data(rand(request, 3)), Data(rand(request, 3))
+            for i in range(6):
+                assert_same(fast(cache, rand(i, 3)), f(mine, rand(i, 3)))
+                assert_same(cache.x, mine.x)
+    assert replays(fast) >= 12
+
+
 def test_what_refers_to_an_object_refers_to_it_in_a_capture(rand: Rand) -> None:
     def f(graph: Any) -> Tensor:
         assert graph.itself is graph

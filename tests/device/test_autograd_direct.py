@@ -6,6 +6,7 @@ The tests of gradients, hooks and flights run once more with the option on.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,12 +20,6 @@ from .drop_in import CUDA, replays
 from .training import Net, Optimized, Rand, train
 
 _OTHERWISE = {
-    # of `torch.autograd.grad` and ``backward(inputs=...)`` of parameters
-    "test_retain_graph_and_a_second_backward",
-    "test_autograd_grad",
-    "test_backward_of_some_inputs",
-    "test_gradients_beside_what_the_forward_wrote_over",
-    "test_gradients_of_parameters_in_batches",
     # bit for bit with several contributions to one gradient
     "test_a_parameter_of_two_modules_and_of_eager_code",
 }
@@ -52,14 +47,76 @@ def test_parameters_are_no_inputs_of_the_node(device: torch.device, rand: Rand) 
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_autograd_grad_of_a_parameter_raises(device: torch.device, rand: Rand) -> None:
-    model = Net(device)
-    fast = ol.graph(model, warmup=1)
+CALLS: dict[str, Callable[[Any, Any, Tensor], Any]] = {
+    "some": lambda f, p, x: torch.autograd.grad(f(x).square().sum(), p[:1]),
+    "a chain": lambda f, p, x: torch.autograd.grad(f(f(x)).square().sum(), p),
+    "beside eager code": lambda f, p, x: torch.autograd.grad(f(x).sum() + p[0].square().sum(), p),
+    "an edge": lambda f, p, x: torch.autograd.grad(
+        f(x).sum(), [torch.autograd.graph.get_gradient_edge(p[0])]
+    ),
+    "in a batch": lambda f, p, x: torch.autograd.grad(
+        f(x), p, torch.eye(8, device=x.device).view(8, 2, 4), is_grads_batched=True
+    ),
+    "no use": lambda f, p, x: torch.autograd.grad(
+        f(x).sum(), [p[0], torch.ones(1, device=x.device, requires_grad=True)], allow_unused=True
+    ),
+    "inputs": lambda f, p, x: f(x).square().sum().backward(inputs=p[:1]),
+    "inputs of a chain": lambda f, p, x: f(f(x)).square().sum().backward(inputs=p[1:]),
+    "inputs beside": lambda f, p, x: (f(x).sum() + p[1].sum()).backward(inputs=p[:1]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_parameters_by_name(device: torch.device, rand: Rand, name: str) -> None:
+    """Those that a call asks for get their gradient, and no others."""
+    torch.manual_seed(3)
+    layer, other = nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device)
+    other.load_state_dict(layer.state_dict())
+    fast = ol.graph(layer, warmup=1, max_in_flight=2)
+    for i in range(6):
+        found: list[Any] = []
+        for f, module in ((other, other), (fast, layer)):
+            if i % 2:
+                module.zero_grad()
+            p = list(module.parameters())
+            found.append([CALLS[name](f, p, rand(i, 2, 4)), [q.grad for q in p]])
+        torch.testing.assert_close(found[1], found[0])
+    assert replays(fast) >= 5
+
+
+def test_a_parameter_of_no_use_raises(device: torch.device, rand: Rand) -> None:
+    model, others = Net(device), Net(device)
+    fast, rest = ol.graph(model, warmup=1), ol.graph(others, warmup=1)
     for i in range(3):
         fast(rand(i, 5, 4)).sum().backward()
-    assert replays(fast) == 2
+        rest(rand(i, 5, 4)).sum().backward()
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
-        torch.autograd.grad(fast(rand(9, 5, 4)).sum(), list(model.parameters()))
+        torch.autograd.grad(fast(rand(9, 5, 4)).sum(), list(others.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "node", "several"])
+def test_a_hook_put_on_just_before_a_gradient_is_asked_for(
+    device: torch.device, rand: Rand, kind: str
+) -> None:
+    edge, several = torch.autograd.graph.get_gradient_edge, torch.autograd.graph
+
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        loss, weight, seen = model(rand(i, 5, 4)).square().mean(), model.out.weight, list[Any]()
+        if kind == "tensor":
+            handle = weight.register_hook(lambda g: g * 3)
+            found: Any = torch.autograd.grad(loss, [weight])
+        elif kind == "node":
+            node = edge(weight).node
+            handle: Any = node.register_prehook(lambda gs: (gs[0] * 3,))  # pyright: ignore
+            found = loss.backward()
+        else:
+            handle = several.register_multi_grad_hook(list(model.parameters()), seen.append)
+            found = loss.backward()
+        handle.remove()
+        return found, seen
+
+    train(Net(device), program, steps=8, recordings=None)
 
 
 @pytest.mark.parametrize("how", ["grad", "inputs"])

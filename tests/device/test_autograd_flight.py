@@ -198,6 +198,20 @@ def test_a_result_without_a_gradient_changed_before_the_backward(
     assert replays(fast) >= 3
 
 
+def test_an_edit_before_a_gradient_of_one_parameter_is_asked_for(
+    device: torch.device, rand: Rand
+) -> None:
+    def program(model: Any, i: int) -> Any:
+        x = rand(i, 5, 4)
+        loss = model(x).square().mean()
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, [model.inner.weight], retain_graph=True)
+        return torch.autograd.grad(loss, [model.out.bias])
+
+    train(Net(device), program)
+
+
 def test_what_the_backward_does_not_read_may_change(device: torch.device, rand: Rand) -> None:
     """The bias of a linear layer is not saved, so eager does not mind a step in between."""
 
@@ -306,6 +320,7 @@ def test_an_eager_run_in_another_thread_meets_no_stand_ins(
     assert_same(gradients, list(torch.autograd.grad(model(rand(1, 5, 4)).sum(), weight)))
 
 
+@pytest.mark.thorough
 def test_no_memory_growth(device: torch.device, rand: Rand) -> None:
     model = Net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -84,6 +84,7 @@ class Residual(nn.Module):
     clears=st.sampled_from(["to none", "to zero", "never"]),
     seed=st.integers(0, 1000),
 )
+@pytest.mark.thorough
 def test_gradients_of_random_modules(
     device: torch.device,
     names: list[str],

@@ -239,12 +239,12 @@ def test_attention_in_training(device: torch.device, rand: Rand) -> None:
 def test_options_are_checked() -> None:
     for options in ({"codegen": "triton"}, {"warmup": 0}, {"pool": 3}, {"on_refusal": "split"}):
         with pytest.raises(ol.ArgumentError, match="OL401"):
-            backend.Settings.of(None, options)
+            backend.CompileSettings.of(None, options)
     for name, near in {"bukets": "fix: +buckets", "epilog_fusion": "epilogue_fusion"}.items():
         for codegen in ("eager", "inductor"):
             with pytest.raises(ol.ArgumentError, match=f"(?s)no option '{name}'.*{near}"):
-                backend.Settings.of(None, {"codegen": codegen, name: None})
-    settings = backend.Settings.of("max-autotune", {"epilogue_fusion": True, "warmup": 2})
+                backend.CompileSettings.of(None, {"codegen": codegen, name: None})
+    settings = backend.CompileSettings.of("max-autotune", {"epilogue_fusion": True, "warmup": 2})
     assert settings.inductor == {"epilogue_fusion": True}
     assert settings.graph.warmup == 2
 

@@ -271,6 +271,44 @@ def test_reads_that_dynamo_captures(device: torch.device, rand: Rand, what: str)
         assert len(recordings()) >= 2
 
 
+def doubled_where_large(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[y > 0.5] *= 2
+    return y
+
+
+def summed_where_large(x: Tensor) -> Tensor:
+    y = x * 2
+    large = y > 0.5
+    return y.index_put((large,), y[large].cumsum(0)) + 1
+
+
+def histogram(x: Tensor) -> Tensor:
+    y = x * 2
+    return torch.histc(y, 4, min=y.min().item(), max=y.max().item()) + 1
+
+
+def written_over_a_view(x: Tensor) -> Tensor:
+    large = (x * 2)[x > 0.5]
+    large[1:].add_(1)
+    return large.sum() + x
+
+
+@on_accelerators
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "f", [doubled_where_large, summed_where_large, histogram, written_over_a_view]
+)
+def test_sizes_and_numbers_that_no_rule_asks_for(f: F, dynamic: bool | None, rand: Rand) -> None:
+    """They are symbols when the graph is compiled, and the data says them."""
+    captured = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch.no_grad(), dynamo_config.patch(captured), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = torch.compile(f, backend=onelaunch, dynamic=dynamic)
+        same_calls(f, fast, lambda i: (rand(i, 6 + (i // 6 if dynamic else 0), 8),), calls=10)
+    assert replays() >= 4
+
+
 # Gradients.
 
 
@@ -437,6 +475,7 @@ def test_recordings_share_one_stream(device: torch.device, rand: Rand) -> None:
 # The end.
 
 
+@pytest.mark.thorough
 @on_accelerators
 @pytest.mark.parametrize("first", ["results", "recordings"])
 def test_all_memory_comes_back(device: torch.device, rand: Rand, first: str) -> None:

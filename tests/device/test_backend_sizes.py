@@ -220,4 +220,4 @@ def test_names_that_no_graph_has_are_refused() -> None:
         4,
     ):
         with pytest.raises(ol.ArgumentError, match="OL401"):
-            backend.Settings.of(None, {"buckets": buckets})
+            backend.CompileSettings.of(None, {"buckets": buckets})

@@ -256,6 +256,7 @@ def test_many_functions_of_one_code(device: torch.device, rand: Rand) -> None:
 # Modes.
 
 
+@pytest.mark.cpu
 @on_accelerators
 def test_grad_mode_inference_mode_and_autocast(device: torch.device, rand: Rand) -> None:
     model, other = two_models(device, lambda: nn.Linear(8, 8))

@@ -411,6 +411,7 @@ def test_inside_of_a_graphed_callable(device: torch.device, rand: Rand, world: W
     assert outer.stats().replays > 0
 
 
+@pytest.mark.thorough
 def test_what_is_gone_is_freed(device: torch.device, rand: Rand, world: World) -> None:
     left: list[int] = []
     for _ in range(2):  # cuBLAS keeps the memory of its first use on a stream

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import onelaunch as ol
 from tests.fuzz.host_values import with_gradient
 
-from .drop_in import assert_same, on_accelerators, replays
+from .drop_in import assert_same, drop_in_worlds, on_accelerators, replays
 
 Rand = Callable[..., Tensor]
 
@@ -121,6 +121,81 @@ def test_in_a_whole_step(device: torch.device, name: str, rand: Rand) -> None:
     assert replays(fast) == 8
 
 
+class Scaled(torch.autograd.Function):
+    """A loss that C++ differentiates nothing of: its gradient is Python's."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, scale: Callable[[], float]) -> Tensor:
+        ctx.scale = scale
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        factor = ctx.scale()  # before any operation
+        return gradient * factor, None
+
+
+def hooked_by(loss: Tensor, scale: Callable[[], float]) -> Tensor:
+    loss.register_hook(lambda g: g * scale())
+    return loss
+
+
+def unpacked_by(loss: Tensor, scale: Callable[[], float]) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * scale()):
+        return loss.square()
+
+
+def hooked_node(loss: Tensor, scale: Callable[[], float]) -> Tensor:
+    assert loss.grad_fn is not None
+    loss.grad_fn.register_prehook(lambda gradients: (gradients[0] * scale(),))
+    return loss
+
+
+def recomputed_by(loss: Tensor, scale: Callable[[], float]) -> Tensor:
+    return checkpoint(lambda t: t * t * scale(), loss, use_reentrant=True)
+
+
+FIRST: dict[str, Callable[[Tensor, Callable[[], float]], Tensor]] = {
+    "function": Scaled.apply,
+    "hook": hooked_by,
+    "unpack": unpacked_by,
+    "node": hooked_node,
+    "checkpoint": recomputed_by,
+    "compiled": lambda loss, scale: Scaled.apply(
+        torch.compile(cube, backend="aot_eager")(loss), scale
+    ),
+}
+
+
+def cube(t: Tensor) -> Tensor:
+    return t**3
+
+
+@pytest.mark.filterwarnings(r"ignore:\[OL308\]")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo asks for
+@pytest.mark.parametrize("first", FIRST)
+def test_what_it_reads_before_any_operation(
+    device: torch.device, first: str, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread for a device is watched from its first frame on."""
+
+    def world() -> tuple[Any, Any]:
+        weight = nn.Parameter(torch.ones(3, device=device))
+
+        def step(x: Tensor) -> Tensor:
+            weight.grad = None
+            FIRST[first]((weight * x).sum(), lambda: SETTINGS["scale"]).backward()
+            assert weight.grad is not None
+            return weight.grad.clone()
+
+        return step, lambda i: (rand(i, 3),)
+
+    def between(i: int, step: Any) -> None:
+        monkeypatch.setitem(SETTINGS, "scale", 2.0 + (i >= 4))
+
+    drop_in_worlds(world, calls=8, recordings=2, mode=torch.enable_grad, between=between)
+
+
 def test_what_it_reads_is_compared(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, tables and attributes, by the backward itself."""
 
@@ -172,6 +247,7 @@ def test_a_number_that_it_moves_on_is_refused(rand: Rand, on_refusal: Any) -> No
             train()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("on_refusal", ["raise", "eager"])
 def test_a_clock_is_refused(rand: Rand, on_refusal: Any) -> None:
     def change(grad: Tensor) -> Tensor:

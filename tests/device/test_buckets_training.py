@@ -43,6 +43,7 @@ def same_parameters(a: nn.Module, b: nn.Module, tolerance: float = 1e-4) -> None
         )
 
 
+@pytest.mark.thorough
 def test_a_hundred_steps_of_random_sizes(device: torch.device, rand: Rand) -> None:
     torch.manual_seed(1)
     eager = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import enum
 import math
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,16 @@ def as_number(c: Any) -> float:
         (torch.channels_last, torch.contiguous_format),
         (int, float),
         (..., None),
+        (np.float64(2.0), 2.0),
+        (np.float64(2.0), np.float32(2.0)),
+        (np.float64(0.0), np.float64(-0.0)),
+        (np.float32(1.0), np.float32(math.nan)),
+        (np.int64(2), np.int32(2)),
+        (np.bool_(True), np.bool_(False)),
+        (np.complex64(1j), np.complex64(1 + 1j)),
+        (np.datetime64("2026-01-01"), np.datetime64("2026-01-01", "s")),
+        (Decimal("2"), Decimal("2.0")),
+        (datetime.date(2026, 1, 2), datetime.date(2026, 1, 3)),
     ],
     ids=repr,
 )
@@ -101,7 +113,6 @@ def test_constants_by_type_and_bits(rand: Rand, a: Any, b: Any) -> None:
         (range(3), range(4)),
         (frozenset({1}), frozenset({2})),
         (math.sin, math.cos),
-        (np.float32(2.0), np.float64(2.0)),
         (np.arange(3), np.arange(4)),
     ],
     ids=lambda c: type(c).__name__,
@@ -113,6 +124,45 @@ def test_other_constants_are_told_apart_or_run_eagerly(rand: Rand, a: Any, b: An
         for i in range(8):
             c = b if i % 2 else a
             assert_same(fast(rand(i, 3), c), rand(i, 3) * as_number(c))
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.int64, np.bool_])
+def test_a_number_of_numpy_that_is_made_anew_fits(rand: Rand, kind: Any) -> None:
+    fast = drop_in(lambda x, n: (x * float(n), n), lambda i: (rand(i, 3), kind(3)))
+    assert fast.recordings[0].replays == 4
+
+
+def test_a_number_of_numpy_that_changes_is_named(rand: Rand) -> None:
+    fast = ol.graph(lambda x, n: x * float(n), warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            assert_same(fast(rand(i, 3), np.float32(i)), rand(i, 3) * i)
+        with pytest.warns(ol.GraphWarning, match=r"(?s)OL301.*0-dim tensor"):
+            fast(rand(8, 3), np.float32(8))
+
+
+class Settable:
+    """It says what is equal, and its parts may be set all the same."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settable)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_an_object_with_slots_is_no_value(rand: Rand) -> None:
+    held = Settable(2.0)
+    fast = ol.graph(lambda x: x * held.scale, warmup=1)
+    with torch.no_grad():
+        for i in range(9):
+            held.scale = 2.0 + i // 3
+            assert_same(fast(rand(i, 3)), rand(i, 3) * held.scale)
 
 
 def test_nan_fits_nan(rand: Rand) -> None:

@@ -89,6 +89,7 @@ def test_buckets(
     assert len(fast.recordings) == 2
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_a_step_whose_numbers_change(
     device: torch.device, default: torch.device, kind: Callable[..., torch.optim.Optimizer]

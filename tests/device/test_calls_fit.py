@@ -113,6 +113,7 @@ def test_storage_offset_alone_changes_nothing_in_the_result(rand: Rand) -> None:
     )
 
 
+@pytest.mark.cpu
 @on_accelerators
 def test_device_of_an_argument(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:

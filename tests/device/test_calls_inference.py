@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, replays
+from .drop_in import assert_same, drop_in, drop_in_worlds, replays
 
 Rand = Callable[..., Tensor]
 
@@ -29,6 +29,25 @@ COMPOSITES: dict[str, Callable[[Tensor], Any]] = {
     "loss": lambda x: (F.cross_entropy(x, x.softmax(1)), F.huber_loss(x, x * 2)),
     "activations": lambda x: (F.gelu(x), F.softplus(x), F.selu(x), F.logsigmoid(x), F.glu(x, 0)),
     "pads": lambda x: F.pad(x, (1, 2, 1, 1), mode="reflect"),
+    "chunks": lambda x: [part * 2 for part in (*x.chunk(2, -1), *torch.chunk(x[0], 5))],
+    "narrowed": lambda x: (x.narrow(2, 1, 4) + 1, x.narrow_copy(0, 1, 1) + 1),
+    "parts": lambda x: [
+        part + 1
+        for way in (torch.hsplit, torch.vsplit, torch.dsplit, torch.tensor_split)
+        for part in way(x[:, :2, :8, :8], 2)
+    ],
+    "rearranged": lambda x: (
+        x.movedim(1, 3) + 1,
+        x.swapaxes(0, 1) + 1,
+        x.unflatten(1, (3, 1)) + 1,
+        x.diagonal(dim1=2, dim2=3) + 1,
+        x.unfold(2, 3, 2) + 1,
+        x.mT + 1,
+        x.ravel() + 1,
+        x.expand_as(x) + 1,
+        x.select(1, 2) + 1,
+        torch.atleast_3d(x[0, 0]) + 1,
+    ),
 }
 
 
@@ -101,3 +120,29 @@ def test_products_of_views_of_a_parameter(
         return attention(x[:, :1] if batch_first else x[:1], x, x)
 
     drop_in_worlds(lambda: (f, lambda i: (rand(i, 2, 16, 32),)), mode=torch.inference_mode)
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "chunk": lambda t: t.chunk(2, -1),
+    "chunk of a chunk": lambda t: t.chunk(2, -1)[1].chunk(2),
+    "narrow": lambda t: t.narrow(1, 1, 2),
+    "transposed": lambda t: t.mT.chunk(2),
+    "split": lambda t: t.tensor_split(2, -1),
+    "unbound": lambda t: t.unbind(),
+    "reshaped": lambda t: t.reshape(-1),
+}
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "view", "argument"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_in_inference_mode_of_tensors_from_outside(rand: Rand, name: str, kind: str) -> None:
+    """Of an image model's rotary embedding: `chunk` and `narrow` come undone in that mode alone."""
+    table = {"parameter": nn.Parameter(rand(1, 4, 6)), "view": rand(1, 8, 6)[:4]}.get(kind)
+    table = rand(1, 4, 6) if table is None else table
+
+    def f(x: Tensor, t: Tensor) -> Any:
+        views = VIEWS[name](t if kind == "argument" else table)
+        found = views if isinstance(views, tuple) else (views,)
+        return sum((v.sin().sum() for v in found), x), found[-1]
+
+    drop_in(f, lambda i: (rand(i, 2), rand(i, 4, 6)), mode=torch.inference_mode)

@@ -196,7 +196,8 @@ def test_function_mode(rand: Rand) -> None:
 def test_torch_compile_traces_through(device: torch.device, rand: Rand) -> None:
     counted = Counted(rand)
     compiled = torch.compile(lambda x: counted.fast(x) + 1, backend="eager")
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*OL313")
         for i in range(4):
             assert_same(compiled(rand(i, 3)), rand(i, 3).sin() * 2 + 1)
     torch._dynamo.reset()
@@ -288,3 +289,26 @@ def test_a_call_that_is_refused_for_such_an_operator_is_made_once(
             assert_same(fast(rand(i, 3)), f(rand(i, 3), expected))
             assert_same(ours, expected)
     assert not fast.recordings
+
+
+@pytest.mark.parametrize("kind", ["function", "module", "buckets", "inside"])
+def test_a_graphed_callable_that_is_compiled_is_named(rand: Rand, kind: str) -> None:
+    """Its recordings are not used there."""
+    torch._dynamo.reset()
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).sin()
+
+    f.__name__ = f"{kind} on {rand(0, 1).device}"  # each is told of once
+    model: Any = f
+    if kind == "module":
+        model = type(f.__name__, (nn.Tanh,), {})()
+    fast = ol.graph(model, buckets=ol.Buckets(0, (4,)) if kind == "buckets" else None)
+    compiled = torch.compile(
+        (lambda x: fast(x)) if kind == "inside" else fast, backend="eager", fullgraph=True
+    )
+    with torch.no_grad():
+        with pytest.warns(ol.GraphWarning, match=r"OL313.*(\n.*)*compile=True"):
+            compiled(rand(0, 3, 4))
+        assert_same(compiled(rand(1, 3, 4)), model(rand(1, 3, 4)))
+    assert fast.stats().warmup_calls == 0

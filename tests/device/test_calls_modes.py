@@ -91,6 +91,14 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: attribute(torch.backends.cudnn, "enabled", False),
         lambda: torch.backends.cudnn.enabled,
     ),
+    "mkldnn deterministic": (
+        lambda: attribute(torch.backends.mkldnn, "deterministic", True),
+        lambda: torch.backends.mkldnn.deterministic,
+    ),
+    "uninitialized memory": (
+        lambda: attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    ),
     "deterministic": (
         lambda: setting(
             torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
@@ -143,6 +151,33 @@ def test_modes(rand: Rand, name: str) -> None:
         assert got.is_inference() == (name == "inference" and i % 2 == 1)
     assert len(fast.recordings) == 2
     assert all(r.replays > 0 for r in fast.recordings)
+
+
+FLAGS: dict[str, tuple[Callable[[bool], Any], Callable[[Tensor], Any]]] = {
+    "fast path of attention": (
+        torch.backends.mha.set_fastpath_enabled,
+        lambda x: x * (2 if torch.backends.mha.get_fastpath_enabled() else 3),
+    ),
+    "opt_einsum": (
+        lambda on: setattr(torch.backends.opt_einsum, "enabled", on),
+        lambda x: x * (2 if torch.backends.opt_einsum.enabled else 3),
+    ),
+}
+"""Flags that torch keeps in Python, and computes with."""
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_in_python(rand: Rand, name: str) -> None:
+    write, f = FLAGS[name]
+    fast = ol.graph(f, warmup=1)
+    try:
+        for on in (True, False, True):
+            write(on)
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    finally:
+        write(True)
+    assert replays(fast) > 0
 
 
 @on_cpu_and_cuda

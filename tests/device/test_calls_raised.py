@@ -395,6 +395,7 @@ def test_a_trace_spares_the_exit_of_a_with() -> None:
     assert spared == [1, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("files", "every"), [(("",), 8), (MODES, 30)], ids=["anywhere", "as modes change"]

@@ -287,7 +287,7 @@ def test_operators_of_other_libraries_are_refused_by_their_tags(
             check_refused(f, (rand(0, 3),), TAGGED[tag], line)
             (found,) = [
                 finding
-                for finding in ol.diagnose(f, rand(0, 3)).findings
+                for finding in ol.diagnose(f, (rand(0, 3),)).findings
                 if finding.severity == "blocks-capture"
             ]
             assert found.code == TAGGED[tag]

@@ -156,7 +156,9 @@ def test_a_refused_step_keeps_no_autograd_graph(device: torch.device, rand: Rand
 
     def kept() -> int:
         """Views that were seen; they keep nodes, as long as no collection comes by."""
-        return sum(len(o._kept) for o in gc.get_objects() if type(o) is Observer)
+        return sum(
+            len(o.memory._kept) + len(o.host._kept) for o in gc.get_objects() if type(o) is Observer
+        )
 
     fast: Any = ol.graph(step, warmup=1)
     fast(rand(0, 5, 4))

@@ -22,6 +22,7 @@ def test_functions_are_right_or_refused(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("device", ["tape"], indirect=True)
+@pytest.mark.thorough
 def test_compiled_programs(device: torch.device) -> None:
     said: list[str] = []
     found = gradients.fuzz(range(1, 13), device, said.append, "compile")

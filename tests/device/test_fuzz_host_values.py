@@ -10,6 +10,7 @@ from tests.fuzz import host_values
 PROGRAMS = {"cpu": 5, "tape": 8, "cuda": 10}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("part", range(3))
 def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
     count = PROGRAMS[device.type]

@@ -22,6 +22,7 @@ def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["tape"], indirect=True)
+@pytest.mark.thorough
 def test_compiled_programs(device: torch.device) -> None:
     said: list[str] = []
     found = state.fuzz(range(1, 11), device, said.append, "compile")

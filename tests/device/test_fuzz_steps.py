@@ -21,8 +21,9 @@ def test_programs_are_right_or_refused(device: torch.device, part: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["tape"], indirect=True)
+@pytest.mark.thorough
 def test_compiled_programs(device: torch.device) -> None:
     said: list[str] = []
-    found = steps.fuzz((5, 6, 8, 9, 11), device, said.append, "compile")
+    found = steps.fuzz((5, 6, 8, 9, 11, 12, 14), device, said.append, "compile")
     assert not said, said[0]
     assert found["replayed"] > 3

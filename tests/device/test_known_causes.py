@@ -395,6 +395,46 @@ def test_a_loss_over_alignments(device: torch.device, rand: Rand) -> None:
     assert replays(fast)
 
 
+@pytest.mark.parametrize("where", ["arguments", "state", "numbers", "targets too"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_loss_over_alignments_whose_lengths_are_on_the_host(
+    device: torch.device, rand: Rand, where: str, whole: bool
+) -> None:
+    """Torch takes another way with them where its operations are watched, and fails there."""
+    targets = torch.tensor([[1, 2], [3, 4]], device="cpu" if where == "targets too" else device)
+    lengths: Any = torch.tensor([6, 5]), torch.tensor([2, 1])
+    if where == "numbers":
+        lengths = (6, 5), (2, 1)
+
+    def world() -> Any:
+        torch.manual_seed(0)
+        layer = nn.Linear(5, 5).to(device)
+
+        def step(x: Tensor, *given: Tensor) -> Tensor:
+            y = layer(x).log_softmax(-1)
+            loss = nn.functional.ctc_loss(y, targets, *(given or lengths))
+            if whole:
+                loss.backward()
+                with torch.no_grad():
+                    for p in layer.parameters():
+                        p.sub_(p.grad, alpha=0.1)
+                layer.zero_grad()
+            return loss.detach() if whole else loss
+
+        return layer, step
+
+    (layer, step), (other, eager) = world(), world()
+    given = lengths if where == "arguments" else ()
+    fast = ol.graph(step, warmup=2)
+    for i in range(2):
+        torch.testing.assert_close(fast(rand(i, 6, 2, 5), *given), eager(rand(i, 6, 2, 5), *given))
+    with pytest.raises(ol.CaptureError, match=r"(?s)OL10[234].*ctc_loss") as caught:
+        fast(rand(2, 6, 2, 5), *given)
+    assert "ctc_loss(y, targets" in str(caught.value.where)
+    for a, b in zip(layer.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @on_cpu_and_cuda
 def test_a_metric_that_counts_classes(device: torch.device, rand: Rand) -> None:
     metrics = pytest.importorskip("torchmetrics")

@@ -140,12 +140,10 @@ def test_a_one_hot_draw(device: torch.device, rand: Rand) -> None:
     assert "Categorical" in fix
     draw, mended = code_in(fix)
 
-    def written(logits: Tensor) -> Tensor:
-        names = {"torch": torch, "logits": logits, "n": logits.shape[-1]}
-        exec(draw, names)
-        return eval(mended, names)
-
-    fast = ol.graph(written, warmup=1)
+    names: dict[str, Any] = {"torch": torch}
+    lines = ["n = logits.shape[-1]", *draw.splitlines(), f"return {mended}"]
+    exec("\n    ".join(["def written(logits):", *lines]), names)
+    fast = ol.graph(names["written"], warmup=1)
     for i in range(5):
         torch.manual_seed(i)
         got = fast(rand(i, 5, 4))

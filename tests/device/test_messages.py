@@ -3,7 +3,11 @@ begins."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
 import pathlib
+import statistics
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +42,8 @@ def hides(x: Tensor) -> Tensor:
     return y + 1
 
 
-def replaces(x: list[Tensor]) -> Tensor:  # begins here
-    x[0] = x[0] * 2
+def replaces(x: list[Tensor]) -> Tensor:
+    x[0] = x[0] * 2  # replaced here
     return x[0] + 1
 
 
@@ -60,7 +64,7 @@ def iterates(x: Tensor) -> Any:  # begins here
 REFUSED: dict[str, tuple[Callable[..., Any], str, str]] = {
     "a list": (appends, "OL105", "# put there"),
     "an iterator": (hides, "OL105", "# made here"),
-    "a list among the arguments": (replaces, "OL105", "# begins here"),
+    "a list among the arguments": (replaces, "OL105", "# replaced here"),
     "a seed": (seeds, "OL106", "# seeds here"),
     "a transposed argument": (transposes, "OL107", "# reshapes here"),
     "a result": (iterates, "OL108", "# begins here"),
@@ -126,6 +130,8 @@ class Lookahead(torch.optim.Optimizer):
         self.base.step()
         for group in self.param_groups:
             group["counter"] += 1
+            for p in group["params"]:
+                p.data.mul_(1 - 1 / group["counter"])
 
 
 def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Rand) -> None:
@@ -143,6 +149,53 @@ def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Ra
     check(error, "OL122", "# begins here")
     assert "`counter` of SGD" in error.what
     assert "graph the forward and backward alone" in error.fix
+
+
+def backward_of(loss: Tensor) -> Tensor:
+    loss.backward()  # of the helper
+    return loss.detach()
+
+
+def asks(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return backward_of((x * x).sum())
+
+
+def by_function(x: Tensor) -> Tensor:
+    loss = (x.requires_grad_() * 2).sum()
+    torch.autograd.backward(loss)  # by a function
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("step", "source"), [(asks, "# of the helper"), (by_function, "# by a function")]
+)
+def test_the_gradient_of_an_argument_is_named_where_it_is_made(
+    rand: Rand, step: Callable[[Tensor], Tensor], source: str
+) -> None:
+    error = refused_step(step, rand)
+    check(error, "OL115", source)
+    assert "gives `args[0]` a gradient" in error.what
+
+
+def reads_gradient(x: Tensor) -> Tensor:
+    before = x.grad  # read here
+    return x.detach() if before is None else x.detach() + before
+
+
+@pytest.mark.parametrize(
+    ("step", "source"), [(reads_gradient, "# read here"), (asks, "# of the helper")]
+)
+def test_the_gradient_of_an_argument_is_named_where_it_is_read(
+    rand: Rand, step: Callable[[Tensor], Tensor], source: str
+) -> None:
+    fast, leaf = ol.graph(step, warmup=2), rand(0, 3).requires_grad_()
+    leaf.grad = rand(1, 3)
+    for _ in range(2):
+        fast(leaf)
+    with pytest.raises(ol.CaptureError) as caught:
+        fast(leaf)
+    check(caught.value, "OL115", source)
 
 
 def refused_step(step: Callable[..., Any], rand: Rand) -> ol.GraphError:
@@ -185,3 +238,179 @@ def check(error: ol.GraphError, code: str, source: str) -> None:
     assert error.where is not None
     assert FILE in error.where
     assert error.where.endswith(source)
+
+
+def prints(x: Tensor) -> Tensor:
+    print(x * 2)
+    return x
+
+
+def formats(x: Tensor) -> Tensor:
+    name = f"{x.sum():.3f}"
+    return x + len(name) * 0
+
+
+def logs(x: Tensor) -> Tensor:
+    logging.getLogger("quiet").error("x is %s", x.sum())
+    return x
+
+
+def prints_a_number(x: Tensor) -> Tensor:
+    print("loss", x.sum().item())
+    return x
+
+
+def asserts(x: Tensor) -> Tensor:
+    assert (x > -1e9).all(), "too small"
+    return x
+
+
+def asserts_a_number(x: Tensor) -> Tensor:
+    assert x.max().item() < 1e9
+    return x
+
+
+def asserts_equal(x: Tensor) -> Tensor:
+    assert torch.equal(x, x)
+    return x
+
+
+def prints_what_it_drew(x: Tensor) -> Tensor:
+    print(torch.rand(3))
+    return x
+
+
+def branches(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else x + 1
+
+
+def branches_on_what_it_drew(x: Tensor) -> Tensor:
+    return x if torch.rand(3)[0] > 2 else x + 1
+
+
+LATER = "y = fast(x); print(y)"
+CHECKED = "y, ok = fast(x); assert ok"
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("f", "fix"),
+    [
+        *[(f, LATER) for f in (prints, formats, logs, prints_a_number, prints_what_it_drew)],
+        *[(f, CHECKED) for f in (asserts, asserts_a_number, asserts_equal)],
+        (branches, "torch.where"),
+        (branches_on_what_it_drew, "torch.rand"),
+    ],
+)
+def test_the_way_to_show_or_check_a_value(
+    device: torch.device, rand: Rand, f: Any, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a line chooses nothing: `torch.where` is of no help."""
+    if f is branches_on_what_it_drew and device.type == "cpu":
+        fix = "torch.where"  # drawn on the device
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad(), pytest.raises(ol.CaptureError) as caught:
+        list(map(fast, [rand(i, 3) for i in range(4)]))
+    assert fix in caught.value.fix
+    assert ("torch.where" in caught.value.fix) is (fix == "torch.where")
+
+
+class Table:
+    """Numbers that move on."""
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+        self.turns = {"n": 0}
+        self.kept = [torch.ones(3)] * 30
+
+    def attribute(self, x: Tensor) -> Tensor:
+        if self.at is None:
+            self.at = 0
+        y = x * (self.at + 0.5)
+        self.at += 2  # the attribute moves here
+        return y
+
+    def item(self, x: Tensor) -> Tensor:
+        y = x * (self.turns["n"] + 0.5)
+        self.turns["n"] = self.turns["n"] + 1  # the item moves here
+        return y
+
+    def pops(self, x: Tensor) -> Tensor:
+        count = len(self.kept)
+        self.kept.pop()  # it is taken here
+        return x * count
+
+    def of_a_result(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y.scale = 2.0  # type: ignore[attr-defined]  # set here
+        return y
+
+
+def of_an_argument(x: Tensor, found: dict[str, Tensor]) -> Tensor:
+    y = x * 2
+    found["y"] = y  # stored here
+    return y
+
+
+def of_a_closure() -> Callable[[Tensor], Tensor]:
+    turn = 0
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal turn
+        y = x * (turn + 0.5)
+        turn += 1  # the variable moves here
+        return y
+
+    return f
+
+
+def called(fast: Any, calls: int, arguments: Callable[[int], tuple[Any, ...]]) -> None:
+    with torch.no_grad():
+        for i in range(calls):
+            fast(*arguments(i))
+
+
+CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
+    "attribute": (lambda: Table().attribute, "OL118", "the attribute moves here"),
+    "item": (lambda: Table().item, "OL118", "the item moves here"),
+    "closure": (of_a_closure, "OL118", "the variable moves here"),
+    "pop": (lambda: Table().pops, "OL105", "it is taken here"),
+    "result": (lambda: Table().of_a_result, "OL105", "set here"),
+    "argument": (lambda: of_an_argument, "OL105", "stored here"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_is_named_where_it_is_made(device: torch.device, name: str, rand: Rand) -> None:
+    make, code, text = CHANGED[name]
+    fast = ol.graph(make(), on_refusal="raise")
+    rest: list[Any] = [{}] if name == "argument" else []
+    with pytest.raises(ol.CaptureError) as caught:
+        called(fast, 30, lambda i: (rand(i, 3), *rest))
+    check(caught.value, code, f"# {text}")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: statistics.fmean(y.tolist()),
+        lambda y: logging.getLogger("ol").error("%s", y),
+        lambda y: functools.reduce(max, y),
+        lambda y: copy.copy(sorted(y)),
+    ],
+    ids=["fmean", "log", "reduce", "sorted"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_standard_library_is_not_the_users_line(
+    device: torch.device, read: Callable[[Tensor], object], rand: Rand
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        read(y)  # reads here
+        return y
+
+    fast = ol.graph(f, on_refusal="raise")
+    with pytest.raises(ol.CaptureError) as caught:
+        called(fast, 4, lambda i: (rand(i, 3),))
+    check(caught.value, "OL101", "")

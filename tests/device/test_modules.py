@@ -392,3 +392,36 @@ def test_a_twin_is_given_another_class(device: torch.device, rand: Rand) -> None
             assert isinstance(fast, type(original))
     assert type(original) is Doubled
     assert replays(fast) >= 9
+
+
+class Named(nn.Module):
+    """A module that has names of ours, each in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capture = 3
+        self.reset = nn.Linear(4, 4)
+        self.register_buffer("recordings", torch.ones(4))
+
+    def stats(self) -> str:
+        return "mine"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reset(x) * self.recordings * self.capture
+
+
+def test_what_a_module_has_under_a_name_of_ours_is_the_modules(device: torch.device) -> None:
+    model = Named().to(device)
+    fast: Any = ol.graph(model, warmup=1)
+    x = torch.ones(2, 4, device=device)
+    with torch.no_grad():
+        for i in range(6):
+            fast.capture = 3 + i // 3
+            assert_same(fast(x), model(x))
+            assert model.capture == fast.capture == 3 + i // 3
+    assert fast.stats() == "mine"
+    assert fast.reset is model.reset
+    assert fast.recordings is model.recordings
+    assert fast.memory_bytes > 0
+    assert fast.__graphed__.stats().replays >= 3
+    assert len(fast.__graphed__.recordings) == 2

@@ -138,6 +138,7 @@ def test_wrapped_before_and_replaced_on_the_original(device: torch.device, rand:
         assert_same(model(rand(0, 5, 4)), eager(rand(0, 5, 4)))
 
 
+@pytest.mark.cpu
 def test_the_modes_of_a_wrapper_end_with_the_call(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(Net(device), warmup=1)
     as_accelerate_does(fast)

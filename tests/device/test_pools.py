@@ -90,6 +90,7 @@ def test_smaller_recordings_take_no_memory(device: torch.device, rand: Rand) -> 
         assert_same(fast(x), (x @ weight).relu() @ weight)
 
 
+@pytest.mark.cpu
 @on_accelerators
 def test_a_recording_keeps_nothing_of_the_pool(device: torch.device, rand: Rand) -> None:
     """Not the inputs, however they travel, nor what a slot is rebound to."""
@@ -403,6 +404,7 @@ def test_gaps_between_recordings_are_closed(device: torch.device, rand: Rand) ->
     assert found.eager_calls == 0
 
 
+@pytest.mark.cpu
 def test_buckets_under_a_budget(device: torch.device, rand: Rand) -> None:
     """Sizes of all buckets in turn, where the pool has room for some."""
     width = 1 << (20 if device.type == "cuda" else 18)
@@ -475,6 +477,7 @@ def test_a_budget_is_kept_among_threads(
     assert pool.memory_bytes <= (pool.max_bytes or 0)
 
 
+@pytest.mark.thorough
 def test_nothing_grows_while_recordings_come_and_go(
     device: torch.device, rand: Rand, x: Tensor, at_once: None
 ) -> None:
@@ -723,6 +726,7 @@ def test_a_backward_makes_room_for_itself(device: torch.device, rand: Rand, x: T
     assert tight.memory_bytes <= (tight.max_bytes or 0)
 
 
+@pytest.mark.thorough
 def test_streams_of_forwards_are_used_again(
     device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def world(program: Program, device: torch.device) -> Any:
     return f, arguments
 
 
+@pytest.mark.thorough
 def test_random_programs(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
     ran = {"programs": 0, "steps": 0, "replays": 0, "recordings": 0}
 

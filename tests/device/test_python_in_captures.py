@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import onelaunch as ol
+from onelaunch.gc_pause import FROZEN_AT_START
 
 from .drop_in import assert_same, replays
 from .steps import Training, batch, small_model, training
@@ -138,7 +140,7 @@ class Counter:
 
     def attribute(self, x: Tensor) -> Tensor:
         self.n += 1
-        return x * self.n
+        return x**self.n  # no recording follows a power
 
     def pointer(self, x: Tensor) -> Tensor:
         y = x[:, self.n :]
@@ -147,7 +149,7 @@ class Counter:
 
     def item(self, x: Tensor) -> Tensor:
         self.kept["n"] += 1
-        return x * self.kept["n"]
+        return x ** self.kept["n"]
 
     def branch(self, x: Tensor) -> Tensor:
         self.n = self.n + 1
@@ -161,7 +163,7 @@ class Counter:
     @torch.no_grad()
     def decorated(self, x: Tensor) -> Tensor:
         self.n += 1
-        return x * self.n
+        return x**self.n  # no recording follows a power
 
     def stored(self, x: Tensor) -> Tensor:
         self.size = x.shape[0]
@@ -227,12 +229,12 @@ def test_a_variable_that_the_callable_moves_on_is_named(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         nonlocal n
         n += 1
-        return x * n
+        return x**n
 
     fast = ol.graph(f, warmup=1)
     with pytest.raises(ol.CaptureError, match=r"OL118.*`n`"):  # noqa: PT012
         for i in range(30):
-            assert_same(fast(rand(i, 5, 4)), rand(i, 5, 4) * n)
+            assert_same(fast(rand(i, 5, 4)), rand(i, 5, 4) ** n)
 
 
 def test_a_number_that_is_counted_or_stored_alone(rand: Rand) -> None:
@@ -307,3 +309,53 @@ def test_a_list_that_grows_and_is_read_is_refused(rand: Rand) -> None:
     with pytest.raises(ol.CaptureError, match=r"OL118.*`sizes`"):  # noqa: PT012
         for i in range(4):
             fast(rand(i, 5, 4))
+
+
+class Waits:
+    """Garbage that waits for the device as it goes, which ends a capture."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.t, self.itself = t, self
+
+    def __del__(self) -> None:
+        self.t.sum().item()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_collection_in_the_callable_leaves_older_garbage(
+    rand: Rand, grad: bool, by_name: bool
+) -> None:
+    collect, frozen = gc.collect, gc.get_freeze_count()
+
+    def f(x: Tensor) -> Tensor:
+        (collect if by_name else gc.collect)()
+        return (x * 2).sin()
+
+    fast = ol.graph(f, warmup=1)
+    with torch.set_grad_enabled(grad):
+        for i in range(5):
+            Waits(rand(9, 3))
+            x, mine = (rand(i, 3).requires_grad_(grad) for _ in range(2))
+            y, expected = fast(x), (mine * 2).sin()
+            assert_same(y, expected)
+            if grad:
+                y.sum().backward()
+                expected.sum().backward()
+                assert_same(x.grad, mine.grad)
+    assert replays(fast) >= 3  # the garbage of the warm-up reads there
+    assert gc.get_freeze_count() <= max(frozen, FROZEN_AT_START)
+
+
+def test_what_the_program_froze_stays_frozen(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x * 2, warmup=1)
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with torch.no_grad():
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        assert gc.get_freeze_count() >= count - 100  # some of it may have gone
+    finally:
+        gc.unfreeze()
+    assert replays(fast) == 3

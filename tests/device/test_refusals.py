@@ -23,6 +23,7 @@ DIFFERENCES = {
     "equal": _ANSWERED,
     "manual_seed": _SEEDED,
     "device_manual_seed": _SEEDED,
+    "event_recorded": "the host can wait for it only before the capture: CUDA refuses it then",
     "seed_between": _SEEDED,
     "set_rng_state": _SEEDED,
     "unregistered_generator": "onelaunch registers the generators that a callable reaches",

@@ -238,3 +238,54 @@ def test_what_cannot_be_registered(arguments: Any, text: str) -> None:
 def test_a_class_may_be_registered_again() -> None:
     assert ol.register(Batch) is Batch
     assert ol.register(Packed) is Packed
+
+
+class Sizes:
+    """A context that says less than it holds: two of one length are equal."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sizes) and len(other.sizes) == len(self.sizes)
+
+    def __hash__(self) -> int:
+        return len(self.sizes)
+
+
+class Stacked:
+    """A table of tensors with a leading size in common, as a TensorDict."""
+
+    def __init__(self, rows: dict[str, Tensor], sizes: tuple[int, ...]) -> None:
+        self.rows, self.sizes = rows, sizes
+
+    @staticmethod
+    def flatten(table: Stacked) -> tuple[list[Tensor], dict[str, Any]]:
+        context = {"keys": list(table.rows), "sizes": Sizes(table.sizes)}
+        return list(table.rows.values()), context
+
+    @staticmethod
+    def unflatten(children: Any, context: dict[str, Any]) -> Stacked:
+        return Stacked(dict(zip(context["keys"], children, strict=True)), context["sizes"].sizes)
+
+
+pytree.register_pytree_node(Stacked, Stacked.flatten, Stacked.unflatten)
+
+
+def test_an_object_in_a_context_is_compared_by_its_parts(rand: Rand) -> None:
+    def f(table: Stacked) -> Stacked:
+        return Stacked({"y": sum(table.rows.values()) * table.sizes[0]}, table.sizes)
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            keys = ("a", "b") if i % 3 else ("a", "c")
+            sizes = (4,) if i < 6 else (2,)
+            table = Stacked({key: rand(i + n, 4, 3) for n, key in enumerate(keys)}, sizes)
+            got, expected = fast(table), f(table)
+            assert got.sizes == sizes
+            assert_same(got.rows, expected.rows)
+    assert len(fast.recordings) == 4
+    assert replays(fast) >= 8

@@ -545,6 +545,7 @@ def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
     assert fast.stats().eager_calls == 6  # from the third request on
 
 
+@pytest.mark.thorough
 def test_caches_of_short_requests_are_freed(device: torch.device) -> None:
     """Too short to be recorded: nothing of theirs can come again."""
 

@@ -7,10 +7,13 @@ import functools
 import gc
 import itertools
 import random
+import threading
 import time
 import types
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,7 +53,7 @@ class Library(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         type(self).seen += 1
-        return x + type(self).seen
+        return x ** type(self).seen  # no recording follows a power
 
 
 def clock(x: Tensor) -> Tensor:
@@ -218,6 +221,104 @@ def test_a_generator_of_its_own_that_seldom_decides(name: str, place: str, rand:
         with pytest.raises(ol.CaptureError, match=r"OL117.*the generator `.*` is advanced"):
             fast(rand(1, 4), *more)
     assert own.uniform(0, 1) == expected.uniform(0, 1)  # as if it had not been called
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, *(own().random for own in OWN.values())])
+def test_a_thread_that_waits_draws_nothing(draw: Callable[[], float], rand: Rand) -> None:
+    """A server's threads, say. The call is refused as in a process without them."""
+
+    def layer_drop(x: Tensor) -> Tensor:
+        return -x if draw() < 1e-9 else x + 1
+
+    fast, goes_on = ol.graph(layer_drop, warmup=1), threading.Event()
+    thread = threading.Thread(target=goes_on.wait)
+    thread.start()
+    try:
+        with torch.no_grad():
+            fast(rand(0, 4))
+            with pytest.raises(ol.CaptureError, match=r"OL117.*the generator `?.*is advanced"):
+                fast(rand(1, 4))
+    finally:
+        goes_on.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", [random.Random, np.random.RandomState, None], ids=str)
+def test_draws_of_a_padded_call_beside_a_thread_that_runs(kind: Any, rand: Rand) -> None:
+    """The runs that prove the padding leave no draw behind, the process's generator or another."""
+    stop = threading.Event()
+
+    def runs() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    draw = random.random if kind is None else kind(5).uniform
+    more = () if kind is None else (0, 1)
+    fast = ol.graph(
+        lambda x: x + (draw(*more) < 2),
+        warmup=1,
+        buckets=ol.Buckets(dim=0, sizes=(4, 8)),
+        on_refusal="eager",
+    )
+    thread = threading.Thread(target=runs)
+    thread.start()
+    try:
+        random.seed(5)
+        with torch.no_grad(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for i in range(6):
+                assert_same(fast(rand(i, 3)), rand(i, 3) + 1)
+    finally:
+        stop.set()
+        thread.join()
+    assert any("OL117" in str(w.message) for w in warned)
+    expected = (kind or random.Random)(5)
+    assert [expected.uniform(0, 1) for _ in range(7)][-1] == draw(*more)
+
+
+@contextmanager
+def drawing() -> Generator[list[float]]:
+    """A thread that draws from Python's and NumPy's generators of the process all the time."""
+    stop, seen = threading.Event(), list[float]()
+
+    def draws() -> None:
+        while not stop.is_set():
+            random.random()
+            seen.append(np.random.rand())
+
+    thread = threading.Thread(target=draws)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_that_draws_is_no_reason_to_refuse(rand: Rand) -> None:
+    """Nor is a state put back meanwhile: the thread would draw its numbers twice."""
+    fast = ol.graph(lambda x: x + 1, warmup=1)
+    with torch.no_grad(), drawing() as seen:
+        for i in range(6):
+            assert_same(fast(rand(i, 4)), rand(i, 4) + 1)
+    assert replays(fast) == 5
+    assert len(set(seen)) == len(seen) > 100
+
+
+numpys_uniform = np.random.uniform
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: np.random.rand(), lambda: numpys_uniform(0, 1), random.Random(3).random],
+    ids=["module", "function", "own"],
+)
+def test_a_draw_while_another_thread_draws(draw: Callable[[], float], rand: Rand) -> None:
+    fast = ol.graph(lambda x: -x if draw() < 1e-9 else x + 1, warmup=1)
+    with torch.no_grad(), drawing():
+        fast(rand(0, 4))
+        with pytest.raises(ol.CaptureError, match="OL117"):
+            fast(rand(1, 4))
 
 
 def test_a_generator_that_it_reaches_and_leaves_alone(rand: Rand) -> None:

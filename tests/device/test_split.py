@@ -573,6 +573,7 @@ def test_pickle_gives_the_module(device: torch.device, rand: Rand) -> None:
         assert_same(loaded(rand(0, 6, 4)), fast(rand(0, 6, 4)))
 
 
+@pytest.mark.cpu
 def test_reset_frees_the_pieces(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split")
     run(fast, rand)

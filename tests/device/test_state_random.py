@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,32 @@ def test_random_state_changed_inside_is_refused(rand: Rand, f: Any) -> None:
         assert caught.value.where is not None
         assert "test_state_random.py" in caught.value.where
         assert torch.equal(torch.get_rng_state(), state)
+
+
+def sets_pythons_state(state: Any) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        random.setstate(state)
+        return x * 2
+
+    return f
+
+
+def seeds_python(x: Tensor) -> Tensor:
+    random.seed(3)
+    return x * 2
+
+
+@pytest.mark.parametrize("f", [seeds_python, sets_pythons_state(random.getstate())])
+def test_pythons_generator_seeded_inside_is_refused(rand: Rand, f: Any) -> None:
+    """The call before left it so: only the call of `seed` tells."""
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        before = random.getstate()
+        with pytest.raises(ol.CaptureError, match="OL106") as caught:
+            fast(rand(1, 3))
+    assert "random." in str(caught.value.where)
+    assert random.getstate() == before
 
 
 @on_cpu_and_cuda

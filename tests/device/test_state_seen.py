@@ -683,3 +683,16 @@ def test_an_attribute_that_an_instance_loses(
                 assert (state.on, state.count) == (expected.on, expected.count)
             del state.on, state.count, expected.on, expected.count
     assert replays(fast) >= 6
+
+
+@pytest.mark.parametrize("module", ["onelaunch_of_mine", "logging_setup", "threadings.states"])
+def test_a_module_whose_name_begins_as_one_that_is_not_walked(
+    device: torch.device, rand: Rand, module: str
+) -> None:
+    kind: Any = type("Settings", (), {"__module__": module, "__init__": Config.__init__})
+    settings, x = kind(), rand(0, 4)
+    fast: Any = ol.graph(lambda x: x * settings.scale)
+    for settings.scale in (2.0, 3.0):
+        for _ in range(5):
+            assert_same(fast(x), x * settings.scale)
+    assert len(fast.recordings) == 2

@@ -6,8 +6,10 @@ import array
 import collections
 import configparser
 import contextvars
+import fractions
 import queue
 import string
+import threading
 import types
 import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString
@@ -151,10 +153,42 @@ CASES = {
         lambda h: sum(box.value for box in h),
         lambda h: (h.remove(FIRST), h.add(SECOND)),
     ),
+    "Event": Case(threading.Event, lambda h: 2.0 if h.is_set() else 3.0, lambda h: h.set()),
+    "Subset, of torch": Case(
+        lambda: torch.utils.data.Subset([1, 2, 3], [0, 1]),  # type: ignore[arg-type]
+        lambda h: len(h.indices),
+        lambda h: h.indices.append(2),
+    ),
+    "set of classes": Case(
+        lambda: {Box},
+        lambda h: 2.0 if Box in h else 3.0,
+        lambda h: (h.remove(Box), h.add(Case)),
+    ),
+    "list of many, from its end": Case(lambda: [1.0] * 200, lambda h: h[-1] + h[-7], put(-7, 11.0)),
+    "deque of many, from its end": Case(
+        lambda: collections.deque([1.0] * 200, maxlen=200),
+        lambda h: h[-1],
+        lambda h: h.append(11.0),
+    ),
     "weakref": Case(
         lambda: weakref.ref(KEY),
         lambda h: h().value + 1,
         lambda h: setattr(KEY, "value", KEY.value + 1),
+    ),
+    "array of objects": Case(
+        lambda: np.array([[1.0], "a"], dtype=object),
+        lambda h: h[0][0],
+        lambda h: h[0].__setitem__(0, 11.0),
+    ),
+    "array of objects, another object": Case(
+        lambda: np.array([Box(1.0), Box(2.0)], dtype=object),
+        lambda h: h[1].value,
+        put(1, Box(11.0)),
+    ),
+    "slots of a library's class": Case(
+        lambda: fractions.Fraction(1, 2),
+        lambda h: float(h._numerator),
+        lambda h: setattr(h, "_numerator", 11),
     ),
     "memoryview": Case(lambda: memoryview(bytearray(b"a")), lambda h: h[0], put(0, 11)),
 }

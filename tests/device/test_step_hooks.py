@@ -238,6 +238,129 @@ def test_an_error_of_ones_own_in_a_hook(device: torch.device, hook: str, graphed
             assert_same(got, eager.step(*batch(i, device)), f"call {i}")
 
 
+def edge_of(t: Tensor) -> Any:
+    return torch.autograd.graph.get_gradient_edge(t).node
+
+
+def tripled(*gradients: Any) -> Any:
+    return tuple(None if g is None else g * 3 for g in gradients[0])
+
+
+COMING: dict[str, Callable[[Tensor, Tensor, list[Any]], Any]] = {
+    "tensor": lambda w, v, kept: w.register_hook(lambda g: g * 3),
+    "accumulated": lambda w, v, kept: w.register_post_accumulate_grad_hook(
+        lambda p: (p.grad.mul_(3), None)[1]  # pyright: ignore
+    ),
+    "node": lambda w, v, kept: (kept.append(edge_of(w)), kept[-1].register_prehook(tripled))[1],
+    "after a node": lambda w, v, kept: (
+        kept.append(edge_of(w)),
+        kept[-1].register_hook(lambda *_: (w.grad.mul_(3), None)[1]),  # pyright: ignore
+    )[1],
+    "view": lambda w, v, kept: v.register_hook(lambda g: g * 3),
+    "node of a view": lambda w, v, kept: v.grad_fn.register_hook(tripled),  # pyright: ignore
+    "before a view": lambda w, v, kept: v.grad_fn.register_prehook(tripled),  # pyright: ignore
+    "inside": lambda w, v, kept: kept[0].register_hook(lambda g: g * 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*OL308")
+@pytest.mark.parametrize("name", COMING)
+@pytest.mark.parametrize("how", ["backward", "grad", "forward"])
+def test_a_hook_comes_and_goes(device: torch.device, name: str, how: str) -> None:
+    """On a parameter, on what accumulates its gradient, and in the graph of a view that is kept."""
+
+    def world(graph: Callable[[Any], Any]) -> Callable[[int], Any]:
+        w = nn.Parameter(torch.arange(1.0, 4.0, device=device))
+        inside = w.view(3, 1)
+        v, kept, handles = inside.expand(3, 2), list[Any]([inside]), list[Any]()
+
+        def forward(x: Tensor) -> Tensor:
+            return (x @ v * w[:2]).sum()
+
+        def step(x: Tensor) -> Any:
+            if how == "grad":
+                return torch.autograd.grad(forward(x), [w])
+            w.grad = None
+            forward(x).backward()
+            return w.grad
+
+        run = graph(forward if how == "forward" else step)
+
+        def call(i: int) -> Any:
+            if i == 5:
+                handles.append(COMING[name](w, v, kept))
+            if i == 9 and name != "inside":  # of which nothing tells
+                handles.pop().remove()
+                del kept[1:]
+            x = torch.full((2, 3), 0.1 * (i + 1), device=device)
+            if how != "forward":
+                return run(x)
+            w.grad = None
+            run(x).backward()
+            return w.grad
+
+        return call
+
+    if device.type == "cuda" and how != "forward":
+        return  # the graph of a view works on the stream of then, where no capture follows it
+    made: list[Any] = []
+    eager = world(lambda f: f)
+    fast = world(lambda f: made.append(ol.graph(f, warmup=1)) or made[0])
+    for i in range(13):
+        assert_same(fast(i), eager(i), f"call {i}")
+    assert sum(recording.replays for recording in made[0].recordings) >= 8
+
+
+@pytest.mark.filterwarnings("ignore:.*OL30[89]")
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_a_parameter_comes_and_goes(device: torch.device, hook: str) -> None:
+    """The same on CUDA, where a node with a hook is refused."""
+
+    def world(graph: Callable[[Any], Any]) -> Callable[[int], Any]:
+        w = nn.Parameter(torch.ones(3, device=device))
+        kept: list[Any] = []
+
+        def step(x: Tensor) -> Any:
+            w.grad = None
+            (w * x).sum().backward()
+            return w.grad
+
+        run = graph(step)
+
+        def call(i: int) -> Any:
+            if i == 5:
+                HOOKS[hook](w, lambda: kept.append(i))
+            return run(torch.full((3,), 0.1 * i, device=device)), len(kept) > 0
+
+        return call
+
+    fast, eager = world(lambda f: ol.graph(f, warmup=1)), world(lambda f: f)
+    for i in range(9):
+        if i == 6 and kept_on_cuda(hook, device):
+            with pytest.raises(ol.CaptureError, match="OL109"):
+                fast(i)
+            return
+        assert_same(fast(i), eager(i), f"call {i}")
+
+
+def test_a_hook_that_counts_its_backwards_is_named(device: torch.device) -> None:
+    model = small_model(device)
+    torch.autograd.graph.register_multi_grad_hook(
+        list(model.parameters()), lambda g: None, mode="any"
+    )
+
+    def step(x: Tensor) -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    fast = ol.graph(step, warmup=1)
+    fast(batch(0, device)[0])
+    with pytest.raises(ol.CaptureError, match=r"OL118.*a hook of ") as caught:
+        fast(batch(1, device)[0])
+    assert "lambda g: None" in str(caught.value.where)
+    assert "register_multi_grad_hook" in caught.value.fix
+
+
 def test_the_steps_that_are_watched(device: torch.device) -> None:
     """Those of a backward in this context, and not those of other threads."""
     model = small_model(device)

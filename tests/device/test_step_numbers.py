@@ -166,6 +166,66 @@ def test_numbers_of_numpy(device: torch.device, optimizer: str, kind: type[Any])
     as_eager(lambda: training(device, make), device, calls=12, between=turn, min_replays=7)
 
 
+@torch.library.custom_op("onelaunch_tests::descend", mutates_args=("p",))
+def descend(p: Tensor, g: Tensor, rate: float) -> None:
+    p.sub_(g, alpha=rate)
+
+
+def test_an_operation_of_ones_own_takes_a_number(device: torch.device) -> None:
+    class Fused(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    torch.ops.onelaunch_tests.descend(p, p.grad, 2 * group["lr"])
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 0.0 if i == 9 else 0.1 / (1 + i)
+
+    job = functools.partial(training, device, lambda p: Fused(p, {"lr": 0.1}))
+    as_eager(job, device, calls=12, between=turn)
+
+
+def test_a_number_that_is_asked_for_its_class(device: torch.device) -> None:
+    """Another class is another call."""
+
+    class Asking(Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                rate = group["lr"]
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=rate if isinstance(rate, float) else -0.5 * rate)
+
+    def turn(i: int, job: Training) -> None:
+        job.optimizers[0].param_groups[0]["lr"] = 1 if i >= 6 else 0.1 / (1 + i)
+
+    job = functools.partial(training, device, lambda p: Asking(p, {"lr": 0.1}))
+    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
+
+
+def test_a_parameter_without_elements(device: torch.device) -> None:
+    def job() -> Training:
+        made = training(device, lambda p: O.SGD(p, lr=0.1, momentum=0.9, foreach=False))
+        none = nn.Parameter(torch.zeros(0, device=device))
+        none.grad = torch.zeros_like(none)
+        made.optimizers[0].add_param_group({"params": [none]})
+        inner = made.step
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            none.grad = torch.zeros_like(none)
+            return inner(x, y)
+
+        made.step = step
+        return made
+
+    def turn(i: int, job: Training) -> None:
+        for group in job.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + i)
+
+    as_eager(job, device, calls=10, between=turn)
+
+
 def test_a_number_of_another_precision(device: torch.device) -> None:
     """As large as the one before, and another number once something is computed with it."""
 
@@ -195,6 +255,7 @@ def test_a_flag_makes_another_recording(device: torch.device) -> None:
     as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
 
 
+@pytest.mark.cpu
 def test_a_tensor_learning_rate_is_read_where_it_is(device: torch.device) -> None:
     def make(params: Any) -> Optimizer:
         lr = torch.tensor(0.01, device=device)

@@ -127,6 +127,7 @@ def test_a_learning_rate_in_a_tensor(device: torch.device) -> None:
     )
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", COUNTS_ON_THE_HOST)
 def test_refused_as_it_is_and_captured_when_made_capturable(
     device: torch.device, name: str
@@ -146,6 +147,7 @@ def test_refused_as_it_is_and_captured_when_made_capturable(
     as_eager(lambda: training(device, lambda p: ol.capturable(make(p))), device)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", COUNTS_BESIDE)
 def test_refused_on_an_accelerator_alone(device: torch.device, name: str) -> None:
     make = COUNTS_BESIDE[name]
@@ -465,98 +467,3 @@ def test_an_optimizer_made_in_the_call_is_captured_in_the_end(device: torch.devi
             assert_same(fast(*batch(i, device)), eager(*batch(i, device)))
             assert_same(dict(model.state_dict()), dict(other.state_dict()))
     assert len(runs) < 60
-
-
-@pytest.mark.parametrize("where", ["state", "group"])
-def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device, where: str) -> None:
-    class Decaying(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    kept = self.state[p] if where == "state" else group
-                    kept["n"] = kept.get("n", 0) + 1
-                    p.sub_(p.grad, alpha=group["lr"] / kept["n"])
-
-    job = training(device, lambda p: Decaying(p, {"lr": 0.1}))
-    fast = ol.graph(job.step, warmup=1)
-    fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match=r"OL120.*counts its steps in Python"):
-        fast(*batch(1, device))
-    job.step(*batch(1, device))  # eager goes on
-
-
-@pytest.mark.parametrize("how", ["attribute", "list", "dict", "float"])
-def test_an_optimizer_that_counts_in_an_attribute_is_refused(
-    device: torch.device, how: str
-) -> None:
-    class Decaying(Optimizer):
-        def __init__(self, params: Any, defaults: Any) -> None:
-            super().__init__(params, defaults)
-            self.t: Any = {"list": [0], "dict": {"of": {"n": 0}}, "float": 0.5}.get(how, 0)
-
-        def advance(self) -> float:
-            if how == "list":
-                self.t[0] += 1
-                return self.t[0]
-            if how == "dict":
-                self.t["of"]["n"] += 1
-                return self.t["of"]["n"]
-            self.t += 1
-            return self.t
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            t = self.advance()
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.sub_(p.grad, alpha=group["lr"] / t)
-
-    def job() -> Any:
-        return training(device, lambda p: Decaying(p, {"lr": 0.1}))
-
-    made, eager = job(), job()
-    fast = ol.graph(made.step)
-    for i in range(3):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
-    before = [p.detach().clone() for p in made.model.parameters()]
-    with pytest.raises(ol.CaptureError, match=r"OL120.*counts its steps in Python, in `t`"):
-        fast(*batch(3, device))
-    assert_same([p.detach() for p in made.model.parameters()], before)
-    for i in range(3, 6):  # eager goes on where it was
-        assert_same(made.step(*batch(i, device)), eager.step(*batch(i, device)))
-    assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
-
-
-def test_an_optimizer_whose_count_it_does_not_use_is_captured(device: torch.device) -> None:
-    class Counting(O.SGD):
-        steps = 0
-        warm = False
-
-        def step(self, closure: Any = None) -> Any:
-            self.steps += 1
-            self.warm = not self.warm
-            return super().step(closure)
-
-    # A recording for each value of the flag, which it turns; the count goes on in each replay.
-    made = lambda: training(device, lambda p: Counting(p, lr=0.1))  # noqa: E731
-    as_eager(made, device, recordings=2, min_replays=1)
-
-
-@pytest.mark.parametrize("name", ["StepLR", "OneCycleLR", "CosineAnnealingLR"])
-def test_what_torch_and_its_schedulers_keep_is_no_count(device: torch.device, name: str) -> None:
-    class Own(O.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    def job() -> Any:
-        made = training(device, lambda p: Own(p, lr=0.1, momentum=0.9))
-        options = {"StepLR": (100,), "OneCycleLR": (0.1, 100), "CosineAnnealingLR": (100,)}
-        made.others["schedule"] = getattr(O.lr_scheduler, name)(made.optimizers[0], *options[name])
-        return made
-
-    made = job()
-    fast = ol.graph(made.step)
-    for i in range(8):
-        fast(*batch(i, device))
-    assert fast.recordings[0].replays == 5

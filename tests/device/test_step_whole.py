@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,18 @@ def scaled(device: torch.device, make: Callable[[Any], Any], clip: bool = False)
 def test_a_scaler_with_a_fused_optimizer(device: torch.device, clip: bool) -> None:
     _, graphed = as_eager(lambda: scaled(device, fused, clip), device, calls=10)
     assert graphed.others["scaler"].get_scale() > 64
+
+
+@on_cpu_and_cuda
+def test_a_scaler_with_an_optimizer_that_reads_its_rate(device: torch.device) -> None:
+    """So the capture takes several attempts."""
+
+    class Reading(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            math.sqrt(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    as_eager(lambda: scaled(device, lambda p: Reading(p, 0.1, 0.9, fused=True)), device)
 
 
 @on_cpu_and_cuda
@@ -329,6 +342,7 @@ def test_captured_ahead_after_one_real_step(device: torch.device) -> None:
     assert replays(fast) == 6
 
 
+@pytest.mark.thorough
 def test_many_steps_leave_no_memory_behind(device: torch.device) -> None:
     """The short form of the GPU's: batch sizes, learning rate and accumulation change."""
 

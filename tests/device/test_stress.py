@@ -8,10 +8,12 @@ import torch
 from . import stress
 
 
+@pytest.mark.thorough
 def test_mixed_calls(device: torch.device) -> None:
     stress.mixed_calls(device, 5000 if device.type == "cpu" else 3000)
 
 
+@pytest.mark.thorough
 def test_threads_on_streams(device: torch.device) -> None:
     stress.threads_on_streams(device, threads=4, calls=200, slow_size=128)
 

@@ -380,3 +380,42 @@ def test_tied_weights_untied(device: torch.device, rand: Rand) -> None:
             model[1].weight = nn.Parameter(new(model[1].weight, i))
 
     drop_in_worlds(world, calls=9, recordings=None, min_replays=4, between=between)
+
+
+# What a library keeps for a recording; tests/gpu/test_libraries.py frees plans of cuFFT.
+
+
+@pytest.mark.parametrize("device", ["cpu", "tape"], indirect=True)
+def test_what_a_library_kept_is_lost(device: torch.device, rand: Rand) -> None:
+    net = nn.Linear(4, 4).to(device)
+    fast = ol.graph(lambda x: net(x), warmup=2)
+    x = rand(0, 2, 4)
+    with torch.no_grad():
+        for _ in range(4):
+            fast(x)
+        fast._table.entries[0].captured.graph.lost = "the library freed its tables"
+        for _ in range(3):
+            assert_same(fast(x), net(x))
+    stats = fast.stats()
+    assert (stats.captures, stats.warmup_calls, stats.replays) == (2, 3, 4)
+    assert stats.recordings[0].why == "the library freed its tables"
+
+
+@pytest.mark.parametrize("device", ["cpu", "tape"], indirect=True)
+def test_what_a_library_kept_is_lost_before_the_backward(device: torch.device, rand: Rand) -> None:
+    net, other = (nn.Linear(4, 4, device=device) for _ in range(2))
+    other.load_state_dict(net.state_dict())
+    fast = ol.graph(lambda x: net(x).sin(), warmup=1)
+    for i in range(8):
+        net.zero_grad()
+        other.zero_grad()
+        y, z = fast(rand(i, 2, 4)), other(rand(i, 2, 4)).sin()
+        if i == 5:
+            captured: Any = fast._table.entries[0].captured
+            for graph in (captured.graph._graph, *(b.graph for b in captured.pair.backwards())):
+                graph.lost = "the library freed its tables"
+        y.sum().backward()
+        z.sum().backward()
+        assert_same(y, z)
+        assert_same([p.grad for p in net.parameters()], [p.grad for p in other.parameters()])
+    assert fast.stats().captures == 2

@@ -13,12 +13,13 @@ import argparse
 import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ from .harness import Program, play
 from .programs import FILES, programs
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
 START_SECONDS = 180.0
 """For a process to import what it needs."""
 PROGRAM_SECONDS = 120.0
+
+_WARM = multiprocessing.get_context("forkserver")
+"""Each process is forked from one that has imported the libraries which most programs need."""
+_WARM.set_forkserver_preload(["tests.ecosystem.warm"])
 
 Report = dict[str, Any]
 """What became of a program: `Outcome`'s fields, and `kind`, `file`, `seconds`, `unexpected`."""
@@ -83,30 +87,34 @@ def _run_child(
     """Whether all ran, the program that was begun last, the reports, and how the process ended."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "reports", Path(folder) / "errors"
-        command = [sys.executable, "-m", "tests.ecosystem", chunk.file, "--device", device]
-        command += ["--out", str(out), "--part", str(chunk.first), str(chunk.every)]
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command = [chunk.file, "--device", device, "--out", str(out)]
+        command += ["--part", str(chunk.first), str(chunk.every), "--skip", *done]
         out.touch()
-        with err.open("w") as errors:
-            child = subprocess.Popen(
-                [*command, "--skip", *done], cwd=ROOT, env=env, stdout=errors, stderr=errors
-            )
-            late = _wait(child, out)
+        child = _WARM.Process(target=_child, args=(command, str(err)))
+        child.start()
+        late = _wait(child, out)
         notes = [json.loads(line) for line in out.read_text().splitlines()]
         reports = {note["name"]: note["report"] for note in notes if "report" in note}
         begun = [note["begun"] for note in notes if "begun" in note]
-        said = err.read_text(errors="replace")[-3000:]
-        end = f"{late or f'exit code {child.returncode}'}\n{said}"
+        said = err.read_text(errors="replace")[-3000:] if err.exists() else ""
+        end = f"{late or f'exit code {child.exitcode}'}\n{said}"
         return {"complete": True} in notes, begun[-1] if begun else None, reports, end
 
 
-def _wait(child: subprocess.Popen[bytes], out: Path) -> str | None:
+def _child(command: list[str], errors: str) -> None:
+    """Run programs in a process that was forked; what it prints goes to a file."""
+    file = os.open(errors, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.exit(main(command))
+
+
+def _wait(child: BaseProcess, out: Path) -> str | None:
     """Wait for its end; a word on why it was ended, if it was."""
     since, size = time.monotonic(), 0
     try:
-        while child.poll() is None:
-            time.sleep(0.1)
+        while child.is_alive():
+            child.join(0.1)
             if out.stat().st_size != size:
                 since, size = time.monotonic(), out.stat().st_size
             limit = PROGRAM_SECONDS if size else START_SECONDS
@@ -114,7 +122,7 @@ def _wait(child: subprocess.Popen[bytes], out: Path) -> str | None:
                 return f"nothing for {limit:.0f} s"
     finally:
         child.kill()
-        child.wait()
+        child.join()
     return None
 
 

@@ -27,6 +27,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "programs_accelerate": ("transformers", "accelerate"),
     "programs_lightning": ("pytorch_lightning",),
     "programs_graphs": ("torch_geometric",),
+    "programs_tensordict": ("tensordict",),
     "programs_pieces": ("transformers", "torch_geometric"),
     "programs_science": ("gpytorch", "e3nn"),
     "programs_vision": ("timm", "torchvision"),

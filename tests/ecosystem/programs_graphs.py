@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import (
     GAE,
     GATConv,
@@ -454,3 +454,30 @@ def schnet_is_refused(run: Run) -> None:
 @inference(warns=("OL308", "OL311"), recordings=40)
 def schnet_in_pieces(run: Run) -> None:
     _schnet(run, on_refusal="split", warmup=1)
+
+
+def relations(run: Run, seed: int) -> HeteroData:
+    """Authors, papers, and who wrote which."""
+    data = HeteroData()
+    data["author"].x, data["paper"].x = run.rand(seed, 6, 8), run.rand(seed + 1, 9, 8)
+    data["author", "wrote", "paper"].edge_index = run.ints(seed, 6, 2, 14)
+    return data
+
+
+@inference(recordings=1)
+def a_heterogeneous_graph_as_the_argument(run: Run) -> None:
+    """Its storages refer to it, and the global one holds no tensor."""
+
+    class Papers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv((8, 8), 4)
+
+        def forward(self, data: HeteroData) -> Tensor:
+            ends = data["author"].x, data["paper"].x
+            return self.conv(ends, data["author", "wrote", "paper"].edge_index)
+
+    fast = run.graph(Papers().to(run.device))
+    with torch.no_grad():
+        for i in range(16):
+            run.see(fast(relations(run, i)))

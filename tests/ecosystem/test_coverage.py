@@ -29,6 +29,7 @@ REFUSED = {"flaubert": "OL101"}
 """What is refused as it is written, with the code."""
 
 
+@pytest.mark.thorough
 def test_sixty_architectures() -> None:
     cases = [Case(f"transformers/{name}", "inference", ["onelaunch"]) for name in SAMPLE.split()]
     assert len(cases) >= 60
@@ -37,6 +38,7 @@ def test_sixty_architectures() -> None:
     assert not bad
 
 
+@pytest.mark.thorough
 def test_the_backend_of_torch_compile() -> None:
     """On the emulated device with torch's own operators; what Inductor runs is CUDA's to show."""
     names = ("bert", "convnext", "vit")

@@ -15,6 +15,7 @@ CAPTURED = ("albert bert", "clip_vision_model convnext", "llama t5")
 REFUSED = ("encodec flaubert", "reformer vilt")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [*CAPTURED, *REFUSED])
 def test_architectures(names: str) -> None:
     cases = [

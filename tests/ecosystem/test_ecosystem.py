@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .processes import Chunk, run_files
-from .programs import FILES, ON_GPUS_ALONE, missing
+from tests.ecosystem.processes import Chunk, run_files
+from tests.ecosystem.programs import FILES, ON_GPUS_ALONE, missing
 
 HERE = [file for file in FILES if file not in ON_GPUS_ALONE]
 

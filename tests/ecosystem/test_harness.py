@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .processes import Chunk, run_files
+from tests.ecosystem.processes import Chunk, run_files
 
 FOUND = {
     "right": None,

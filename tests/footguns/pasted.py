@@ -213,7 +213,7 @@ PASTED: dict[str, Paste] = {
             ("next(self.scales)", ("scale",)),
             ("(torch.ones(4, 8),)", ("(torch.ones(4, 8), torch.tensor(0.5))",)),
         ),
-        call=(Code("fast(x, torch.tensor(next(self.scales)))", {"self.scales": "model.scales"}),),
+        call=(Code("fast(x, torch.tensor(value))", {"value": "next(model.scales)"}),),
     ),
     "OL501": Paste((("self.calls = 0", (Code(_BUFFER, {"n": "calls"}),)),)),
     "OL502": Paste((("random.random()", (_DRAW,)),), moves=True),

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from onelaunch.bench.workload import Workload
-from onelaunch.doctor.emulated import streams
-from onelaunch.doctor.replay import BareRecording, Replay, replay
-from onelaunch.rules.rule import Rule
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.doctor.emulated import streams
+from onelaunch.tools.doctor.replay import BareRecording, Replay, replay
+from onelaunch.tools.rules.rule import Rule
 
 BEYOND = {
     "OL110": "an option: a capture ahead of the first call",
@@ -32,7 +32,7 @@ BEYOND = {
 LINES = {
     "OL108": "def model(x):",
     "OL114": "",
-    "OL115": "def model(x):",
+    "OL115": "return x.grad",
     "OL118": "self.step += 1",
     "OL120": "optimizer.step()",
 }

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from onelaunch.bench.workload import Workload
-from onelaunch.doctor.run import watch
-from onelaunch.doctor.slow.listener import Slow
-from onelaunch.rules.finding import Finding
-from onelaunch.rules.slow import SLOW
+from onelaunch.finding import Finding
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.doctor.run import watch
+from onelaunch.tools.doctor.slow.listener import Slow
+from onelaunch.tools.rules.slow import SLOW
 
 BY_CODE = {rule.code: rule for rule in SLOW}
 IMAGES = (2, 4, 8, 8)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.doctor.diagnose import diagnose
-from onelaunch.doctor.emulated import streams
-from onelaunch.doctor.replay import by_driver
-from onelaunch.rules.rule import Rule
+from onelaunch.tools.doctor.diagnose import diagnose
+from onelaunch.tools.doctor.emulated import streams
+from onelaunch.tools.doctor.replay import by_driver
+from onelaunch.tools.rules.rule import Rule
 from tests.footguns.pasted import PASTED, Paste, joined, pasted
 from tests.footguns.programs import bare, load
 from tests.footguns.test_footguns import RAISED, SILENT, WITH_PROGRAMS, device_for
@@ -37,12 +37,12 @@ def test_the_fix_of_each_rule_is_pasted() -> None:
 def test_a_fix_that_is_pasted_ends_the_fault(rule: Rule, tmp_path: Path) -> None:
     paste, device = PASTED[rule.code], device_for(rule)
     module = load(rule.example, tmp_path / "bad.py", device)
-    found = [f for f in diagnose(module.model, *module.args).findings if rule.code in f.codes]
+    found = [f for f in diagnose(module.model, module.args).findings if rule.code in f.codes]
     fix = found[0].fix
     text = pasted(rule.example, paste, fix)
     torch.manual_seed(0)
     good = load(text, tmp_path / "good.py", device)
-    for finding in diagnose(good.model, *good.args).findings:
+    for finding in diagnose(good.model, good.args).findings:
         assert rule.code not in finding.codes
         assert finding.severity != "blocks-capture"
     if rule.code in SILENT | RAISED:

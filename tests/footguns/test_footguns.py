@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from onelaunch import testing
-from onelaunch.doctor.diagnose import diagnose
-from onelaunch.doctor.replay import by_driver
-from onelaunch.rules import RULES
-from onelaunch.rules.rule import Rule
+from onelaunch.tools.doctor.diagnose import diagnose
+from onelaunch.tools.doctor.replay import by_driver
+from onelaunch.tools.rules import RULES
+from onelaunch.tools.rules.findings import names_of
+from onelaunch.tools.rules.rule import Rule
 from tests.footguns.programs import BEYOND, bare, by_hand, fault_lines, load, workload_of
 
 NOT_SLOW = [rule for rule in RULES.values() if rule.severity != "slow"]
@@ -78,11 +79,11 @@ def test_a_silent_rule_is_documented(rule: Rule) -> None:
 @rules({rule.code for rule in WITH_PROGRAMS})
 def test_the_fault_is_found_at_its_line(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.example, tmp_path / "bad.py", device_for(rule))
-    findings = diagnose(module.model, *module.args).findings
+    findings = diagnose(module.model, module.args).findings
     found = [f for f in findings if rule.code in f.codes]
     assert found
     assert {f.source for f in found} <= fault_lines(rule)
-    assert all(rule.name in f.names for f in found)
+    assert all(rule.name in names_of(f) for f in found)
     lines = [(f.file, f.line) for f in findings if f.severity != "slow"]
     assert len(set(lines)) == len(lines), "no fault is listed twice"
 
@@ -90,7 +91,7 @@ def test_the_fault_is_found_at_its_line(rule: Rule, tmp_path: Path) -> None:
 @rules({rule.code for rule in WITH_PROGRAMS})
 def test_the_other_program_is_without_the_fault(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.instead, tmp_path / "good.py", device_for(rule))
-    found = diagnose(module.model, *module.args).findings
+    found = diagnose(module.model, module.args).findings
     assert not [f for f in found if rule.code in f.codes]
     if rule.code.startswith("OL5"):
         assert found == ()
@@ -99,7 +100,7 @@ def test_the_other_program_is_without_the_fault(rule: Rule, tmp_path: Path) -> N
 @rules({code for code in SILENT if code.startswith("OL5")})
 def test_a_replay_confirms_what_is_silently_wrong(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.example, tmp_path / "bad.py", "cpu")
-    found = [f for f in diagnose(module.model, *module.args).findings if rule.code in f.codes]
+    found = [f for f in diagnose(module.model, module.args).findings if rule.code in f.codes]
     assert found
     assert all("replay" in f.found_by for f in found)
 
@@ -200,6 +201,6 @@ def test_a_cuda_graph_by_hand_of_the_other_is_right(rule: Rule, tmp_path: Path) 
 @rules({rule.code for rule in WITH_PROGRAMS})
 def test_the_fault_is_found_on_a_gpu(rule: Rule, tmp_path: Path) -> None:
     module = load(rule.example, tmp_path / "bad.py", "cuda")
-    found = [f for f in diagnose(module.model, *module.args).findings if rule.code in f.codes]
+    found = [f for f in diagnose(module.model, module.args).findings if rule.code in f.codes]
     assert found
     assert {f.source for f in found} <= fault_lines(rule)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from examples.resnet import resnet50
-from onelaunch.bench.workload import Workload
-from onelaunch.doctor.diagnose import diagnose
-from onelaunch.doctor.run import watch
-from onelaunch.doctor.slow.listener import Slow
-from onelaunch.rules.rule import Rule
-from onelaunch.rules.slow import SLOW
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.doctor.diagnose import diagnose
+from onelaunch.tools.doctor.run import watch
+from onelaunch.tools.doctor.slow.listener import Slow
+from onelaunch.tools.rules.rule import Rule
+from onelaunch.tools.rules.slow import SLOW
 from tests.footguns.slow_runs import IMAGES, codes, conv, program
 from tests.footguns.slow_runs import settings as settings
 
@@ -27,12 +27,12 @@ from tests.footguns.slow_runs import settings as settings
 @pytest.mark.parametrize("rule", SLOW, ids=lambda rule: rule.name)
 def test_the_example_fires_and_what_replaces_it_is_silent(rule: Rule, tmp_path: Path) -> None:
     model, args = program(rule.example, tmp_path)
-    found = [f for f in diagnose(model, *args).findings if f.code == rule.code]
+    found = [f for f in diagnose(model, args).findings if f.code == rule.code]
     assert len(found) == 1
     assert (found[0].name, found[0].severity) == (rule.name, "slow")
     assert found[0].found_by == ("run",)
     model, args = program(rule.instead, tmp_path)
-    assert rule.code not in {f.code for f in diagnose(model, *args).findings}
+    assert rule.code not in {f.code for f in diagnose(model, args).findings}
 
 
 def test_codes_names_and_texts() -> None:
@@ -44,7 +44,7 @@ def test_codes_names_and_texts() -> None:
 
 def test_a_resnet_gets_a_handful_of_findings_in_time() -> None:
     start = time.process_time()
-    found = diagnose(resnet50().eval(), torch.randn(1, 3, 224, 224))
+    found = diagnose(resnet50().eval(), (torch.randn(1, 3, 224, 224),))
     assert time.process_time() - start < 20
     assert {f.code for f in found.findings} == {
         *("OL602", "OL603", "OL605", "OL606", "OL608", "OL614")

@@ -16,11 +16,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.flop_counter import FlopCounterMode
 
 import onelaunch as ol
-from onelaunch.bench.timers import GpuTimer
-from onelaunch.bench.workload import Workload
-from onelaunch.doctor.run import watch
-from onelaunch.doctor.slow.listener import Slow
-from onelaunch.doctor.slow.separable import measure
+from onelaunch.tools.bench.timers import GpuTimer
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.doctor.run import watch
+from onelaunch.tools.doctor.slow.listener import Slow
+from onelaunch.tools.doctor.slow.separable import measure
 from tests.footguns.slow_runs import BY_CODE, program, separable, slow
 from tests.footguns.slow_runs import settings as settings
 

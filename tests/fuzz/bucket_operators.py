@@ -1,7 +1,7 @@
 """Expressions that random programs are made of, as people write them on batches of sequences.
 
 `x` is (batch, length, 4), `y` like it, `mask` (batch, length) of 0 and 1, `ids` (batch, length) of
-0 to 7, `w` (4, 4) and `b` (4,) parameters, `table` (8, 4).
+0 to 7, `w` (4, 4) and `b` (4,) parameters, `table` (8, 4), `s` the state of the program.
 """
 
 from __future__ import annotations
@@ -12,9 +12,39 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 LEAST = torch.finfo(torch.float32).min
+
+
+class State(nn.Module):
+    """What a program keeps: a count of ids, a sum of rows, norms in training and in eval."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(8, dtype=torch.float64))
+        self.register_buffer("rows", torch.zeros(8, 4, dtype=torch.float64))
+        self.norm = nn.BatchNorm1d(4, dtype=torch.float64)
+        self.still = nn.BatchNorm1d(4, dtype=torch.float64).eval()
+        self.apart = nn.InstanceNorm1d(4, track_running_stats=True, dtype=torch.float64)
+        self.requires_grad_(False)
+
+    def counted(self, ids: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+        """Count ids, each as much as its weight; what is counted does not go into the result."""
+        self.counts.index_add_(0, ids.flatten(), (ids.new_ones(ids.shape) * weight).flatten())
+        return ids * 0
+
+    def scattered(self, ids: Tensor, weight: Tensor) -> Tensor:
+        self.counts.scatter_add_(0, ids.flatten(), weight.flatten())
+        return ids * 0
+
+    def summed(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.rows.index_add_(0, ids.flatten(), x.flatten(0, 1).detach())
+        return ids * 0
+
+    def called(self, x: Tensor) -> Tensor:
+        self.counts.add_(1)
+        return x * 1
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, hides: Tensor | None = None) -> Tensor:
@@ -81,6 +111,39 @@ def lines(text: str) -> list[str]:
 
 
 SAME = lines("""
+attend(x, x, y, (1 - mask[:, None, :]) * -1e4)
+attend(x, x, y, (1 - mask[:, None, :]) * -3e4 + x[..., :1])
+attend(x, x, y, mask[:, None, :].log()) + attend(y, y, x, (1 - mask[:, None, :]) * -1e4)
+hidden(x @ y.mT, mask, -1e4).softmax(-1) @ x
+hidden(x @ y.mT, mask, LEAST).softmax(-1) @ x
+(hidden(x @ y.mT, mask, -2e4) / 0.5 + b[0]).softmax(-1) @ x
+(hidden(x @ y.mT, mask, -1e4) - x[..., :1]).softmax(-1) @ x
+hidden(x @ y.mT, mask, -1e4).log_softmax(-1).exp() @ x
+torch.baddbmm((1 - mask[:, None, :]).expand(-1, x.shape[1], -1) * -1e4, x, y.mT).softmax(-1) @ x
+torch.where(mask[:, None, :] > 0, x @ y.mT, -1e5).softmax(-1) @ x
+(x @ y.mT).masked_fill(~triangle(x), -1e4).softmax(-1) @ x
+F.scaled_dot_product_attention(x, x, y, attn_mask=(1 - mask[:, None, :]) * -1e4)
+F.scaled_dot_product_attention(x, x, y, attn_mask=mask[:, None, :] > 0)
+x + x.masked_fill(mask[..., None] == 0, -1e4).amax(1, keepdim=True)
+x + x.masked_fill(mask[..., None] == 0, -1e4).logsumexp(1, keepdim=True)
+x + torch.where(mask[..., None] > 0, x, -1e4).max(1, keepdim=True)[0]
+x + (x + (1 - mask[..., None]) * -1e4).amax(1, keepdim=True)
+x - (x - (1 - mask[..., None]) * 1e4).amax(1, keepdim=True)
+x + x.masked_fill(mask[..., None] == 0, 1e4).amin(1, keepdim=True)
+(x.masked_fill(mask[..., None] == 0, -1e4)).exp().sum(1, keepdim=True) + x
+F.interpolate(F.instance_norm(x.mT), scale_factor=2.0).mT[:, ::2] * 1
+F.interpolate(F.instance_norm(x), size=8, mode="linear")[..., ::2] * 1
+F.interpolate(F.group_norm(x.mT, 2), scale_factor=2.0).mT[:, ::2] * 1
+F.max_pool1d(F.instance_norm(x), 3, 1, 1)
+F.avg_pool1d(F.layer_norm(x, (4,)).mT, 3, 1, 1).mT * 1
+s.still(x.mT).mT * 1
+s.norm(x.mT).mT * 1
+s.apart(x.mT).mT * 1
+s.called(x)
+x + s.counted(ids)[..., None]
+x + s.counted(ids, mask)[..., None]
+x + s.scattered(ids, mask)[..., None]
+x + s.summed(x * mask[..., None], ids)[..., None]
 x.relu()
 x.sigmoid() * y
 x.tanh() + b
@@ -298,6 +361,30 @@ x.as_strided(x.shape, x.contiguous().stride()) * 1 if x.is_contiguous() else x *
 """Of the shape of `x` again, so that they follow each other."""
 
 FINAL = lines("""
+x.masked_fill(mask[..., None] == 0, -1e4).amax(1)
+x.masked_fill(mask[..., None] == 0, -1e4).amax((0, 1))
+x.masked_fill(mask[..., None] == 0, -1e4).max(1)[1]
+x.masked_fill(mask[..., None] == 0, LEAST).amax(1)
+x.masked_fill(mask[..., None] == 0, -1e4).logsumexp(1)
+x.masked_fill(mask[..., None] == 0, -1e4).topk(1, 1)[0] * 1
+x.masked_fill(mask[..., None] == 0, -1e4).sort(1)[0][:, -1] * 1
+x.masked_fill(mask[..., None] == 0, -1e4).cummax(1)[0]
+x.masked_fill(mask[..., None] == 0, -1e4).clamp(min=-9).amax(1)
+x.masked_fill(mask[..., None] == 0, 1e4).amin(1)
+x.masked_fill(mask[..., None] == 0, -1e4).softmax(1).sum(1)
+x.masked_fill(mask[..., None] == 0, -1e4).exp().sum(1)
+(x + (1 - mask[..., None]) * -1e4).amax(1)
+(x + (1 - mask[..., None]) * LEAST).softmax(1).amax(1)
+F.interpolate(F.instance_norm(x.mT), size=3)
+F.interpolate(F.instance_norm(x), size=2)
+F.interpolate(F.instance_norm(x[:, None]), size=(x.shape[1], 2), mode="bilinear")
+F.interpolate(F.group_norm(x.mT, 2), size=3, mode="area")
+F.adaptive_avg_pool1d(F.instance_norm(x.mT), 1)
+F.adaptive_max_pool1d(F.layer_norm(x, (4,)).mT, 2)
+s.still(x.flatten(0, 1)).view(x.shape)
+s.norm(x.flatten(0, 1)).view(x.shape)
+s.counted(ids[:, 0]) + ids[:, 0]
+s.scattered(ids, mask * 2)
 x * 2
 x.sum()
 x.sum(0)
@@ -473,4 +560,4 @@ Expression = Callable[..., Any]
 
 
 def compiled(source: str) -> Expression:
-    return eval(f"lambda x, y, mask, ids, w, b, table: {source}", globals())
+    return eval(f"lambda x, y, mask, ids, w, b, table, s: {source}", globals())

@@ -3,8 +3,9 @@
     python -m tests.fuzz.buckets --programs 5000 --seed 1 --device cpu
 
 A program is one to four expressions of `bucket_operators`, on data of several kinds (normal, zeros,
-ones, integers, negative, large), called at many sizes of its buckets; some are trained. Prints each
-program that is wrong, with the seed that makes it alone.
+ones, integers, negative, large; of extreme scales, near the numbers that hide padding, infinite,
+NaN), called at many sizes of its buckets, 0 among them; some are trained, some keep counts and
+statistics. Prints each program that is wrong, with the seed that makes it alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch import Tensor
 import onelaunch as ol
 
 from . import command
-from .bucket_operators import FINAL, SAME, compiled
+from .bucket_operators import FINAL, SAME, State, compiled
 
 KINDS = ("normal", "zeros", "ones", "integers", "negative", "large", "small")
+EXTREME = ("huge", "tiny", "near", "low", "lowest", "infinite", "nan")
 SIZES = [(3, 7), (4, 8), (2, 5, 9), (8,), (1, 6), (5, 6, 9), (7,)]
 
 
@@ -62,8 +64,10 @@ def program(seed: int) -> Program:
     if r.random() < 0.15:
         pad["x"] = 0 if not both else (0, 0)
     kinds = tuple(r.choices(KINDS, k=3)) if r.random() < 0.7 else (r.choice(KINDS),)
+    if r.random() < 0.5:  # in later calls; now and then in those of the proof too
+        kinds = (*kinds, *r.choices(EXTREME, k=2)) if r.random() < 0.8 else r.choices(EXTREME, k=3)
     buckets = ol.Buckets(dim, sizes, pad=pad, dims={"w": None, "b": None, "table": None})
-    return Program(seed, steps, last, buckets, r.random() < 0.4, r.random() < 0.25, kinds)
+    return Program(seed, steps, last, buckets, r.random() < 0.4, r.random() < 0.25, tuple(kinds))
 
 
 def data(r: torch.Generator, kind: str, *shape: int) -> Tensor:
@@ -77,15 +81,30 @@ def data(r: torch.Generator, kind: str, *shape: int) -> Tensor:
         "negative": -t.abs() - 0.1,
         "large": t * 100,
         "small": t * 1e-3,
+        "huge": t * 1e30,
+        "tiny": t * 1e-30,
+        "near": t * 1e3 - 9.5e3,  # numbers that hide
+        "low": t - 3e5,
+        "lowest": -t.abs() * 1e38 - 1e38,
+        "infinite": _but_last(t, t.where(t > -0.5, -torch.inf)),
+        "nan": _but_last(t, t.where(t > -1, torch.nan)),
     }[kind]
+
+
+def _but_last(t: Tensor, other: Tensor) -> Tensor:
+    """Other values, but in the last row, which padding repeats; docs/limits.md says why."""
+    made = other.clone()
+    made[-1:], made[:, -1:] = t[-1:], t[:, -1:]
+    return made
 
 
 def arguments(seed: int, kind: str, batch: int, length: int) -> list[Tensor]:
     r = torch.Generator().manual_seed(seed)
     x, y = (data(r, kind, batch, length, 4) for _ in range(2))
     mask = torch.ones(batch, length, dtype=torch.float64)
-    if kind not in ("zeros", "ones"):
-        keep = torch.randint(1, length + 1, (batch, 1), generator=r)
+    if kind not in ("zeros", "ones") and length:
+        least = 0 if kind in EXTREME else 1  # a row that is masked as a whole
+        keep = torch.randint(least, length + 1, (batch, 1), generator=r)
         mask = (torch.arange(length) < keep).double()
     ids = torch.randint(0, 8, (batch, length), generator=r)
     return [x, y, mask, ids * 0 if kind == "zeros" else ids]
@@ -96,12 +115,14 @@ def sizes_of(found: Program, r: random.Random) -> list[tuple[int, int]]:
     known = found.buckets.sizes
     if len(known) == 2:
         tops = [sizes[-1] for sizes in known]
-        return [(r.randint(1, tops[0]), r.randint(1, tops[1])) for _ in range(16)]
+        drawn = [(r.randint(1, tops[0]), r.randint(1, tops[1])) for _ in range(16)]
+        return [*drawn, (0, tops[1]), (1, 1), (tops[0], 0), (1, 0), drawn[0]]
     other = r.choice((3, 5, 8))
     every = list(range(1, known[0][-1] + 1))
     r.shuffle(every)
     # Each bucket is first called without being shown, where it is not captured ahead.
     every = [size for size in every for _ in range(1 if found.ahead else 2)]
+    every.append(0)
     return [(n, other) if found.buckets.dim == (0,) else (other, n) for n in every]
 
 
@@ -118,12 +139,13 @@ def same(got: Any, expected: Any, layout: bool = True) -> str | None:
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     tolerance = 1e-4 if a.dtype == torch.float32 else 1e-7
     near = torch.isclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+    near |= b.isinf() & a.isnan()  # 0 times what is infinite in padding: docs/limits.md
     return None if bool(near.all()) else f"{a} is not {b}"
 
 
 def _strides(t: Tensor) -> list[int]:
     """Those that say where an element is."""
-    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
+    return [n for size, n in zip(t.shape, t.stride(), strict=True) if size > 1 and t.numel()]
 
 
 def run(found: Program, device: torch.device) -> tuple[str, str]:
@@ -135,13 +157,19 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     parameters[1] -= 0.5
     w, b, table = (t.to(device).requires_grad_(found.trained) for t in parameters)
 
-    def call(x: Tensor, y: Tensor, mask: Tensor, ids: Tensor) -> Any:
+    kept, theirs = State().to(device), State().to(device)
+
+    def stepped(state: State, x: Tensor, y: Tensor, mask: Tensor, ids: Tensor) -> Any:
         for line in lines[:-1]:
-            x = line(x, y, mask, ids, w, b, table)
-        return lines[-1](x, y, mask, ids, w, b, table)
+            x = line(x, y, mask, ids, w, b, table, state)
+        return lines[-1](x, y, mask, ids, w, b, table, state)
+
+    def call(x: Tensor, y: Tensor, mask: Tensor, ids: Tensor) -> Any:
+        return stepped(kept, x, y, mask, ids)
 
     r = random.Random(found.seed + 1)
     plan = sizes_of(found, r)
+    plan = [sizes for sizes in plan if 0 not in sizes or _taken(lines, [sizes], found)]
     # On CUDA an index out of bounds ends the process; ahead, each bucket's own size is run.
     if (device.type == "cuda" or found.ahead) and not _taken(lines, plan, found):
         return "void", "eager"
@@ -162,11 +190,12 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
             kind = found.kinds[number % len(found.kinds)]
             given = [t.to(device) for t in arguments(found.seed * 64 + number, kind, batch, length)]
             try:
-                expected = call(*given)
+                expected = stepped(theirs, *given)
                 wanted = _gradients(expected, (w, b, table))
             except Exception:  # noqa: BLE001 - whatever eager raises
                 if number == 0:
                     return "void", "eager"
+                theirs.load_state_dict(kept.state_dict())
                 continue  # a size that eager does not take
             try:
                 if number == 0 and found.ahead:
@@ -176,6 +205,8 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
             except ol.CaptureError as error:
                 return "refused", error.code
             wrong = same(got, expected, layout)
+            for (name, t), other in zip(kept.named_buffers(), theirs.buffers(), strict=True):
+                wrong = wrong or (same(t, other) and f"{name}: {same(t, other)}")
             for name, a, e in zip("wbt", grads, wanted, strict=True):
                 if wrong is None and (a is None) != (e is None):
                     wrong = f"gradient of {name}: {a} is not {e}"
@@ -196,7 +227,7 @@ def _taken(lines: list[Callable[..., Any]], plan: list[tuple[int, int]], found: 
             kind = found.kinds[number % len(found.kinds)]
             x, *rest = arguments(found.seed * 64 + number, kind, batch, length)
             for line in lines:
-                x = line(x, *rest, *parameters)
+                x = line(x, *rest, *parameters, State())
     except Exception:  # noqa: BLE001 - whatever eager raises
         return False
     return True

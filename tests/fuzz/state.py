@@ -32,7 +32,7 @@ from . import command
 from .state_places import LINKS, MOVES, ROOTS, USES, Link
 
 IMPORTS = """
-import collections, dataclasses, enum, functools, operator, types, torch
+import collections, contextvars, dataclasses, enum, functools, operator, sys, types, torch
 class Twice:
     def __init__(self, k):
         self.k = k

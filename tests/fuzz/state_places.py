@@ -213,6 +213,31 @@ LINKS = (
          "    for n in names:\n        o = getattr(o, n)\n    return o"),
     Link("C@($)", "match@(#)", "#.v = $", _class(_INIT) + "\ndef match@(o):\n    match o:\n"
          "        case C@(v=v):\n            return v", ("#.__class__ = type('D', (C@,), {})",)),
+    # What lies behind a method in C.
+    Link("{'k': $}.get", "#('k')", "#.__self__['k'] = $", "", ("#.__self__.clear()",)),
+    Link("{'k': $}.values", "list(#())[0]", "#.__self__['k'] = $"),
+    Link("[0, $].__getitem__", "#(1)", "#.__self__[1] = $", "", ("#.__self__.reverse()",)),
+    Link("collections.deque([$]).copy", "#()[-1]", "#.__self__[-1] = $"),
+    Link("functools.partial({'k': $}.get, 'k')", "#()", "#.func.__self__['k'] = $"),
+    Link("C@($).__getattribute__", "#('v')", "#.__self__.v = $", _class(_INIT)),
+    Link("var@($)", "#.get()", "#.set($)", "def var@(v):\n    c = contextvars.ContextVar('c@')\n"
+         "    c.set(v)\n    return c"),
+    Link("var@($).get", "#()", "#.__self__.set($)",
+         "def var@(v):\n    c = contextvars.ContextVar('c@')\n    c.set(v)\n    return c"),
+    Link("C@($)", "object.__getattribute__(#, 'v')", "#.v = $", _class(_INIT)),
+    Link("C@($)", "#.__dict__.get('v')", "#.v = $", _class(_INIT)),
+    Link("C@($)", "held@(#)", "#.v = $", _class(_INIT) + "\ndef held@(o):\n    d = vars(o)\n"
+         "    return d['v']", ("vars(#)['v'] = $",)),
+    Link(
+        "C@($)", "vars(#)['v']", "#.v = $",
+        _class("def __init__(self, v):\n    super().__init__()\n    self.v = v",
+               "class C@(torch.nn.Module):"),
+    ),
+    Link(
+        "C@.of($)", "#._value_", "#._value_ = $",
+        _class("A = 1\n@classmethod\ndef of(cls, v):\n    cls.A._value_ = v\n    return cls.A",
+               "class C@(enum.Enum):"),
+    ),
     Link("C@($)", "try@(#)", "#.v = $", _class(_INIT) + "\ndef try@(o):\n    try:\n"
          "        return o.w\n    except AttributeError:\n        return o.v", ("#.w = $",)),
 )  # fmt: skip

@@ -21,52 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 import onelaunch as ol
 
 from . import command
 from .state import different
-
-MIDDLES: dict[str, Callable[[], nn.Module]] = {
-    "Tanh": nn.Tanh,
-    "Dropout": lambda: nn.Sequential(nn.Tanh(), nn.Dropout(0.4)),
-    "BatchNorm": lambda: nn.BatchNorm1d(6),
-    "LayerNorm": lambda: nn.LayerNorm(6),
-    "ReLU in place": lambda: nn.ReLU(inplace=True),
-    "Linear": lambda: nn.Sequential(nn.Linear(6, 6), nn.GELU()),
-    "exp": lambda: _Exp(),
-    "square": lambda: _Square(),
-}
-OPTIMIZERS: dict[str, Callable[[Any, bool], torch.optim.Optimizer]] = {
-    "SGD": lambda p, device: torch.optim.SGD(p, lr=0.05),
-    "momentum": lambda p, device: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "Nesterov": lambda p, device: torch.optim.SGD(
-        p, lr=0.05, momentum=0.8, nesterov=True, foreach=False
-    ),
-    "Adam": lambda p, device: torch.optim.Adam(p, lr=0.01, capturable=device, fused=not device),
-    "AdamW": lambda p, device: torch.optim.AdamW(
-        p, lr=0.01, amsgrad=True, capturable=device, fused=not device
-    ),
-    "RMSprop": lambda p, device: torch.optim.RMSprop(p, lr=0.01, capturable=device),
-}
-
-
-class _Exp(nn.Module):
-    """Its backward reads its own result."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 0.1).exp()
-
-
-class _Square(nn.Module):
-    """Has a parameter that is read twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + (x * self.scale) ** 2 * 0.1
+from .step_models import MIDDLES, OPTIMIZERS, Scaled
 
 
 @dataclass(frozen=True)
@@ -106,6 +67,8 @@ def program(seed: int) -> Program:
 def _step(r: random.Random) -> tuple[str, ...]:
     lines = [r.choice(("opt.zero_grad()", "opt.zero_grad(set_to_none=False)", ""))]
     lines.append("loss = mse(model(x), y)")
+    first = ("loss = Scaled.apply(loss)", "loss.register_hook(lambda grad: grad * 2)")
+    lines.append(r.choice(("", "", "", *first)))
     lines.append(
         r.choice(
             (
@@ -129,6 +92,7 @@ def _step(r: random.Random) -> tuple[str, ...]:
 BETWEEN = (
     *("w.rate({f})", "w.rate({f})", "w.freeze({n})", "w.unfreeze({n})", "w.unfreeze({n})"),
     *("w.hook({n})", "w.hook({n})", "w.unhook()", "w.module_hook()", "w.grad_mode_hook({n})"),
+    *("w.node_hook({n})", "w.node_prehook({n})", "w.any_hook()", "w.all_hook()", "w.unhook()"),
     *("w.train(False)", "w.train(True)", "w.seed({n})", "w.load({n})", "w.load_optimizer()"),
     *("w.edit({n})", "w.data({n})", "w.drop({n})", "w.new({n})", "w.opt.zero_grad()"),
     *("w.opt.zero_grad(set_to_none=False)", "w.scale({n})", "w.look({n})", "w.drop_rate({f})"),
@@ -193,6 +157,9 @@ class World:
         self.opt = OPTIMIZERS[found.optimizer](self.model.parameters(), device.type != "cpu")
         self.pending: list[Tensor] = []
         self.hooks: list[Any] = []
+        self.nodes: list[Any] = []
+        self.seen: list[Any] = []
+        """What hooks on several gradients were given."""
         self.forward_of: Any = self.model
         self.step_of: Any = None
         if found.whole is not None:
@@ -212,6 +179,7 @@ class World:
             "opt": self.opt,
             "torch": torch,
             "mse": nn.functional.mse_loss,
+            "Scaled": Scaled,
             "used": self.used,
         }
         source = f"def step(x, y):\n    {lines}\n"
@@ -248,6 +216,7 @@ class World:
             **{f"{name}.grad": p.grad for name, p in parameters.items()},
             **{f"{name}.frozen": not p.requires_grad for name, p in parameters.items()},
             **{f"{i}.{key}": v for i, held in enumerate(moments) for key, v in held.items()},
+            "seen": [] if self.step_of is not None else list(self.seen),
             "random state": self._random[0],
             "device's random state": self._random[-1],
         }
@@ -312,6 +281,41 @@ class World:
 
         parameter = self._parameter(number)[1]
         self.hooks.append(parameter.register_post_accumulate_grad_hook(scale))
+
+    def _accumulator(self, number: int) -> Any:
+        """The node that adds to a parameter's gradient."""
+        parameter = self._parameter(number)[1]
+        made = parameter.expand_as(parameter).grad_fn
+        node = None if made is None else made.next_functions[0][0]
+        self.nodes.append(node)  # or it is another the next time
+        return node
+
+    def node_hook(self, number: int) -> None:
+        parameter, node = self._parameter(number)[1], self._accumulator(number)
+
+        def scale(*_: Any) -> None:
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    parameter.grad.mul_(0.5)
+
+        if node is not None:
+            self.hooks.append(node.register_hook(scale))
+
+    def node_prehook(self, number: int) -> None:
+        node = self._accumulator(number)
+        if node is not None:
+            self.hooks.append(node.register_prehook(lambda grads: (grads[0] * 2,)))
+
+    def any_hook(self) -> None:
+        if used := self.used():
+            # Which gradient comes first is not said of hooks put there after the forward.
+            hook = lambda grad: self.seen.append(type(grad))  # noqa: E731
+            self.hooks.append(register_multi_grad_hook(used, hook, mode="any"))
+
+    def all_hook(self) -> None:
+        if used := self.used():
+            hook = lambda grads: self.seen.append([g is None for g in grads])  # noqa: E731
+            self.hooks.append(register_multi_grad_hook(used, hook, mode="all"))
 
     def module_hook(self) -> None:
         self.hooks.append(self.model[1].register_forward_hook(lambda m, args, result: result * 1.5))

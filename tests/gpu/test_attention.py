@@ -22,7 +22,7 @@ def run(*arguments: str, programs: str = "attention_programs") -> None:
     done = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
         capture_output=True,
         text=True,
         check=False,

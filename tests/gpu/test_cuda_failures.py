@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
 
+import onelaunch as ol
 from onelaunch.driver.cuda import Capabilities, graph, memory
 from onelaunch.driver.cuda import capture as record
 from onelaunch.driver.cuda import driver as driver_module
@@ -127,3 +130,32 @@ class TestWithoutBindings:
 
     def test_random_numbers_are_those_of_eager(self, driver, pool) -> None:
         check_random_numbers(driver, pool)
+
+
+def test_a_collection_in_a_capture_destroys_no_older_graph() -> None:
+    """Nor an event, a stream or memory of another pool that garbage holds."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.itself = self
+            self.graph, self.event = torch.cuda.CUDAGraph(), torch.cuda.Event()
+            self.stream = torch.cuda.Stream()
+            x = torch.ones(1 << 22, device=DEVICE)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph):
+                self.y = x * 2
+            self.event.record()
+            self.large = torch.ones(1 << 24, device=DEVICE)
+
+    def f(x: Tensor) -> Tensor:
+        gc.collect()
+        return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(5):
+            Held()
+            x = torch.full((3,), float(i), device=DEVICE)
+            assert torch.equal(fast(x), x * 2)
+    assert len(fast.recordings) == 1
+    assert fast.recordings[0].replays == 4

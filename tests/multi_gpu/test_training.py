@@ -19,7 +19,7 @@ SECONDS = 120  # a shut-down that hangs ends the test
 
 def torchrun(way: str, *options: str, gpus: bool) -> list[dict[str, Any]]:
     """The report of each of two processes."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     if not gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench.workload import Workload
-from onelaunch.checklist.build import Built, Refusal, build
-from onelaunch.checklist.steps import BY_NAME
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.checklist.build import ChangedCall, Refusal, build
+from onelaunch.tools.checklist.steps import BY_NAME
 
 
-def take(fn: Callable[..., Any], args: tuple[Any, ...], *names: str, **kwargs: Any) -> Built:
+def take(fn: Callable[..., Any], args: tuple[Any, ...], *names: str, **kwargs: Any) -> ChangedCall:
     """Build a callable by these steps."""
     return build(Workload(fn, args, kwargs), [BY_NAME[name] for name in names])
 

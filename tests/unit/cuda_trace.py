@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onelaunch.bench.trace import CALL
+from onelaunch.tools.bench.trace import CALL
 
 PID, THREAD, STREAM = 1147039, 1147039, 7
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
-"""Run the engines on `engine_targets.py`, then their scripts where nothing can import onelaunch.
+"""Run the engines on `engine_targets.py`, then their code where nothing can import onelaunch.
 
 A process of its own, since torchax names torch's one device for extensions, as the emulated device
-of these tests does. It is given names of targets, and prints the rows and what the scripts print.
+of these tests does. It is given names of targets, and prints the rows, with the error of the code.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import io
 import json
-import runpy
 import sys
-import tempfile
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -23,11 +20,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onelaunch.bench import ENGINES, compare
-from onelaunch.bench.engines.engine import Built, Code, Engine, Mode
-from onelaunch.bench.script import script
-from onelaunch.bench.target import load
-from onelaunch.bench.workload import Workload
+from onelaunch.tools.bench import ENGINES, compare
+from onelaunch.tools.bench.engines.engine import Built, Engine, Mode
+from onelaunch.tools.bench.engines.flat import tensors_of
+from onelaunch.tools.bench.target import load
+from onelaunch.tools.bench.workload import Workload
 
 TARGETS = Path(__file__).parent / "engine_targets.py"
 OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")
@@ -41,7 +38,7 @@ RUN: dict[str, tuple[str, ...]] = {
     "convolutions": EXPORTERS,
     "sequence": EXPORTERS,
 }
-SCRIPTED = ("layers", "function", "strided")
+CODED = ("layers", "function", "strided")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Watched:
         self.forms[self.name] = form(built.call(*workload.args, **workload.kwargs))
         return built
 
-    def code(self, workload: Workload) -> Code:
+    def code(self, workload: Workload) -> str:
         return self.engine.code(workload)
 
 
@@ -103,7 +100,6 @@ def rows(name: str, engines: Sequence[str]) -> dict[str, dict[str, Any]]:
             "status": row.status,
             "reason": row.reason,
             "error": row.error,
-            "us": row.wall.median_us if row.wall else None,
             "form": same or f"{forms.get(row.engine)} and not {expected}",
         }
     return found
@@ -114,7 +110,7 @@ class Blocked:
 
     def find_spec(self, name: str, *_: object) -> None:
         if name.partition(".")[0] == "onelaunch":
-            raise ImportError("a script imports onelaunch")
+            raise ImportError("the code of another engine imports onelaunch")
 
 
 @contextlib.contextmanager
@@ -129,18 +125,23 @@ def without_onelaunch() -> Generator[None]:
         sys.modules.update(held)
 
 
-def run_script(name: str, engine: str) -> str:
-    """Run the script of an engine; what it prints, or the traceback."""
-    text = script(ENGINES[engine], Workload(*load(f"{TARGETS}:{name}")), f"{TARGETS}:{name}", 0.1)
-    file = Path(tempfile.mkdtemp()) / "script.py"
-    file.write_text(text)
-    blocked = contextlib.nullcontext() if engine in OURS else without_onelaunch()
-    with contextlib.redirect_stdout(io.StringIO()) as out, blocked:
+def run_code(name: str, engine: str) -> float | str:
+    """Run the code of an engine; the largest difference from eager, or the traceback."""
+    workload = Workload(*load(f"{TARGETS}:{name}"))
+    positional, _ = workload.names
+    given = dict(zip(positional, workload.args, strict=True)) | workload.kwargs
+    scope: dict[str, Any] = {"torch": torch, "model": workload.fn, **given}
+    with torch.no_grad():
+        expected = workload.copy()()
+    code = ENGINES[engine].code(workload)
+    with contextlib.nullcontext() if engine in OURS else without_onelaunch():
         try:
-            runpy.run_path(str(file), run_name="__main__")
+            exec(code, scope)
         except Exception:  # noqa: BLE001  the test shows it
             return traceback.format_exc()
-    return out.getvalue()
+    pairs = zip(tensors_of(scope["y"]), tensors_of(expected), strict=True)
+    wide = torch.complex128
+    return max(float((a.to(wide) - b.to(wide)).abs().max()) for a, b in pairs)
 
 
 def main() -> None:
@@ -152,8 +153,8 @@ def main() -> None:
         for name, rows_found in found.items():
             engines = RUN[name][-1:] if last else RUN[name][:-1]
             rows_found |= rows(name, engines)
-            for engine in engines if name in SCRIPTED else ():
-                rows_found[engine]["script"] = run_script(name, engine)
+            for engine in engines if name in CODED else ():
+                rows_found[engine]["code"] = run_code(name, engine)
     print(json.dumps(found))
 
 

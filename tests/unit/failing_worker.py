@@ -17,14 +17,10 @@ def plain(name: str) -> None:
     """Answer as a worker does, without torch."""
     timing = {"median_us": 9.0, "spread_us": 1.0, "samples": 2}
     row = {"engine": name, "title": "T", "status": "ok", "wall": timing, "host": None, "gpu": None}
-    kept = {"workload": "", "profile": None, "remarks": [], "timelines": []}
-    found = json.dumps({**kept, "rows": [{**row, "notes": []}]})
-    state = {"running": True, "settled": False, "versions": "Python 3, torch 2", "found": found}
+    state = {"running": True, "settled": False, "versions": "Python 3, torch 2", "found": row}
     for count, order in enumerate(sys.stdin):
         if name == "hangs" or (name == "hangs later" and count):
             time.sleep(600)
-        if name == "dies traced" and order == "timeline\n":
-            os.kill(os.getpid(), signal.SIGSEGV)
         if name == "dies later" and count:
             os.kill(os.getpid(), signal.SIGBUS)
         if name == "killed":
@@ -48,10 +44,10 @@ def real() -> None:
 
     import torch
 
-    from onelaunch.bench.engines import ENGINES
-    from onelaunch.bench.engines.engine import Built, Code, Mode
-    from onelaunch.bench.worker import main
-    from onelaunch.bench.workload import Workload
+    from onelaunch.tools.bench.engines import ENGINES
+    from onelaunch.tools.bench.engines.engine import Built, Mode
+    from onelaunch.tools.bench.worker import main
+    from onelaunch.tools.bench.workload import Workload
 
     @dataclass(frozen=True)
     class Failing:
@@ -75,8 +71,8 @@ def real() -> None:
             assert sys.stdin.read() == ""
             return Built(workload.fn)
 
-        def code(self, workload: Workload) -> Code:
-            return Code("y = model(x)")
+        def code(self, workload: Workload) -> str:
+            return "y = model(x)"
 
     ENGINES[sys.argv[1]] = Failing(sys.argv[1])
     main()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onelaunch.bench import Comparison, Row, Timing
-from onelaunch.bench.profile import Limit
-from onelaunch.bench.rows import RecordingMemory
-from onelaunch.bench.timeline import Span, Timeline
-from onelaunch.checklist.plan import Plan, Trial
-from onelaunch.doctor.diagnosis import Diagnosis
-from onelaunch.rules.finding import Finding
+from onelaunch.finding import Finding
+from onelaunch.tools.bench import Comparison, Row, Timing
+from onelaunch.tools.bench.profile import Limit
+from onelaunch.tools.checklist.plan import Plan, Trial
+from onelaunch.tools.doctor.diagnosis import Diagnosis
+from onelaunch.tools.report.document import Span, Timeline
+from onelaunch.tools.report.page import page
+from onelaunch.tools.report.result import Result
 
 HOSTILE = "</script><img src=x onerror=window.hit=1><b a='\"`${1}`&amp; \\u003c <!-- "
+
+
+def page_of(result: Result) -> str:
+    """The page of a result."""
+    return page(result.document())
 
 
 def timed(name: str, wall: float, *, fresh: bool = True, noisy: bool = False) -> Row:
@@ -41,19 +47,13 @@ def timeline(name: str, kernels: int, pace: float) -> Timeline:
     return Timeline(name, f"the {name}", kernels * pace + 8.0, tuple(spans))
 
 
-def recorded(row: Row) -> Row:
-    one = RecordingMemory("float32[8, 4] on cuda:0", 14, 2 << 20, 2 << 20)
-    return replace(row, recordings=(one,))
-
-
 def named(found: Comparison, text: str) -> Comparison:
-    """Add a text to all names of a comparison: of engines, recordings and spans."""
+    """Add a text to all names of a comparison: of engines and spans."""
     rows = tuple(
         replace(
             row,
             title=f"{row.title} {text}",
             code=f"{row.code} {text}",
-            recordings=tuple(replace(r, signature=text) for r in row.recordings),
         )
         for row in found.rows
     )
@@ -71,7 +71,7 @@ def comparison(text: str = "net") -> Comparison:
         rows=(
             timed("eager", 90.0),
             timed("slow", 400.0, noisy=True),
-            recorded(timed("quick", 30.0)),
+            timed("quick", 30.0),
             timed("static", 20.0, fresh=False),
             Row("off", "the off", "wrong", "relative error 1.0e-01 is above 1.0e-04", error=0.1),
             Row("broken", "the broken", "failed", f"ValueError: {text}"),

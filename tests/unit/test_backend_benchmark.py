@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks import render
 from benchmarks.backend import Built, main, targets
 from benchmarks.backend_workloads import WORKLOADS, made
-from onelaunch.bench.timers import Timing
+from onelaunch.tools.bench.timers import Timing
 
 
 @pytest.mark.parametrize("name", ["sine", "breaks", "host", "decode", "train-sine"])
@@ -72,6 +72,7 @@ def test_every_workload_has_a_name() -> None:
     assert render.BACKEND_NAMES.keys() == WORKLOADS.keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU gives")
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "backend.json"

@@ -25,7 +25,7 @@ print(json.dumps(counters["inductor"]))
 
 
 def counted(cache: Path) -> dict[str, int]:
-    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(sys.path)
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True, text=True

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench import ENGINES, Comparison, Row, Timing, compare
-from onelaunch.bench.comparison import DEFAULT
-from onelaunch.bench.engines.engine import Built, Code, Mode
-from onelaunch.bench.script import script
-from onelaunch.bench.workload import Workload
+import onelaunch as ol
 from onelaunch.errors import GraphError
+from onelaunch.tools.bench import ENGINES, Comparison, Row, Timing, compare
+from onelaunch.tools.bench.comparison import DEFAULT
+from onelaunch.tools.bench.engines.engine import Built, Mode, snippet
+from onelaunch.tools.bench.workload import Workload
 
 X = torch.randn(4, 8)
 
@@ -41,8 +41,8 @@ class Made:
     def build(self, workload: Workload) -> Built:
         return self.make(workload)
 
-    def code(self, workload: Workload) -> Code:
-        return Code(f"y = model({workload.call_text})")
+    def code(self, workload: Workload) -> str:
+        return snippet(f"y = model({workload.call_text})")
 
 
 def as_it_is(workload: Workload) -> Built:
@@ -264,6 +264,22 @@ def test_bad_arguments(call: Callable[[], object], message: str) -> None:
     assert all(part in str(raised.value) for part in ("where:", "why:", "fix:"))
 
 
+@pytest.mark.parametrize("tool", [ol.compare, ol.diagnose, ol.optimize, ol.profile])
+def test_every_tool_takes_a_call_in_one_form_and_names_it_for_another(tool: Any) -> None:
+    """``(fn, args, kwargs)``: not ``fn`` with the arguments behind it."""
+    for wrong in (
+        lambda: tool(linear(), X),
+        lambda: tool(linear(), X, X, X, X),
+        lambda: tool(linear(), (X,), mask=X),
+        lambda: tool(linear(), (X,), X),
+        lambda: tool(),
+    ):
+        with pytest.raises(ol.ArgumentError, match=r"model, \(x,\)") as raised:
+            wrong()
+        assert raised.value.code == "OL401"
+        assert tool.__name__ in str(raised.value)
+
+
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
 def test_empty_inputs(shape: tuple[int, ...]) -> None:
     result = compare(linear(), (torch.randn(shape),), engines=["no_grad"], seconds=0.01)
@@ -351,8 +367,7 @@ def test_every_engine_has_a_name_of_its_own_and_its_code() -> None:
     workload = Workload(linear(), (X,), {"mask": X})
     assert len({engine.name for engine in DEFAULT}) == len(DEFAULT)
     for engine in ENGINES.values():
-        compile(str(engine.code(workload)), engine.name, "exec")
-        compile(script(engine, workload, "torch:ones", 1.0), engine.name, "exec")
+        compile(engine.code(workload), engine.name, "exec")
 
 
 def test_nan_is_not_called_a_result_that_changes() -> None:
@@ -433,7 +448,7 @@ def test_draws_that_are_left_out_are_named() -> None:
 
 
 def test_an_engine_too_slow_for_every_draw_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onelaunch.bench.entry.SECONDS", 0)
+    monkeypatch.setattr("onelaunch.tools.bench.entry.SECONDS", 0)
     row = run(Made("slow", as_it_is)).rows[0]
     assert row.status == "ok"
     assert row.notes[0].startswith("0 s were up before the draws random, negated, ")

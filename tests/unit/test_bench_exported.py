@@ -1,10 +1,9 @@
-"""The engines of other packages really run, and scripts do what the rows of engines say."""
+"""The engines of other packages really run, and their code does what their rows say."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -18,13 +17,13 @@ LSTM = "output 2 is float32[1, 1, 2, 16] where eager's is float32[1, 2, 16]"
 """What torch 2.11 makes of an LSTM that it exports, but for its own engines."""
 TORCHAX = "AttributeError: '_OpNamespace' 'aten' object has no attribute 'cholesky'"
 """What torchax 0.0.13 says of torch 2.15, as it is imported."""
-PRINTED = re.compile(r"relative error (\S+) against eager\nmedian (\S+) us per call\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "names", [("layers",), ("function",), ("strided", "convolutions", "sequence")], ids=" ".join
 )
-def test_engines_are_right_and_their_scripts_reproduce_their_rows(names: tuple[str, ...]) -> None:
+def test_engines_are_right_and_so_is_their_code(names: tuple[str, ...]) -> None:
     """On every draw, and with results of the form of the callable's own."""
     env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -40,15 +39,13 @@ def test_engines_are_right_and_their_scripts_reproduce_their_rows(names: tuple[s
             if engine == "openxla" and torch.__version__ >= (2, 15):
                 assert (row["status"], row["reason"]) == ("failed", TORCHAX)
                 continue
-            _check(f"{name}: {engine}", row, name in engine_runs.SCRIPTED)
+            _check(f"{name}: {engine}", row, name in engine_runs.CODED)
 
 
-def _check(what: str, row: dict[str, Any], scripted: bool) -> None:
+def _check(what: str, row: dict[str, Any], coded: bool) -> None:
     assert (row["status"], row["reason"]) == ("ok", None), what
     assert row["error"] < 1e-6, what
     assert row["form"] is True, (what, row["form"])
-    if scripted:
-        printed = PRINTED.fullmatch(row["script"])
-        assert printed is not None, (what, row["script"])
-        assert float(printed[1]) < 1e-6, what
-        assert row["us"] / 10 < float(printed[2]) < row["us"] * 10, what
+    if coded:
+        assert isinstance(row["code"], float), (what, row["code"])
+        assert row["code"] < 1e-5, what

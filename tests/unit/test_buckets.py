@@ -19,7 +19,7 @@ from torch import Tensor
 import onelaunch as ol
 from onelaunch.padding.pad import cut, pad, resized
 from onelaunch.sizes.buckets import BucketOptions, Buckets, padding
-from onelaunch.sizes.dims import Follow, Padded
+from onelaunch.sizes.dims import PaddedDims, SizeLink
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -65,9 +65,9 @@ def test_cut_of_padded_is_the_tensor(
     t = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     t = t.permute(*order).contiguous().permute(*(list(order).index(d) for d in range(3)))
     bucket = (shape[0] + more[0], shape[1] + more[1])
-    grown = pad(t, Padded((0, 1), (0, 1), (None, value)), bucket)
+    grown = pad(t, PaddedDims((0, 1), (0, 1), (None, value)), bucket)
     assert tuple(grown.shape) == (*bucket, shape[2])
-    back = cut(grown, (Follow(0, 0, 1, 0), Follow(1, 1, 1, 0)), shape[:2])
+    back = cut(grown, (SizeLink(0, 0, 1, 0), SizeLink(1, 1, 1, 0)), shape[:2])
     assert torch.equal(back, t)
     pairs = zip(back.shape, back.stride(), t.stride(), strict=True)
     assert all(n == 1 or a == b for n, a, b in pairs)
@@ -80,7 +80,7 @@ def test_cut_of_padded_is_the_tensor(
 @given(st.integers(1, 6), st.integers(0, 9))
 def test_examples_of_other_sizes_hold_real_rows(n: int, size: int) -> None:
     t = torch.arange(n)
-    made = resized(t, Padded((0,), (0,), (None,)), (size,))
+    made = resized(t, PaddedDims((0,), (0,), (None,)), (size,))
     assert made.tolist() == [i % n for i in range(size)]
 
 

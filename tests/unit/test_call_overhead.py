@@ -11,7 +11,7 @@ import torch
 from benchmarks import render
 from benchmarks.call_overhead import ORDER, Row, Target, main, targets
 from examples.workloads import WORKLOADS
-from onelaunch.bench.timers import Timing
+from onelaunch.tools.bench.timers import Timing
 
 
 def row(variant: str, host: float, wall: float) -> Row:

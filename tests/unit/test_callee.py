@@ -27,7 +27,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> tuple[Any, list[
         return x * 2
 
     driver: Any = SimpleNamespace(compiler="inductor", capturing=lambda: False)
-    return Callee(fn, True, dynamic, None).on(driver), graphs
+    return Callee(fn, True, dynamic, None).captured_form(driver), graphs
 
 
 def test_every_size_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

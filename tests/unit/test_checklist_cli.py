@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import onelaunch as ol
-from onelaunch.checklist import optimize as module
-from onelaunch.checklist.steps import STEPS as ALL
-from onelaunch.cli import run
-from onelaunch.cli.optimize import STEPS
-from onelaunch.report.page.plan import plan_page
+from onelaunch.tools.checklist import optimize as module
+from onelaunch.tools.checklist.steps import STEPS as ALL
+from onelaunch.tools.cli import run
+from onelaunch.tools.cli.optimize import STEPS
+from tests.unit.reported import page_of
 
 TARGETS = """
 import torch
@@ -24,9 +24,6 @@ from torch import nn
 def model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)), (torch.ones(2, 32),)
-
-def other():
-    return nn.Conv2d(3, 4, 1).eval(), (torch.ones(2, 3, 4, 4),)
 
 def broken():
     def call(x):
@@ -57,16 +54,16 @@ def test_the_names_of_the_steps_are_those_of_the_library() -> None:
     assert list(STEPS) == list(dict.fromkeys(step.name.partition(":")[0] for step in ALL))
 
 
-def test_a_plan_is_found_saved_and_applied(
+def test_a_plan_is_found_and_saved(
     targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, page, again = (tmp_path / name for name in ("plan.json", "plan.html", "again.json"))
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     steps = "eval,inference-mode,int8,half:bf16,fold-batchnorm"
     words = ["--max-error", "0.05", "--seconds", "30", "--steps", steps, "--plan", str(file)]
     assert run(["optimize", f"{targets}:model", *words, "--report", str(page)]) == 0
     shown = capsys.readouterr().out
     plan = ol.Plan.from_json(file.read_text())
-    assert page.read_text() == plan_page(plan)
+    assert page.read_text() == page_of(plan)
     assert plan.workload == f"{targets}:model"
     assert plan.steps[0] == "eval"
     assert "no BatchNorm with running statistics runs in it" in shown
@@ -75,52 +72,18 @@ def test_a_plan_is_found_saved_and_applied(
     for trial in plan.trials:
         assert trial.step in shown
 
-    assert run(["optimize", f"{targets}:model", "--apply", str(file), "--plan", str(again)]) == 0
-    measured = ol.Plan.from_json(again.read_text())
-    assert measured.steps == plan.steps
-    assert measured.trials == ()
-    assert measured.error <= 0.05
-    said = capsys.readouterr()
-    assert "Applied as it was saved" in said.out
-    for step in ("applying ", "float64 reference", "checking the result", "against the original"):
-        assert step in said.err
-
-
-def test_a_plan_for_another_model_is_refused(
-    targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "plan.json"
-    words = ["--seconds", "1", "--steps", "eval", "--plan", str(file)]
-    assert run(["optimize", f"{targets}:model", *words]) == 0
-    text = file.read_text().replace('"eval"', '"fold-batchnorm"')
-    file.write_text(text)
-    assert run(["optimize", f"{targets}:other", "--apply", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert "[OL403] `fold-batchnorm` does not apply here" in said
-
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (["--steps", "grahp"], "no step is called grahp"),
         (["--steps", "grahp,fold-batchnorms"], "fix:   --steps graph,fold-batchnorm\n"),
-        (["--steps", "graph", "--apply", "plan.json"], "--steps is given with --apply"),
-        (
-            ["--seconds", "9", "--max-error", "0", "--apply", "plan.json"],
-            "--max-error and --seconds are given with --apply",
-        ),
-        (["--plan", "/dev/full"], "/dev/full cannot be written: No space left"),
         ([], "there is no file no_such_file.py"),
         (["--steps", ","], "no step is named"),
         (["--seconds", "0"], "--seconds is 0"),
         (["--max-error", "-1"], "--max-error is -1"),
         (["--max-error", "nan"], "--max-error is nan"),
         (["--plan", "nowhere/plan.json"], "there is no folder nowhere"),
-        (["--apply", "nowhere.json"], "nowhere.json cannot be read"),
-        (
-            ["--apply", "no.json"],
-            "fix:   onelaunch optimize no_such_file.py:model --plan no.json\n",
-        ),
     ],
 )
 def test_mistakes_are_told_before_the_work(
@@ -128,15 +91,6 @@ def test_mistakes_are_told_before_the_work(
 ) -> None:
     assert run(["optimize", "no_such_file.py:model", *words]) == 2
     assert what in capsys.readouterr().err
-
-
-def test_a_file_that_holds_no_plan(
-    targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text("{}")
-    assert run(["optimize", f"{targets}:model", "--apply", str(file)]) == 2
-    assert "the file holds no plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

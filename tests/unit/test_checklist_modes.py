@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench.workload import Workload
-from onelaunch.checklist.build import build
-from onelaunch.checklist.step import Step
-from onelaunch.checklist.steps import BY_NAME, STEPS
-from onelaunch.checklist.subject import NotPossible, Setting, Subject
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.checklist.build import build
+from onelaunch.tools.checklist.step import Step
+from onelaunch.tools.checklist.steps import BY_NAME, STEPS
+from onelaunch.tools.checklist.subject import NotPossible, Setting, Subject
 from tests.unit.checklist_steps import contents, refusal, same, take
 
 

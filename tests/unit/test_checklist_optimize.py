@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import signal
 import threading
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.bench.timers import TimerName, Timing
-from onelaunch.checklist import optimize as module
-from onelaunch.checklist import search
-from onelaunch.checklist.build import Built
-from onelaunch.checklist.plan import Trial
-from onelaunch.checklist.step import Step
-from onelaunch.checklist.steps import BY_NAME, choose
-from onelaunch.checklist.subject import Subject
+from onelaunch.tools.bench.timers import TimerName, Timing
+from onelaunch.tools.checklist import optimize as module
+from onelaunch.tools.checklist import search
+from onelaunch.tools.checklist.build import ChangedCall
+from onelaunch.tools.checklist.plan import Trial
+from onelaunch.tools.checklist.step import Step
+from onelaunch.tools.checklist.steps import BY_NAME, choose
+from onelaunch.tools.checklist.subject import Subject
 from tests.unit.checklist_steps import apart, contents, lively, same
 from tests.unit.test_checklist_branches import Attention, RepVgg
 from tests.unit.test_checklist_precision import SCALE, Net, Pair, absent
@@ -39,7 +40,7 @@ class Stated:
         self.gains = gains
 
     def sample(self, call: Any, about_us: float) -> list[float]:
-        assert isinstance(call, Built)
+        assert isinstance(call, ChangedCall)
         cost = 100.0
         for name in call.did:
             cost *= 1 - self.gains.get(name.replace("-", "_").partition(":")[0], 0.1)
@@ -167,10 +168,41 @@ def test_dicts_keywords_and_functions() -> None:
     assert plain.plan.steps == ("inference-mode",)
 
 
-def test_of_what_is_taken_in_any_case_a_remark_says_that_nothing_else_pays() -> None:
-    fast = ol.optimize(net().train(), (X,), steps=["eval", "fold-batchnorm"], seconds=2)
-    assert fast.plan.steps == ("eval",)
-    assert "Nothing else that was tried pays." in fast.plan.remarks
+def test_what_is_required_is_no_gain() -> None:
+    plan = ol.optimize(net().train(), (X,), steps=["eval", "fold-batchnorm"], seconds=5).plan
+    assert (plan.steps, plan.gains, plan.speedup) == (("eval",), (), 1.0)
+    (required,) = [trial for trial in plan.trials if trial.outcome == "required"]
+    assert (required.step, required.gain) == ("eval", None)
+    assert plan.summary.startswith("Nothing that was tried pays: ")
+    assert plan.summary.endswith(" per call, with eval alone.")
+
+
+@pytest.mark.usefixtures("stated")
+def test_the_gain_is_over_the_callable_with_what_is_required() -> None:
+    plan = ol.optimize(net().train(), (X,), steps=["eval", "inference-mode"]).plan
+    assert plan.steps == ("eval", "inference-mode")
+    assert (plan.eager.median_us, plan.result.median_us) == (90.0, 81.0)  # eval takes a tenth off
+    assert plan.summary.endswith("by inference-mode.")
+    assert "instead of 90.0 us, 1.11x" in plan.summary
+
+
+def test_steps_before_which_time_was_up_are_named() -> None:
+    def slow(subject: Subject) -> str:
+        time.sleep(2.0)
+        return "slept"
+
+    steps = (BY_NAME["fp8:dynamic"], Step("late", "a slow step", slow))
+    plan = dataclasses.replace(
+        ol.optimize(net(), (X,), steps=["graph"], seconds=1e-3).plan, trials=()
+    )
+    assert plan.untried == ("graph",)
+    assert plan.summary.startswith("Nothing was tried: ")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "choose", lambda names, where: steps)
+        plan = ol.optimize(net(), (X,), seconds=1.5).plan
+    assert plan.untried == ("late",)
+    assert plan.summary.startswith("Nothing that was tried pays (not tried: late): ")
+    assert ol.Plan.from_json(plan.to_json()) == plan
 
 
 def test_a_compiler_that_is_under_way_is_ended_by_a_command(
@@ -200,7 +232,19 @@ def test_a_compiler_that_is_under_way_is_ended_by_a_command(
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def test_where_time_is_up_at_once_there_is_one_run_and_its_time() -> None:
+def test_where_time_is_up_at_once_the_time_is_that_of_warm_calls() -> None:
+    calls = itertools.count()
+
+    class Cold(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if next(calls) == 0:
+                time.sleep(0.1)
+            return x + 1
+
+    cold = ol.optimize(Cold().eval(), (X,), seconds=1e-3).plan
+    assert cold.eager.median_us < 50_000
+    assert cold.eager.samples > 1
+
     fast = ol.optimize(net(), (X,), seconds=1e-3)
     assert fast.plan.steps == fast.plan.trials == ()
     assert fast.plan.remarks == ("Time was up before anything was tried.",)
@@ -217,7 +261,7 @@ def test_where_time_is_up_before_the_end_the_times_are_those_of_the_trials(
             return [cost if call.did else 100.0]
 
     monkeypatch.setattr(module, "timers_for", lambda device: (Costs(),))
-    monkeypatch.setattr(module._Optimization, "_against_eager", lambda self, built: None)
+    monkeypatch.setattr(module._Optimization, "_against_eager", lambda *_: None)
     fast = ol.optimize(net(), (X,), steps=["inference-mode"])
     assert fast.plan.steps == steps
     assert any("the times are those of the trials" in said for said in fast.plan.remarks)

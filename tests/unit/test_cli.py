@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from onelaunch import bench
-from onelaunch.bench import Comparison
-from onelaunch.bench.target import load
-from onelaunch.cli import run
-from onelaunch.cli.compare import ENGINES
-from onelaunch.cli.progress import Lines
 from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.errors import GraphError
-from onelaunch.rules import RULES
+from onelaunch.tools import bench
+from onelaunch.tools.bench import Comparison
+from onelaunch.tools.bench.target import load
+from onelaunch.tools.cli import run
+from onelaunch.tools.cli.compare import ENGINES
+from onelaunch.tools.cli.progress import Lines
+from onelaunch.tools.rules import RULES
 
 FACTORIES = """
 import torch
@@ -67,6 +67,12 @@ def trains():
         return x * 2
     return step, (torch.ones(2, 8),)
 
+def talks():
+    def call(x):
+        print("chat" + "ter")
+        return x * 2
+    return call, (torch.ones(2, 8),)
+
 def leaves():
     raise SystemExit(0)
 
@@ -86,6 +92,29 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 QUICK = ["--engines", "eager,no_grad", "--seconds", "0.02"]
+every_command = pytest.mark.parametrize(
+    ("command", "options", "done"),
+    [
+        ("compare", QUICK, "compared"),
+        ("optimize", ["--steps", "inference-mode", "--seconds", "1"], "optimized"),
+        ("profile", [], "profiled"),
+        ("doctor", [], "diagnosed"),
+    ],
+)
+
+
+@every_command
+def test_what_a_callable_prints_is_counted_and_not_shown(
+    command: str,
+    options: list[str],
+    done: str,
+    factories: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([command, f"{factories}:talks", *options]) in (0, 1)
+    out, err = capsys.readouterr()
+    assert "chatter" not in out + err
+    assert re.search(rf"not shown: \d+ lines that .*:talks printed while it was {done}\n", err)
 
 
 @pytest.mark.parametrize("name", ["model", "with_kwargs"])
@@ -107,7 +136,7 @@ def test_a_step_of_many_rounds_is_a_line_each_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([1.0, 2.0, 9.0, 13.0, 14.0, 15.0])
-    monkeypatch.setattr("onelaunch.cli.progress.BEGAN", 0.0)
+    monkeypatch.setattr("onelaunch.tools.cli.progress.BEGAN", 0.0)
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     tell = Lines()
     for text in ("a", "b, 1", "b, 2", "b, 3", "c", "c"):
@@ -121,7 +150,7 @@ def test_a_long_step_says_each_ten_seconds_that_it_goes_on(
 ) -> None:
     """Also while an engine is built, which has stderr to itself."""
     times = iter([1.0, 3.0, 11.0, 13.0, 22.0])
-    monkeypatch.setattr("onelaunch.cli.progress.BEGAN", 0.0)
+    monkeypatch.setattr("onelaunch.tools.cli.progress.BEGAN", 0.0)
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     tell = Lines()
     tell("building", 0.0)
@@ -135,8 +164,8 @@ def test_a_long_step_says_each_ten_seconds_that_it_goes_on(
 def test_a_watch_tells_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("onelaunch.cli.progress.LATE_SECONDS", 0.01)
-    monkeypatch.setattr("onelaunch.cli.progress.REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr("onelaunch.tools.cli.progress.LATE_SECONDS", 0.01)
+    monkeypatch.setattr("onelaunch.tools.cli.progress.REPEAT_SECONDS", 0.05)
     with Lines() as tell:
         tell("building", 0.0)
         time.sleep(1.0)
@@ -266,6 +295,7 @@ def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[
         (["compare"], "Missing argument"),
         (["explian", "OL101"], "explian"),
         (["explain", "OL999"], "there is no code OL999"),
+        (["explain", "OL999"], "fix:   onelaunch explain --list\n"),
         (["explain", "host-raed"], "no rule is called host-raed\n"),
         (["explain", "host-raed"], "fix:   onelaunch explain host-read\n"),
         (["explain"], "Missing argument"),
@@ -345,10 +375,22 @@ def test_the_traceback_of_what_the_target_raised(
     assert "Traceback (most recent call last)" in long
     assert f'File "{factories}", line' in long
     assert "LookupError: no weights here\nArgumentError [OL401] " in long
-    assert run(["compare", f"{factories}:mismatched", *QUICK, "--traceback"]) == 2
-    assert "torch/nn/modules/linear.py" in capsys.readouterr().err
     assert run(["compare", "nowhere.py:model", "--traceback"]) == 2
     four_parts(capsys.readouterr().err)  # nothing was raised there
+
+
+@every_command
+def test_each_command_shows_the_traceback_of_a_callable(
+    command: str,
+    options: list[str],
+    done: str,
+    factories: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([command, f"{factories}:mismatched", *options, "--traceback"]) == 2
+    err = capsys.readouterr().err
+    assert "torch/nn/modules/linear.py" in err
+    assert f"it must run by itself before it can be {done}\n" in err
 
 
 def test_a_file_in_a_package_is_imported_as_part_of_it(
@@ -514,35 +556,11 @@ def test_a_file_that_cannot_be_written_is_told_before_the_model_is_made(
     four_parts(err)
 
 
-def test_a_device_that_is_full_is_told_before_the_model_is_made(
-    factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compare", f"{factories}:broken", *QUICK, "--json", "/dev/full"]) == 2
-    err = capsys.readouterr().err
-    assert "/dev/full cannot be written: No space left" in err
-    four_parts(err)
-
-
-def test_a_disk_that_is_full_is_told_before_the_model_is_made(
-    factories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    full = os.statvfs_result((4096, 4096, 10, 0, 0, 9, 9, 9, 0, 255))
-    monkeypatch.setattr("os.statvfs", lambda path: full)
-    assert run(["compare", f"{factories}:broken", "--json", "out.json"]) == 2
-    assert "out.json cannot be written: No space left" in capsys.readouterr().err
-
-
-def test_a_file_that_fails_after_all(
-    factories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "out.json"
-    file.symlink_to("/dev/full")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "is_char_device", lambda path: False)  # as if it had filled meanwhile
-        assert run(["compare", f"{factories}:model", *QUICK, "--json", str(file)]) == 2
+def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", f"{factories}:model", *QUICK, "--json", "/dev/full"]) == 2
     out, err = capsys.readouterr()
     assert "Fastest correct engine" in out
-    assert "out.json could not be written: No space left" in err
+    assert "/dev/full could not be written: No space left" in err
     four_parts(err)
 
 

@@ -11,25 +11,33 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onelaunch.capture.counted_places import CountedPlaces
-from onelaunch.capture.counts import Count, Counts, Follower
+from onelaunch.capture.number import Node, Number
+from onelaunch.capture.numbers import Following, Numbers
 from onelaunch.state.slots import Slot
 
 BASE = 3
 SIZE = 5
 
 
-def counted() -> tuple[Counts, Follower]:
-    """A number that the device has too; the recording serves it while it is followed."""
+class Places(CountedPlaces):
+    """The mode, on a device that has the numbers by their values."""
+
+    def on_device(self, node: Node) -> Tensor:
+        return self._made.setdefault(node.term, torch.tensor(node.value))
+
+
+def counted() -> tuple[Numbers, Any]:
+    """A number that is moved on; the recording serves others while it is not fixed."""
     holder = {"n": BASE}
     slot = Slot("item", holder, "n", "n", holder)
-    counts = Counts((slot,), torch.device("cpu"), {slot.id: torch.tensor(BASE)})
-    follower = counts.followed[slot.id] = Follower(slot)
-    return counts, follower
+    numbers = Numbers(Following(counted=(slot,)), torch.device("cpu"))
+    numbers.begin(lambda: False)
+    return numbers, holder["n"]
 
 
 def plain(part: Any) -> Any:
-    if type(part) is Count:
-        return part.value
+    if type(part) is Number:
+        return part.node.value
     if type(part) is slice:
         return slice(plain(part.start), plain(part.stop), part.step)
     return part
@@ -62,8 +70,8 @@ def test_as_by_numbers(
     fill: bool,
     data: st.DataObject,
 ) -> None:
-    counts, follower = counted()
-    n = counts.make(follower, BASE, 0) + offset
+    counts, n = counted()
+    n = n + offset
     place = n if rows == 0 else slice(n, n + rows)
     index = (
         *([...] if dots == "before" else []),
@@ -91,37 +99,35 @@ def test_as_by_numbers(
         return "done"
 
     mine, theirs = x.clone(), x.clone()
-    with CountedPlaces(counts):
+    with Places(counts):
         found = put(mine, index)
     expected = put(theirs, numbers)
     assert found == expected
     assert torch.equal(mine, theirs)
-    if counts.followed:  # then for each value that the recording serves
-        assert follower.least is not None
-        assert follower.most is not None
-        assert follower.least + offset >= 0
-        assert follower.most + offset + max(rows, 1) <= SIZE
+    if counts.counted():  # then for each value that the recording serves
+        serves = counts.trace.compiled([], ())
+        served = [number for number in range(-9, 9) if serves(number) is not None]
+        assert served == list(range(-offset, SIZE - max(rows, 1) - offset + 1))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.int32, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("nest", [lambda n: n, lambda n: [n], lambda n: [[n, n + 1], [n - 1, n]]])
 def test_tensors_of_counts(nest: Any, dtype: torch.dtype | None) -> None:
-    counts, follower = counted()
-    n = counts.make(follower, BASE, 0)
-    with CountedPlaces(counts):
+    counts, n = counted()
+    mode = Places(counts)
+    with mode:
         made = torch.tensor(nest(n), device="cpu", dtype=dtype)
     expected = torch.tensor(nest(BASE), device="cpu", dtype=dtype)
     assert made.dtype == expected.dtype
     assert made.shape == expected.shape
     assert torch.equal(made, expected)
-    assert counts.followed
+    assert counts.counted()
     made.add_(1)
-    assert counts.on_device[follower.slot.id] == BASE
+    assert mode.on_device(n.node) == BASE
 
 
 def test_tensors_of_other_numbers_too_take_the_value() -> None:
-    counts, follower = counted()
-    n = counts.make(follower, BASE, 0)
-    with CountedPlaces(counts):
+    counts, n = counted()
+    with Places(counts):
         assert torch.tensor([n, 1.5], device="cpu").tolist() == [3.0, 1.5]
-    assert not counts.followed
+    assert not counts.counted()

@@ -46,3 +46,21 @@ def test_refusals_by_code(known: bool) -> None:
     targets = counts(cases)["inference"]["targets"]
     named = targets.get("refusals with a line and a fix that was tried")
     assert named == ({"met": 3, "of": 4, "share": 0.75} if known else None)
+
+
+def test_the_paragraph_has_the_figures_of_the_table() -> None:
+    engines: dict[str, Any] = {
+        "onelaunch": {"one launch": 7, "refused": 2, "wrong": 1},
+        "onelaunch split": {"one launch": 6, "pieces": 3, "refused": 1},
+        "by hand": {"one launch": 5, "refused": 5},
+    }
+    results = {
+        "counts": {"inference": {"cases": 10, "engines": engines}},
+        "libraries": {"timm": "1.0", "torchvision": None},
+    }
+    text = coverage_table.summary_of(results)
+    assert text.startswith(
+        "Of 10 models of timm, 7 run as one launch. The others are refused, and 1"
+    )
+    assert "by hand runs 5." in text
+    assert text.endswith("6 are one launch, 3 run in pieces, and 1 are refused.")

@@ -23,7 +23,7 @@ from onelaunch.driver.cuda import (
     bundles as bundle,
 )
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
-from onelaunch.driver.cuda.rebind import Span, Word, flipped, moving_words, poison
+from onelaunch.driver.cuda.rebind import PortSpan, Word, flipped, moving_words, poison
 from onelaunch.driver.storage_resize import watching_resizes
 from onelaunch.sizes.dims import Varying
 
@@ -77,7 +77,7 @@ def test_a_storage_keeps_its_name_while_its_memory_comes_and_goes() -> None:
 
 
 A, B = 0x7F0000001000, 0x7F00AA000000
-SPANS = {3: Span(A, A + 256, B)}
+SPANS = {3: PortSpan(A, A + 256, B)}
 
 
 @pytest.mark.parametrize(

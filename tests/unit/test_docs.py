@@ -29,10 +29,10 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 import onelaunch as ol
-from onelaunch.bench import ENGINES
-from onelaunch.cli.commands import app
 from onelaunch.error_catalogue import CATALOGUE
-from onelaunch.rules import RULES
+from onelaunch.tools.bench import ENGINES
+from onelaunch.tools.cli.commands import app
+from onelaunch.tools.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -243,9 +243,29 @@ def test_pictures_are_well_formed() -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    for page in DOCS:
-        assert f"(docs/{page.name})" in text, page.name
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            targets = (match[1] for match in LINK.finditer(page.read_text()) if match[1])
+            files = ((page.parent / target.partition("#")[0]).resolve() for target in targets)
+            waiting += [file for file in files if file.suffix == ".md" and file.is_file()]
+    assert not set(DOCS) - reached
+
+
+def test_the_readme_shows_an_error_as_it_is_printed(tmp_path: Path) -> None:
+    found = list(blocks(ROOT / "README.md"))
+    program = next(block for block in found if block.code)
+    shown = found[found.index(program) + 1]
+    namespace: dict[str, Any] = {"torch": torch, "ol": ol, "device": "cpu"}
+    file = tmp_path / "model.py"
+    file.write_text(program.text)
+    with pytest.raises(ol.CaptureError) as caught:
+        exec(compile(program.text, str(file), "exec"), namespace)
+    printed = f"{type(caught.value).__name__}: {caught.value}".replace(f"{tmp_path}/", "")
+    assert shown.text == f"{printed}\n"
 
 
 def test_every_rule_is_listed_and_has_a_page() -> None:
@@ -358,6 +378,19 @@ def _symbols(file: Path) -> set[str]:
                     pass
 
     return set(names(ast.parse(file.read_text()).body))
+
+
+def test_the_glossary_has_forty_nouns_at_most_and_each_is_used() -> None:
+    page = ROOT / "docs/glossary.md"
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", page.read_text(), re.MULTILINE)[1:]
+    nouns = [noun for noun, _ in rows]
+    assert len(set(nouns)) == len(nouns) <= 40
+    source = " ".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    written = " ".join(other.read_text() for other in PAGES if other not in (page, PAGES[-1]))
+    for noun, meaning in rows:
+        assert re.fullmatch(r"[A-Z][^.]+\.", meaning), f"{noun}: one sentence"
+        for text in (source, written):
+            assert re.search(rf"\b{noun}s?\b", text, re.IGNORECASE), noun
 
 
 def test_each_row_of_the_contract_names_its_code() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.bench.workload import Workload
-from onelaunch.doctor.replay import replay
-from onelaunch.doctor.silent import silently_wrong
-from onelaunch.rules.finding import Finding
+from onelaunch.finding import Finding
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.doctor.replay import replay
+from onelaunch.tools.doctor.silent import silently_wrong
 
 X = torch.arange(12.0).reshape(3, 4)
 

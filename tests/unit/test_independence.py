@@ -16,7 +16,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.sizes.buckets import Buckets
-from onelaunch.sizes.dims import Follow
+from onelaunch.sizes.dims import SizeLink
 from tests.unit.padded import Program, proof
 
 
@@ -29,8 +29,8 @@ def seeded() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def first(_: int) -> tuple[Follow, ...]:
-    return (Follow(0, 0, 1, 0),)
+def first(_: int) -> tuple[SizeLink, ...]:
+    return (SizeLink(0, 0, 1, 0),)
 
 
 WEIGHT = torch.eye(6) * 2
@@ -63,7 +63,7 @@ PASS: dict[str, Program] = {
 @pytest.mark.parametrize("name", PASS)
 def test_rows_of_their_own_pass(name: str) -> None:
     found = proof(PASS[name], torch.randn(6, 6))
-    assert found.follows[0][0] == Follow(0, 0, 1, 0)
+    assert found.follows[0][0] == SizeLink(0, 0, 1, 0)
 
 
 REFUSE: dict[str, tuple[str, Program]] = {
@@ -120,7 +120,7 @@ def test_pooling_and_group_norm() -> None:
     layers = (nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.AvgPool2d(2), nn.MaxPool2d(2))
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2))
     found = proof(model, torch.randn(3, 3, 24, 24), buckets=Buckets(0, (2, 4)))
-    assert found.follows == [(Follow(0, 0, 1, 0),)]
+    assert found.follows == [(SizeLink(0, 0, 1, 0),)]
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -174,7 +174,7 @@ def test_a_mask_counts_only_where_its_padding_is_known() -> None:
 
     x, mask = torch.randn(2, 11, 4), torch.ones(2, 11)
     known = Buckets(1, (8, 16), pad={"mask": 0})
-    assert proof(attend, x, mask, buckets=known).follows == [(Follow(1, 0, 1, 0),)]
+    assert proof(attend, x, mask, buckets=known).follows == [(SizeLink(1, 0, 1, 0),)]
     for buckets in (Buckets(1, (8, 16)), Buckets(1, (8, 16), pad={"mask": 1})):
         with pytest.raises(CaptureError, match="softmax"):
             proof(attend, x, mask, buckets=buckets)
@@ -223,7 +223,7 @@ def test_an_index_that_stays_in_its_row() -> None:
 
     for f in (last, hot):
         found = proof(f, torch.randn(6, 6), torch.full((6,), 3))
-        assert found.follows[0][0] == Follow(0, 0, 1, 0)
+        assert found.follows[0][0] == SizeLink(0, 0, 1, 0)
 
 
 def test_a_mean_over_the_real_length() -> None:
@@ -250,10 +250,10 @@ def test_sizes_of_results_are_told_apart() -> None:
     found = proof(
         g, torch.randn(3, 3, 5), buckets=Buckets((0, 1), ((2, 4), (2, 4)), independent=True)
     )
-    assert found.follows[0] == (Follow(0, 1, 1, 0), Follow(1, 0, 1, 0))
-    assert found.follows[1] == (Follow(0, 0, 1, 0), Follow(1, 1, 1, 0))
-    assert found.follows[2] == (Follow(0, 0, 1, 0), Follow(1, 1, 5, 0))
-    assert found.follows[3] == (Follow(0, 0, 1, 0), Follow(1, 1, 1, -1))
+    assert found.follows[0] == (SizeLink(0, 1, 1, 0), SizeLink(1, 0, 1, 0))
+    assert found.follows[1] == (SizeLink(0, 0, 1, 0), SizeLink(1, 1, 1, 0))
+    assert found.follows[2] == (SizeLink(0, 0, 1, 0), SizeLink(1, 1, 5, 0))
+    assert found.follows[3] == (SizeLink(0, 0, 1, 0), SizeLink(1, 1, 1, -1))
 
 
 def test_nothing_remains_of_the_proof() -> None:

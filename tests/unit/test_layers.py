@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ast
+import functools
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
-    {"error_catalogue", "source", "gc_pause", "native", "trace_names"},
-    {"rules"},
+    {"error_catalogue", "source", "gc_pause", "native", "trace_names", "uncompiled"},
+    {"finding"},
     {"errors"},
     {"targets"},
     {"call_events"},
     {"unwinding"},
     {"call", "sizes", "frames"},
     {"driver"},
+    {"testing"},
     {"state"},
     {"watch"},
     {"autograd", "optimizers"},
@@ -30,22 +31,27 @@ LAYERS = (
     {"module"},
     {"dynamo"},
     {"api", "compat"},
-    {"bench"},
-    {"profiler"},
-    {"testing"},
-    {"doctor"},
-    {"checklist"},
-    {"report"},
-    {"cli"},
+    {"tools.names"},
+    {"tools.rules"},
+    {"tools.report"},
+    {"tools.bench"},
+    {"tools.profiler"},
+    {"tools.doctor"},
+    {"tools.checklist"},
+    {"tools.cli"},
+    {"tools"},
     {"__init__", "__main__"},
 )
 """From the bottom to the top. A package imports itself and what is in rows below its own."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-DRIVERS = ("cuda", "tape")
-NAME_DEVICES = {
-    *("driver", "bench", "profiler", "doctor", "checklist", "report", "cli"),
-    *("__init__", "__main__"),
-}
+ENTRIES = {"onelaunch.testing.driver:TapeDriver", "onelaunch.driver.cuda:CudaDriver"}
+"""The drivers, which `driver.select` names and imports for the first call on their device."""
+NAME_DEVICES = {"driver", "tools", "__init__", "__main__"}
+TOOLS = {name for name in RANK if name.startswith("tools")}
+OUTSIDE = {*TOOLS, "testing", "__init__", "__main__"}
+"""What is no core: the core imports none of it."""
+INSTALLED = {"torch", "onelaunch", *sys.stdlib_module_names}
+"""What the core may import; and NumPy, where it asked for an array and is there."""
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -80,58 +86,87 @@ def ours(module: str) -> Iterator[str]:
 
 
 def top(module: str) -> str:
-    return module.partition(".")[0]
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "tools" else parts[0]
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Module -> its syntax tree; in a function, as each worker of pytest imports this file."""
+    return {name_of(file): ast.parse(file.read_text()) for file in FILES}
+
+
+@functools.cache
+def imports() -> dict[str, list[str]]:
+    return {name: list(imported(tree)) for name, tree in trees().items()}
 
 
 def test_every_module_has_a_layer() -> None:
     assert {top(name) for name in NAMES} == set(RANK)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_imports_go_downward(file: Path) -> None:
-    mine = top(name_of(file))
-    for module in imported(ast.parse(file.read_text())):
-        theirs = top(module)
-        assert theirs != "__init__", "the package's own parts are imported, not the package"
-        assert theirs == mine or RANK[theirs] < RANK[mine], f"{mine} imports {module}"
+def test_imports_go_downward() -> None:
+    for file in FILES:
+        name, mine = name_of(file), top(name_of(file))
+        for module in imports()[name]:
+            theirs = top(module)
+            assert theirs != "__init__", f"{name}: the package's own parts are imported"
+            assert theirs == mine or RANK[theirs] < RANK[mine], f"{name} imports {module}"
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if top(name_of(f)) == "driver"], ids=name_of)
-def test_drivers_do_not_know_each_other(file: Path) -> None:
-    mine = name_of(file).split(".")[1:2]
-    for module in imported(ast.parse(file.read_text())):
-        theirs = module.split(".")[1:2]
-        if top(module) == "driver" and theirs != mine and theirs[0] in DRIVERS:
-            assert mine == ["select"], f"{mine} imports {module}"
+def test_drivers_are_named_in_one_place() -> None:
+    for name, tree in trees().items():
+        named = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+        entries = {v for v in named if isinstance(v, str) and v in ENTRIES}
+        assert entries == (ENTRIES if name == "driver.select" else set()), name
+        if top(name) in ("driver", "testing") and "driver.cuda" not in name:
+            assert not any(module.startswith("driver.cuda") for module in imports()[name]), name
+
+
+def test_the_core_imports_torch_alone() -> None:
+    """No tool, no emulated device, and nothing else that is installed: not even where it is asked
+    for."""
+    for file in FILES:
+        if top(name_of(file)) in OUTSIDE:
+            continue
+        for node in ast.walk(trees()[name_of(file)]):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.partition(".")[0] in INSTALLED or (name, file.stem) == (
+                    "numpy",
+                    "reads",
+                )
+        assert not {top(m) for m in imports()[name_of(file)]} & OUTSIDE, file
 
 
 def test_no_import_at_the_top_goes_round() -> None:
     graph: dict[str, set[str]] = {}
     for file in FILES:
-        tree = ast.parse(file.read_text())
+        tree = trees()[name_of(file)]
         tops = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
         graph[name_of(file)] = set(imported(tops))
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_only_drivers_and_tools_name_a_device_interface(file: Path) -> None:
-    if top(name_of(file)) in NAME_DEVICES:
-        return
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("torch", "cuda"), f"line {node.lineno}"
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None) or ""
-            names = [a.name for a in node.names]
-            if module.startswith("onelaunch."):  # `cudagraph_policy` is ours, and no device's
-                names = [n for n in names if n == "cuda"]
-            assert not any(n.startswith(("cuda", "torch.cuda")) for n in [*names, module]), (
-                node.lineno
-            )
+def test_only_drivers_and_tools_name_a_device_interface() -> None:
+    for file in FILES:
+        name = name_of(file)
+        if top(name).partition(".")[0] in NAME_DEVICES:
+            continue
+        for node in ast.walk(trees()[name]):
+            at = f"{file}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("torch", "cuda"), at
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, "module", None) or ""
+                names = [a.name for a in node.names]
+                if module.startswith("onelaunch."):  # `cudagraph_policy` is ours, and no device's
+                    names = [n for n in names if n == "cuda"]
+                assert not any(n.startswith(("cuda", "torch.cuda")) for n in [*names, module]), at
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_a_file_holds_one_idea(file: Path) -> None:
-    assert file.stem not in ("utils", "util", "helpers", "common", "base", "misc")
-    assert len(file.read_text().splitlines()) <= 500
+def test_a_file_holds_one_idea() -> None:
+    for file in FILES:
+        assert file.stem not in ("utils", "util", "helpers", "common", "base", "misc"), file
+        assert len(file.read_text().splitlines()) <= 500, file

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from onelaunch.frames.loads import loads_of, only_counts
+from onelaunch.frames.loads import loads_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.stores import sure_stores
@@ -76,20 +76,6 @@ def test_what_becomes_of_an_attribute(line: str, use: Use) -> None:
 def test_what_becomes_of_an_item(line: str, use: Use) -> None:
     places = loads_of(code_of(line)).places
     assert max(use for place, use in places.items() if place.kind == "item") is use
-
-
-@pytest.mark.parametrize(
-    ("line", "counts"),
-    [
-        ("self.n += 1", True),
-        ("self.n = (self.n + k) % 3", True),
-        ("self.n += 1; self.n(x)", True),  # a method of that name
-        ("self.n += 1; x *= self.n", False),
-        ("return lambda: self.n", False),
-    ],
-)
-def test_only_counts(line: str, counts: bool) -> None:
-    assert only_counts(code_of(line), "n") is counts
 
 
 class Box:

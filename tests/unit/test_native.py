@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from onelaunch.native import compiled
 from onelaunch.state.native_guard import NativeGuard, _dicts_report_changes, native_guard
@@ -90,27 +92,31 @@ with torch.no_grad():
     model.weight.data = torch.ones(2, 3)
     assert torch.equal(fast(x), model(x))
 """
-    root = Path(__file__).parents[2]
-    env = {**os.environ, "ONELAUNCH_NATIVE": "0", "PYTHONPATH": str(root / "src")}
+    env = {**os.environ, "ONELAUNCH_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+NOTHING = ((), (), (), (), [], 0, (), [], 0)
 BAD: dict[str, tuple[Any, ...]] = {
-    "lengths of readers": ((), (1,), (), (), [], 0, (), [], 0, (), False),
-    "lengths of slots": ((), (), ({},), (), [], 0, (), [], 0, (), False),
-    "lengths of lengths": ((), (), (), (), [], 0, ([],), [], 0, (), False),
-    "more watched than there are": ((), (), (), (), [], 1, (), [], 0, (), False),
-    "a holder of another kind": ((), (), (5,), (5,), [5], 0, (), [], 0, (), False),
-    "a list to watch": ((), (), ([],), (0,), [5], 1, (), [], 0, (), False),
-    "an object to watch": ((), (), (len,), (type,), [5], 1, (), [], 0, (), False),
-    "a list whose length to watch": ((), (), (), (), [], 0, ([],), [0], 1, (), False),
-    "fewer than none watched": ((), (), ({},), (0,), [5], -1, (), [], 0, (), False),
-    "fewer than none watched of the sized": ((), (), (), (), [], 0, ([],), [0], -1, (), False),
-    "a word for an index": ((), (), ([5],), ("a",), [5], 0, (), [], 0, (), False),
-    "no part of a function": ((), (), (fresh,), (3,), [5], 0, (), [], 0, (), False),
-    "an object without a dict": ((), (), (5,), (vars,), [{}], 0, (), [], 0, (), False),
-    "no tensor": ((), (), (), (), [], 0, (), [], 0, (5,), False),
+    "lengths of readers": ((), (1,), (), (), [], 0, (), [], 0, (), ()),
+    "lengths of slots": ((), (), ({},), (), [], 0, (), [], 0, (), ()),
+    "lengths of lengths": ((), (), (), (), [], 0, ([],), [], 0, (), ()),
+    "more watched than there are": ((), (), (), (), [], 1, (), [], 0, (), ()),
+    "a holder of another kind": ((), (), (5,), (5,), [5], 0, (), [], 0, (), ()),
+    "a list to watch": ((), (), ([],), (0,), [5], 1, (), [], 0, (), ()),
+    "an object to watch": ((), (), (len,), (type,), [5], 1, (), [], 0, (), ()),
+    "a list whose length to watch": ((), (), (), (), [], 0, ([],), [0], 1, (), ()),
+    "fewer than none watched": ((), (), ({},), (0,), [5], -1, (), [], 0, (), ()),
+    "fewer than none watched of the sized": ((), (), (), (), [], 0, ([],), [0], -1, (), ()),
+    "a word for an index": ((), (), ([5],), ("a",), [5], 0, (), [], 0, (), ()),
+    "no part of a function": ((), (), (fresh,), (3,), [5], 0, (), [], 0, (), ()),
+    "an object without a dict": ((), (), (5,), (vars,), [{}], 0, (), [], 0, (), ()),
+    "no tensor": ((), (), (), (), [], 0, (), [], 0, (5,), ((),)),
+    "no layout": ((), (), (), (), [], 0, (), [], 0, (torch.ones(2),), (5,)),
+    "a layout of words": (*NOTHING, (torch.ones(2),), ((Tensor, 1, 6, ("a",), (1,), None),)),
+    "more strides than sizes": (*NOTHING, (torch.ones(2),), ((Tensor, 1, 6, (2,), (1, 1), None),)),
+    "lengths of layouts": ((), (), (), (), [], 0, (), [], 0, (torch.ones(2),), ()),
     "too few": ((), ()),
 }
 
@@ -194,17 +200,17 @@ def guards(shrink):
     sized, plain = (Sized(a=1),) * count, ({1: 1},) * count
     read, expected = (reader,), (None,)
     yield values, Guard(
-        read, expected, (box,) * count, keys, values, watched, (), [], 0, (), False
+        read, expected, (box,) * count, keys, values, watched, (), [], 0, (), ()
     )
     yield items, Guard(
-        read, expected, (items,) * count, tuple(range(count)), items[:], 0, (), [], 0, (), False
+        read, expected, (items,) * count, tuple(range(count)), items[:], 0, (), [], 0, (), ()
     )
     yield values, Guard(
-        (), (), (same,) * count, (Key("0"),) * count, values, watched, (), [], 0, (), False
+        (), (), (same,) * count, (Key("0"),) * count, values, watched, (), [], 0, (), ()
     )
-    yield lengths, Guard(read, expected, (), (), [], 0, plain, lengths, watched, (), False)
-    yield lengths, Guard((), (), (), (), [], 0, sized, lengths, watched, (), False)
-    yield own, Guard(read, expected, (o,) * count, (vars,) * count, own, 0, (), [], 0, (), False)
+    yield lengths, Guard(read, expected, (), (), [], 0, plain, lengths, watched, (), ())
+    yield lengths, Guard((), (), (), (), [], 0, sized, lengths, watched, (), ())
+    yield own, Guard(read, expected, (o,) * count, (vars,) * count, own, 0, (), [], 0, (), ())
 
 
 target = None
@@ -232,8 +238,7 @@ print("done")
 
 @pytest.mark.parametrize("watched", [0, 1])
 def test_python_that_runs_in_a_check_may_shrink_its_lists(watched: int) -> None:
-    root = Path(__file__).parents[2]
-    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-X", "dev", "-c", SHRINKING, str(watched)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -255,7 +260,7 @@ def test_an_object_that_gets_another_dict() -> None:
             objects = [Named() for _ in range(100)]
             dicts = list(map(vars, objects))
             made = [
-                guard((), (), (d, o), ("a", vars), [d["a"], d], watched, (d,), [1], watched, (), 0)
+                guard((), (), (d, o), ("a", vars), [d["a"], d], watched, (d,), [1], watched, (), ())
                 for o, d in zip(objects, dicts, strict=True)
             ]
             assert all(m.check() is True for m in made)
@@ -271,7 +276,7 @@ def test_an_object_of_another_class_keeps_its_dict() -> None:
     guard: Any = native_guard().guard
     other = type("Other", (Named,), {})
     o = Named()
-    made = guard((), (), (o,), (vars,), [vars(o)], 0, (), [], 0, (), 0)
+    made = guard((), (), (o,), (vars,), [vars(o)], 0, (), [], 0, (), ())
     for kind in (other, Named) * 3:
         o.__class__ = kind
         assert made.check() is True
@@ -289,13 +294,13 @@ def test_an_error_in_a_check_comes_through() -> None:
             return 0
 
     broken: list[int] = []
-    made = guard((), (), (), (), [], 0, (Broken(),), [0], 0, (), 0)
+    made = guard((), (), (), (), [], 0, (Broken(),), [0], 0, (), ())
     assert made.check() is True
     broken.append(1)
     with pytest.raises(LookupError, match="mine"):
         made.check()
     lengths: list[Any] = [0]
-    made = guard((), (), (), (), [], 0, ([],), lengths, 0, (), 0)
+    made = guard((), (), (), (), [], 0, ([],), lengths, 0, (), ())
     lengths[0] = "no number"
     with pytest.raises(TypeError):
         made.check()
@@ -306,7 +311,7 @@ def test_functions_without_defaults() -> None:
 
     guard: Any = native_guard().guard
     parts = (fn.__code__, fn.__defaults__, fn.__kwdefaults__)
-    made = guard((), (), (fn,) * 3, (0, 1, 2), list(parts), 0, (), [], 0, (), 0)
+    made = guard((), (), (fn,) * 3, (0, 1, 2), list(parts), 0, (), [], 0, (), ())
     assert made.check() is True
     fn.__defaults__ = (1,)
     assert made.check() is None

@@ -12,7 +12,7 @@ from benchmarks import optimize, render
 from benchmarks.optimize import ROUNDS, measure, targets
 from benchmarks.optimize_workloads import KINDS, LARGE, ORDER, SMALL, WORKLOADS, ViT
 from benchmarks.processes import write
-from onelaunch.bench.environment import environment
+from onelaunch.tools.bench.environment import environment
 
 
 def test_every_workload_has_a_name_and_a_place() -> None:
@@ -46,6 +46,7 @@ def test_targets_are_those_asked_for() -> None:
     assert targets("mlp", {"exact": {"status": "failed"}}) == []
 
 
+@pytest.mark.thorough
 def test_a_workload_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimize, "INCUMBENTS", ("eager", "no_grad", "by-hand"))
     monkeypatch.setattr(optimize, "SMALL", ())  # no max-autotune

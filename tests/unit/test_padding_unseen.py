@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.errors import CaptureError
 from onelaunch.sizes.buckets import Buckets
-from onelaunch.sizes.dims import Follow
+from onelaunch.sizes.dims import SizeLink
 from tests.unit.padded import Program, proof
 
 ALIKE = {
@@ -275,7 +275,7 @@ def test_encoders_with_a_mask_of_keys(f: Program) -> None:
     x, mask = torch.randn(6, 6, 16), torch.ones(6, 6)
     mask[0, 3:] = 0
     for buckets in (Buckets(0, (4, 8)), LENGTH, BOTH):
-        assert proof(f, x, mask, buckets=buckets).follows[0][0] == Follow(
+        assert proof(f, x, mask, buckets=buckets).follows[0][0] == SizeLink(
             *(buckets.dim[0], 0, 1, 0)
         )
     if f is not causal:
@@ -310,7 +310,7 @@ def test_rows_of_which_all_is_hidden() -> None:
 
     buckets = Buckets(1, (8, 16), pad={"mask": -1})  # lower than what hides the real ones
     x, mask = torch.randn(2, 11, 4), torch.ones(2, 11)
-    assert proof(attend, x, mask, buckets=buckets).follows == [(Follow(1, 0, 1, 0),)]
+    assert proof(attend, x, mask, buckets=buckets).follows == [(SizeLink(1, 0, 1, 0),)]
     hidden = torch.zeros(2, 11)
     padded = torch.cat([x, torch.randn(2, 5, 4)], 1), F.pad(hidden, (0, 5), value=-1)
     torch.testing.assert_close(attend(*padded)[:, :11], attend(x, hidden))
@@ -329,4 +329,4 @@ def test_a_loss_leaves_out_what_it_ignores() -> None:
 def test_bags_of_embeddings() -> None:
     bag = nn.EmbeddingBag(10, 4)
     found = proof(bag, torch.randint(0, 10, (6, 5)))
-    assert found.follows[0][0] == Follow(0, 0, 1, 0)
+    assert found.follows[0][0] == SizeLink(0, 0, 1, 0)

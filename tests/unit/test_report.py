@@ -8,6 +8,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,41 +23,48 @@ from benchmarks.engines import ORDER, engines_for
 from benchmarks.picture import ENGINES as ENGINES_DRAWN
 from benchmarks.show import committed
 from examples.workloads import WORKLOADS
-from onelaunch.bench import ENGINES, Comparison, Row, Timing
-from onelaunch.bench.changes import changes
-from onelaunch.bench.timeline import MOST, Span, Timeline
-from onelaunch.doctor.diagnosis import Diagnosis
-from onelaunch.report.cells import cells, memory, timing, verdict
-from onelaunch.report.charts.timelines import busy_us
-from onelaunch.report.page.changes import changes_page
-from onelaunch.report.page.comparison import comparison_page
-from onelaunch.report.page.diagnosis import diagnosis_page
-from onelaunch.report.page.elements import prose, text
-from onelaunch.report.page.plan import plan_page
-from onelaunch.report.table import show
+from onelaunch.tools.bench import ENGINES, Comparison, Row, Timing
+from onelaunch.tools.bench.shown import cells, timing, verdict
+from onelaunch.tools.bench.timeline import MOST, Span, Timeline
+from onelaunch.tools.doctor.diagnosis import Diagnosis
+from onelaunch.tools.report.page import prose, text
+from onelaunch.tools.report.terminal import show
+from onelaunch.tools.report.units import memory
 from tests.unit import reported
-from tests.unit.reported import timed
+from tests.unit.reported import page_of, timed
 
 COMPARISON = reported.comparison("<net>")
 
 
 def printed(comparison: Comparison, width: int = 160) -> str:
     console = Console(width=width, file=io.StringIO())
-    show(comparison, console)
+    show(comparison.document(), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_verdict_names_the_best_and_the_quicker_that_overwrites() -> None:
-    assert verdict(COMPARISON) == (
-        "Fastest correct engine: the quick, 30.0 us per call, 3.00x eager. the static takes "
-        "20.0 us, if you are done with each result before the next call overwrites it."
-    )
+    assert [*verdict(COMPARISON)] == [
+        "Fastest correct engine: the quick, 30.0 us per call, 3.00x eager.",
+        "the static takes 20.0 us, if you are done with each result before the next call "
+        "overwrites it.",
+    ]
     chance = Comparison("w", (timed("eager", 90.0, noisy=True), timed("quick", 30.0)))
-    assert "3.00x" not in verdict(chance)
-    assert "may be chance" in verdict(chance)
+    assert not any("3.00x" in said for said in verdict(chance))
+    assert any("may be chance" in said for said in verdict(chance))
     nothing = Comparison("w", (Row("a", "A", "missing", "no GPU"),))
-    assert "No engine was right" in verdict(nothing)
+    assert "No engine was right" in next(verdict(nothing))
+
+
+def test_the_headline_is_over_eager_in_the_same_grad_mode() -> None:
+    """The engines record for no backward, and neither does the bound; eager with gradients does."""
+    both = replace(COMPARISON, rows=(*COMPARISON.rows, timed("no_grad", 60.0)))
+    answer = next(verdict(both))
+    assert answer.endswith("30.0 us per call, 3.00x eager, 2.00x eager without gradients.")
+    page = page_of(both)
+    assert f"<h1>{answer.replace(' us', ' µs')}</h1>" in page
+    assert "<dt>eager</dt><dd>90.0 µs, 3.00x</dd>" in page
+    assert "<dt>eager without gradients</dt><dd>60.0 µs, 2.00x</dd>" in page
 
 
 def test_the_table_has_every_row_the_paragraph_and_the_code() -> None:
@@ -93,6 +101,35 @@ def test_on_a_cpu_each_engine_is_one_line_of_80_columns() -> None:
         assert " ".join(line.split()).endswith("~119 ms ±37.9 249 us 1.0e-07 71.0 s 408 KiB")
     assert any(line.split() == ["A", "missing:", "no", "GPU"] for line in lines)
     assert "*: the next call overwrites the result." in lines
+
+
+def test_code_is_printed_as_it_is_pasted_and_a_long_one_is_folded() -> None:
+    """No line is cut or wrapped, however narrow the terminal; of 90 lines ten are enough."""
+    line = f"y = quick({', '.join(f'argument_{i}' for i in range(12))})"
+    best = replace(timed("quick", 30.0), code=line)
+    assert line in printed(Comparison("w", (best,)), width=40).splitlines()
+    long = "\n".join(f"line_{i} = {i}" for i in range(90))
+    text = printed(Comparison("net.py:model", (replace(best, code=long),)))
+    assert text.endswith("line_9 = 9\n# and 80 lines more: --json and --report write all\n")
+    page = page_of(Comparison("net.py:model", (replace(best, code=long),)))
+    assert "<summary>The code, in 90 lines</summary>" in page
+    assert "line_89 = 89" in page
+
+
+RESULTS = [reported.comparison, reported.plan, reported.diagnosis]
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_every_result_goes_to_json_and_back(make: Callable[[], Any]) -> None:
+    found = make()
+    kind = type(found)
+    assert kind.from_json(found.to_json()) == found
+    lacking = json.loads(found.to_json())
+    del lacking[next(iter(lacking))]
+    more = {**json.loads(found.to_json()), "unknown": 1}
+    for wrong in ("{}", "[1]", json.dumps(lacking), json.dumps(more), "7", "no JSON"):
+        with pytest.raises(ValueError, match=kind.noun if wrong != "no JSON" else None):
+            kind.from_json(wrong)
 
 
 def test_results_that_change_are_not_called_checked() -> None:
@@ -141,12 +178,9 @@ def specs(page: str) -> dict[str, Any]:
 
 
 PAGES = {
-    "comparison": lambda text: comparison_page(reported.comparison(text)),
-    "plan": lambda text: plan_page(reported.plan(text)),
-    "diagnosis": lambda text: diagnosis_page(reported.diagnosis(text)),
-    "changes": lambda text: changes_page(
-        changes(reported.comparison(text), reported.comparison(text), (text, text))
-    ),
+    "comparison": lambda text: page_of(reported.comparison(text)),
+    "plan": lambda text: page_of(reported.plan(text)),
+    "diagnosis": lambda text: page_of(reported.diagnosis(text)),
 }
 
 
@@ -171,9 +205,9 @@ def test_a_page_allows_its_own_script_and_no_other() -> None:
 
 
 def test_the_page_of_a_comparison_says_all() -> None:
-    page = comparison_page(COMPARISON)
+    page = page_of(COMPARISON)
     for part in (
-        "the quick runs 3.00x as fast as eager",
+        "<h1>Fastest correct engine: the quick, 30.0 µs per call, 3.00x eager.</h1>",
         "30.0 µs",
         "y = quick(x)",
         "bound by launches",
@@ -183,18 +217,18 @@ def test_the_page_of_a_comparison_says_all() -> None:
         "the quick: a &lt;note&gt;",
     ):
         assert part in page
-    assert page.index("3.00x as fast") < page.index("y = quick(x)") < page.index("<figure")
+    assert page.index("3.00x eager") < page.index("y = quick(x)") < page.index("<figure")
 
 
 def test_a_page_without_figures_needs_no_script() -> None:
-    page = comparison_page(Comparison("w", (Row("a", "A", "missing", "no GPU"),)))
+    page = page_of(Comparison("w", (Row("a", "A", "missing", "no GPU"),)))
     assert "<figure" not in page
     assert "<script" not in page
-    assert "No engine was right and timed." in page
+    assert "<h1>No engine was right and timed, so none can be named the fastest.</h1>" in page
 
 
 def test_the_bars_are_as_long_as_the_times() -> None:
-    values = specs(comparison_page(COMPARISON))["walls"]["data"]["values"]
+    values = specs(page_of(COMPARISON))["walls"]["data"]["values"]
     walls = {value["name"]: value["wall"] for value in values}
     assert walls == {"the static *": 20.0, "the quick": 30.0, "the eager": 90.0, "the slow": 400.0}
     assert [value["shown"] for value in values][-1] == "~400 µs"
@@ -206,7 +240,7 @@ def test_the_bars_are_as_long_as_the_times() -> None:
 
 def test_one_slow_engine_does_not_hide_the_others() -> None:
     eager, quick = timed("eager", 90.0), timed("onelaunch", 30.0)
-    page = comparison_page(replace(COMPARISON, rows=(eager, quick, timed("tvm", 9_000.0))))
+    page = page_of(replace(COMPARISON, rows=(eager, quick, timed("tvm", 9_000.0))))
     values = {value["name"]: value for value in specs(page)["walls"]["data"]["values"]}
     ends = {name.removeprefix("the "): value["wall"] for name, value in values.items()}
     assert ends["eager"] < ends["tvm"] < 1.1 * ends["eager"]
@@ -214,20 +248,8 @@ def test_one_slow_engine_does_not_hide_the_others() -> None:
     assert "Cut off, since it would hide the others: the tvm." in page
 
 
-def test_an_error_of_nothing_is_drawn_below_all() -> None:
-    rows = [
-        Row(name, name, "ok", error=error, wall=Timing(9.0, 0.1, 5))
-        for name, error in (("a", 0.0), ("b", 3e-7))
-    ]
-    page = comparison_page(Comparison("w", tuple(rows), tolerance=1e-4))
-    spec = specs(page)["errors"]
-    assert [value["error"] for value in spec["data"]["values"]] == [1e-8, 3e-7]
-    assert spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"].startswith("datum.value < ")
-    assert "'exact'" in spec["layer"][1]["encoding"]["y"]["axis"]["labelExpr"]
-
-
 def test_the_timelines_have_one_axis_and_say_how_busy_the_gpu_is() -> None:
-    spec = specs(comparison_page(COMPARISON))["timelines"]
+    spec = specs(page_of(COMPARISON))["timelines"]
     assert spec["params"][0]["value"] == 128.0
     assert spec["params"][0]["bind"]["options"] == [128.0, 50.0]
     shown = [value["shown"] for value in spec["layer"][2]["data"]["values"]]
@@ -247,34 +269,41 @@ def test_the_longest_timelines_are_a_small_page() -> None:
         for lane, depth in (("host", 1), ("gpu", 0))
     ]
     line = Timeline("eager", "eager", 1.3 * MOST, (*spans, Span(name, "host", 0, 9, 5)), 7)
-    page = comparison_page(replace(COMPARISON, timelines=(line, line)))
+    page = page_of(replace(COMPARISON, timelines=(line, line)))
     assert len(page.encode()) < 3_000_000
     assert "16 operators further inside are not drawn." in page
     assert name.partition("<")[0] in page
 
 
-def test_spans_that_overlap_are_counted_once() -> None:
-    spans = [Span("a", "gpu", 0.0, 4.0), Span("b", "gpu", 1.0, 1.0), Span("c", "gpu", 3.0, 3.0)]
-    assert busy_us(spans) == 6.0
-
-
 def test_the_waterfall_goes_from_the_given_callable_down() -> None:
-    page = plan_page(reported.plan())
+    page = page_of(reported.plan())
     values = specs(page)["steps"]["data"]["values"]
     assert [value["kind"] for value in values] == ["whole", "gain", "gain", "result"]
     level = 90 * 21 / 28  # as the recheck saw the first step
     bars = [(value["low"], value["high"]) for value in values]
     assert bars[:2] == [(0.0, 90.0), pytest.approx((level, 90.0))]
     assert bars[2:] == [pytest.approx((level * 21 / 60, level)), (0.0, 20.0)]
-    for part in ("4.50x as fast", "relative error 3.1e-02", "RuntimeError: no", "Branches merged"):
+    for part in (
+        "4.50x, at a relative error of 2.0e-07, by fold, one-launch",
+        "relative error 3.1e-02",
+        "RuntimeError: no",
+        "Branches merged",
+    ):
         assert part in page
-    assert page.index("No gain") < page.index("it is not faster") < page.index("Not possible here")
+    for outcome, reason in (
+        ("no gain", "TF32: it is not faster net"),
+        ("wrong", "INT8: relative error 3.1e-02"),
+        ("failed", "FP8: RuntimeError: no"),
+        ("not possible", "Branches merged: no branches"),
+    ):
+        row = page[: page.index(reason)].rpartition("<tr")[2]
+        assert f">{outcome}</td>" in row
 
 
 def test_the_page_of_a_diagnosis_has_each_finding_with_its_source() -> None:
-    page = diagnosis_page(reported.diagnosis())
+    page = page_of(reported.diagnosis())
     for part in (
-        "3 findings",
+        "1 finding blocks a capture, 1 is silently wrong, 1 is slow.",
         "models/net.py:12:9",
         "if x.sum().item() &gt; 0:  # net",
         "<code>torch.where(x &gt; 0, a, b)</code> net",
@@ -284,7 +313,7 @@ def test_the_page_of_a_diagnosis_has_each_finding_with_its_source() -> None:
     ):
         assert part in page
     assert page.index("Blocks a capture (1)") < page.index("Slow (1)")
-    assert "Nothing stops it" in diagnosis_page(Diagnosis("w", ()))
+    assert "<h1>w: nothing found.</h1>" in page_of(Diagnosis("w", ()))
 
 
 def test_microseconds_and_code_in_sentences() -> None:
@@ -314,7 +343,7 @@ def test_a_committed_result_is_shown_as_one_of_this_machine(workload: str) -> No
     text = printed(comparison)
     assert "NVIDIA" in text
     assert "Fastest correct engine: " in text
-    assert "NVIDIA" in comparison_page(comparison)
+    assert "NVIDIA" in page_of(comparison)
 
 
 def test_the_demo_shows_a_committed_result() -> None:
@@ -394,7 +423,7 @@ def test_the_picture_shows_every_workload_in_every_engine() -> None:
 
 def comparable(data: dict[str, Any], engine: str) -> float:
     """The wall time that a bar is to show, 0 where there is none."""
-    row = render.row_of(data, engine)
+    row = next((row for row in data["rows"] if row["engine"] == engine), None)
     return row["wall"]["median_us"] if row and row["status"] == "ok" and row["wall"] else 0.0
 
 

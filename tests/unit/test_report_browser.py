@@ -6,20 +6,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from onelaunch.bench import Timing
-from onelaunch.bench.changes import changes
-from onelaunch.report.page.changes import changes_page
-from onelaunch.report.page.comparison import comparison_page
-from onelaunch.report.page.diagnosis import diagnosis_page
-from onelaunch.report.page.plan import plan_page
 from tests.conftest import CHROMIUM
 from tests.unit import reported
+from tests.unit.reported import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -30,27 +25,18 @@ PHONE, DESKTOP = (360, 800), (1280, 900)
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 
 
-def changes_of(text: str) -> str:
-    before = reported.named(reported.comparison(text), text)
-    slower = [replace(row, wall=Timing(50.0, 1.0, 9)) if row.wall else row for row in before.rows]
-    after = replace(before, rows=tuple(slower))
-    return changes_page(changes(before, after, (f"a {text}", f"b {text}")))
-
-
 PAGES: dict[str, Callable[[str], str]] = {
-    "comparison": lambda text: comparison_page(reported.named(reported.comparison(text), text)),
-    "plan": lambda text: plan_page(reported.plan(text)),
-    "diagnosis": lambda text: diagnosis_page(reported.diagnosis(text)),
-    "changes": changes_of,
+    "comparison": lambda text: page_of(reported.named(reported.comparison(text), text)),
+    "plan": lambda text: page_of(reported.plan(text)),
+    "diagnosis": lambda text: page_of(reported.diagnosis(text)),
 }
 MARKS = {
-    "comparison": {"walls": 4, "timelines": 82, "errors": 4, "memory": 4},
+    "comparison": {"walls": 4, "timelines": 82},
     "plan": {"steps": 4},
     "diagnosis": {},
-    "changes": {"ratios": 4},
 }
 """The marks of each chart: as many as its data have."""
-GROUP = {"errors": "points", "timelines": "spans"}  # of marks; else it has the chart's name
+GROUP = {"timelines": "spans"}  # of marks; else it has the chart's name
 
 
 @dataclass

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import math
+import pickle
 import random
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from onelaunch.capture.numbers import Following, Numbers
+from onelaunch.capture.scalar_trace import unmistakable
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.scalars import FORMS, CudaScalarPatch, patterns_of
 from onelaunch.driver.cuda.scalars import places as places_in
 from onelaunch.driver.protocol import AmbiguousMatch
-from onelaunch.optimizers.traced_float import ScalarTrace, TracedFloat, unmistakable
+from onelaunch.optimizers.steps import NumberPlace
 
 
 @pytest.fixture(autouse=True)
@@ -164,44 +168,80 @@ def test_numbers_beyond_single_precision_have_stand_ins_too(value: float) -> Non
     assert 0 <= unmistakable(value, random.Random(0)) <= value
 
 
+def numbers(*values: float) -> tuple[Numbers, list[Any]]:
+    """Those of a run, with a stand-in for each of these."""
+    made = Numbers(Following(), torch.device("cpu"))
+    group = {str(i): value for i, value in enumerate(values)}
+    return made, [made.in_group(NumberPlace(group, key, None)) for key in group]
+
+
 def test_terms_follow_their_numbers() -> None:
-    book = ScalarTrace()
-    lr, decay = book.number(0.1), book.number(0.01)
+    made, (lr, decay) = numbers(0.1, 0.01)
     terms = [1 - lr * decay, -lr / 2, 2**decay, lr**2, abs(-decay), +lr, 3.0 - decay]
-    assert [float(t) for t in terms] == [1 - 0.1 * 0.01, -0.05, 2**0.01, 0.1**2, 0.01, 0.1, 2.99]
-    again = book.evaluate([0.3, 0.02])
+    expected = [1 - 0.1 * 0.01, -0.05, 2**0.01, 0.1**2, 0.01, 0.1, 2.99]
+    assert [t.node.value for t in terms] == expected
+    compute = made.trace.compiled([t.node.term for t in terms], ())
+    again = compute(0.3, 0.02)
     assert again is not None
-    for expected in (1 - 0.3 * 0.02, -0.15, 2**0.02, 0.3**2, 0.02, 0.3, 3.0 - 0.02):
-        assert expected in again
-    assert book.evaluate([0.1, 0.01]) == book.values
+    for value in (1 - 0.3 * 0.02, -0.15, 2**0.02, 0.3**2, 0.02, 0.3, 3.0 - 0.02):
+        assert value in again
+    assert compute(0.1, 0.01) == tuple(expected)
+    assert made.trace.compiled([terms[0].node.term], {1})(0.3) == (1 - 0.3 * 0.01,)
 
 
 @pytest.mark.parametrize("decide", [bool, lambda n: n > 0, lambda n: n != 0, lambda n: n >= 0.05])
 def test_a_decision_must_come_out_the_same(decide: object) -> None:
     assert callable(decide)
-    book = ScalarTrace()
-    number = book.number(0.1)
+    made, (number,) = numbers(0.1)
     assert decide(number) is True
-    assert book.evaluate([0.2]) == [0.2]
-    assert book.evaluate([0.0]) is None
+    compute = made.trace.compiled([0], ())
+    assert compute(0.2) == (0.2,)
+    assert compute(0.0) is None
+
+
+def test_of_many_bounds_the_tightest_counts() -> None:
+    made, (number,) = numbers(5.0)
+    decided = [number > i for i in range(9)] + [number <= i for i in range(9)]
+    assert decided == [i < 5 for i in range(9)] + [i >= 5 for i in range(9)]
+    assert not number < float("nan")
+    compute = made.trace.compiled([], ())
+    served = [n for n in (3.5, 4.0, 4.01, 4.9, 5.0, 5.01, 6.0) if compute(n) is not None]
+    assert served == [4.01, 4.9, 5.0]
 
 
 def test_what_cannot_be_computed() -> None:
-    book = ScalarTrace()
-    1 / book.number(0.1)
-    assert book.evaluate([0.0]) is None
-    book = ScalarTrace()
-    book.number(0.5) ** 0.5
-    assert book.evaluate([-1.0]) is None
+    made, (number,) = numbers(0.1)
+    1 / number
+    assert made.trace.compiled([], ())(0.0) is None
 
 
-def test_a_number_is_a_float_to_torch() -> None:
-    t = torch.arange(3.0)
-    number = ScalarTrace().number(0.25)
-    assert isinstance(number, float)
-    assert type(number) is TracedFloat
-    assert torch.equal(t.add(t, alpha=-number), t * 0.75)
-    assert torch.equal(number * t, t / 4)
-    assert torch.equal(1 - number**t, 1 - 0.25**t)
-    assert torch.equal(number / (t + 1), 0.25 / (t + 1))
-    assert hash(number) == hash(0.25)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n: {0.5: "there"}[n] == "there",
+        lambda n: f"{n}" == str(n) == repr(n) == "0.5",
+        lambda n: f"{n:.3f}" == "0.500",
+        lambda n: (int(n * 2), round(n * 2), math.floor(n * 2)) == (1, 1, 1),
+        lambda n: math.sqrt(n * 8) == math.fsum([n * 4]) == 2.0,
+        lambda n: divmod(n * 5, 1) == (2.0, 0.5),
+        lambda n: type(float(n)) is float,
+        lambda n: pickle.loads(pickle.dumps(n)) == n,
+        lambda n: n.as_integer_ratio() == (1, 2),
+        lambda n: type((n - 0.75) ** 0.5) is complex,
+    ],
+)
+def test_a_number_whose_value_code_has_is_a_constant(use: Callable[[Any], bool]) -> None:
+    made, (number,) = numbers(0.5)
+    assert use(number)
+    made.end()
+    del number
+    assert len(made.escaped()) == 1
+
+
+def test_a_number_that_code_keeps_is_a_constant() -> None:
+    made, (lr, decay) = numbers(0.1, 0.01)
+    kept = [lr * 2]
+    del lr, decay
+    made.end()
+    assert [name[1:] for name in made.escaped()] == [("0", None)]
+    kept.clear()

@@ -123,6 +123,7 @@ def test_the_tables(tmp_path: Path) -> None:
     assert render.render(text, tmp_path) == text
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU gives")
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "shapes.json"

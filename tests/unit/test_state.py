@@ -340,6 +340,44 @@ def test_no_walk_with_tensors_in_lists_or_objects_of_the_users_is_kept() -> None
     assert last.take(found.reads) is None
 
 
+@pytest.mark.parametrize("change", ["value", "new", "gone", "tensor"])
+def test_a_walk_is_kept_with_plain_attributes_of_its_tensors(change: str) -> None:
+    """Transformers marks each parameter: `weight._is_hf_initialized = True`."""
+    net, last = Stacked(), LastWalk()
+    weight: Any = net.layer.weight
+    weight.mark, weight.scale = True, 2.0
+    found = seen(net)
+    last.keep(found)
+    taken = last.take(found.reads)
+    assert taken is not None
+    owners = [slot.owner for slot, _ in taken.held.values() if slot.name.endswith(".scale")]
+    assert len(owners) == 1
+    assert owners[0] is weight
+    assert set(map(id, taken.owners)) == set(map(id, found.owners))
+    assert len(taken.facts) == len(found.facts)
+    reads = found.reads
+    last.keep(taken)
+    if change == "value":
+        weight.scale = 3.0
+    elif change == "new":
+        weight.other = 1
+    elif change == "gone":
+        del weight.mark
+    else:
+        net.layer.weight = nn.Parameter(torch.ones(2, 2))
+    del weight, found, taken, owners
+    assert last.take(reads) is None
+
+
+def test_a_walk_is_not_kept_with_an_object_on_a_tensor() -> None:
+    net, last = Stacked(), LastWalk()
+    weight: Any = net.layer.weight
+    weight.parts = [torch.ones(2)]
+    found = seen(net)
+    last.keep(found)
+    assert last.take(found.reads) is None
+
+
 def test_which_slots_are_read() -> None:
     found = seen(Plain(WEIGHT))
     by_name = {slot.name: slot for slot, _ in found.held.values()}

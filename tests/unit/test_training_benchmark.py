@@ -25,7 +25,7 @@ from benchmarks.training_engines import (
     whole_step,
 )
 from examples.placement import device
-from onelaunch.bench.timers import Timing
+from onelaunch.tools.bench.timers import Timing
 
 
 def trains(test: Callable[..., None]) -> Callable[..., None]:
@@ -205,6 +205,7 @@ def test_rounding_that_training_magnifies_is_no_fault(
     assert reference.judge(Training(step, mine, optimizer))[1] is None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU gives")
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "training.json"
@@ -235,6 +236,7 @@ def test_a_table_without_results_is_left_alone(tmp_path: Path) -> None:
     assert render.render(page, tmp_path) == page
 
 
+@pytest.mark.thorough
 @trains
 @pytest.mark.parametrize("check", long_training.CHECKS)
 def test_changing_batch_sizes_rates_and_accumulation(check: long_training.Check) -> None:

@@ -2,8 +2,8 @@
 
 The engine spends 3 us for each parameter that is an input of a node: it follows the edge, visits
 the AccumulateGrad node and guards its stream. Under ``gradients="direct"`` the node of a recording
-has no edges to its parameters; `accumulate` does the work of AccumulateGrad for all at once. A
-whole step accumulates inside its recording: see `capture/effects.py`.
+has no edges to its parameters, and does the work of AccumulateGrad for all at once. A whole step
+accumulates inside its recording: see `capture/effects.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
+from onelaunch.autograd.engine import accumulate
+from onelaunch.autograd.wanted import lead_to, wanted_now
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import line_of
-from onelaunch.state.slots import is_leaf, read_gradient, read_hooks, read_last_hooks
+from onelaunch.state.hooks import Hooked, has_hooks, node_hooks, read_hooks, read_last_hooks
+from onelaunch.state.slots import is_leaf
 
 _INSIDE = "leaf variable has been moved into the graph interior"
 
@@ -27,53 +31,94 @@ _backward_id: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id
 
 
 def takes_directly(t: Tensor) -> bool:
-    """Return whether only AccumulateGrad uses the gradient of `t`: a leaf without hooks."""
-    return is_leaf(t) and not read_hooks(t) and not read_last_hooks(t)
+    """Return whether only AccumulateGrad uses the gradient of `t`: a leaf without hooks on it or
+    its node."""
+    return is_leaf(t) and not has_hooks(t) and not any(node_hooks([t]))
 
 
 class Anchors:
-    """Leaves that make a node part of every backward and never get a gradient.
+    """Leaves that make a node part of every backward and never get a gradient. At the end of a
+    backward the caller's stream waits for the leaves' streams. So each stream with forwards has an
+    anchor.
 
-    At the end of a backward the caller's stream waits for the leaves' streams, so there is an
-    anchor for each stream that forwards come from.
+    Args:
+        leaves: the direct leaves of the node.
     """
 
-    def __init__(self, device: torch.device, stream: Callable[[], int]) -> None:
+    def __init__(
+        self, device: torch.device, stream: Callable[[], int], leaves: Sequence[Tensor]
+    ) -> None:
         self._device = device
         self._stream = stream
         self._by_stream: dict[int, Tensor] = {}
+        self.hooked = Hooked(leaves)
+        """A check whether a direct leaf has hooks by now."""
+        if leaves:
+            lead_to(leaves, self)
 
     def of_this_stream(self) -> Tensor:
-        """Return the anchor of this thread's current stream."""
         stream = self._stream()
         if stream not in self._by_stream:
             self._by_stream[stream] = torch.zeros((), device=self._device, requires_grad=True)
         return self._by_stream[stream]
 
+    def made(self) -> Sequence[Tensor]:
+        """Return the anchors of all streams."""
+        return list(self._by_stream.values())
 
-def is_backward(node: Any) -> bool:
-    """Return whether the engine accumulates into all leaves, in a node over an anchor; it does not
+
+def _is_backward(node: Any) -> bool:
+    """Return whether the engine accumulates into all leaves, in a node over an anchor. It does not
     in `torch.autograd.grad` or under ``inputs=``."""
     return _will_run(node.next_functions[0][0])
 
 
-def wanted_gradients(node: Any, direct: int) -> list[bool]:
-    """Return whether the engine wants the gradient of each input of a node, then of each of its
-    `direct` leaves. If there are such leaves, the node's first input is an anchor."""
+def wanted_gradients(node: Any, direct: Sequence[Tensor]) -> list[bool]:
+    """Return whether the engine wants each gradient: of a node's inputs, then of its `direct`
+    leaves. The first input of a node with such leaves is an anchor."""
     edges = [following for following, _ in node.next_functions]
-    rest = [is_backward(node)] * direct if direct else []
-    return [e is not None and _will_run(e) for e in edges[1 if direct else 0 :]] + rest
+    wanted = wanted_now() if direct else None
+    if wanted is not None:
+        rest = [leaf in wanted for leaf in direct]
+    else:
+        rest = [_is_backward(node)] * len(direct) if direct else []
+    return [e is not None and _wants(e) for e in edges[1 if direct else 0 :]] + rest
 
 
-def accumulate(leaves: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
-    """Add each gradient to its leaf's, as the engine would; skip leaves frozen since. In grad mode
-    gradients have graphs, and are added out of place, as in eager."""
+def _wants(node: Any) -> bool:
+    """Return whether the engine wants the gradient of a node."""
+    try:
+        return _will_run(node)
+    except RuntimeError:  # `torch.autograd.grad` asks for this leaf, whose node does not run
+        return True
+
+
+def give_directly(
+    node: Any, anchors: Anchors, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> None:
+    """Give leaves their gradients from a node over an anchor, as far as this backward wants
+    them."""
+    wanted = wanted_now()
+    if wanted is None:
+        if _is_backward(node):
+            _accumulate(leaves, gradients, anchors.hooked())
+    elif wanted.accumulates:
+        pairs = zip(leaves, gradients, strict=True)
+        kept = [g if leaf in wanted else None for leaf, g in pairs]
+        _accumulate(leaves, kept, anchors.hooked())
+    else:
+        wanted.add(leaves, gradients)
+
+
+def _accumulate(leaves: Sequence[Any], gradients: Sequence[Tensor | None], hooked: bool) -> None:
+    """Add each gradient to its leaf's, as the engine would, and skip leaves frozen since. In grad
+    mode gradients have graphs, and are added out of place, as in eager."""
     kept: list[Tensor] = []
     added: list[Tensor] = []
     for leaf, gradient in zip(leaves, gradients, strict=True):
         if gradient is None:
             continue
-        if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+        if hooked and not takes_directly(leaf):
             _defer(leaf, gradient)
             continue
         if not leaf.requires_grad:
@@ -93,31 +138,22 @@ def accumulate(leaves: Sequence[Any], gradients: Sequence[Tensor | None]) -> Non
 
 
 class _DeferredGradients:
-    """The gradients of leaves that got hooks after the forward, kept until the end of one backward:
-    hooks see the sum of all its gradients."""
+    """Gradients of leaves that got hooks after the forward, kept until the end of one backward.
+    Hooks see the sum of all gradients of their leaf."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[Tensor, Tensor]] = {}
-        self._grad_mode = torch.is_grad_enabled()
+        self._sums: dict[int, tuple[GradientEdge, Tensor]] = {}
+        self._creates_graph = torch.is_grad_enabled()
 
-    def add(self, leaf: Tensor, gradient: Tensor) -> None:
-        """Add a gradient from one node."""
+    def add(self, leaf: Tensor, edge: GradientEdge, gradient: Tensor) -> None:
         if id(leaf) in self._sums:
             gradient = self._sums[id(leaf)][1] + gradient
-        self._sums[id(leaf)] = leaf, gradient
+        self._sums[id(leaf)] = edge, gradient
 
     def __call__(self) -> None:
-        """Run the hooks and accumulate, as the engine does at each leaf."""
-        with torch.set_grad_enabled(self._grad_mode):
-            for leaf, gradient in self._sums.values():
-                for hook in list((read_hooks(leaf) or {}).values()):
-                    changed = hook(gradient)
-                    gradient = gradient if changed is None else changed
-                if not leaf.requires_grad:
-                    continue
-                _add(leaf, gradient)
-                for hook in list((read_last_hooks(leaf) or {}).values()):
-                    hook(leaf)
+        """Have the engine run the hooks and accumulate."""
+        edges, gradients = zip(*self._sums.values(), strict=True)
+        accumulate(edges, gradients, creates_graph=self._creates_graph)
 
 
 _deferred: weakref.WeakValueDictionary[int, _DeferredGradients] = weakref.WeakValueDictionary()
@@ -126,10 +162,10 @@ _deferred: weakref.WeakValueDictionary[int, _DeferredGradients] = weakref.WeakVa
 
 def _defer(leaf: Tensor, gradient: Tensor) -> None:
     frozen = not leaf.requires_grad
-    node = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_()).node
+    edge = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_())
     if frozen:
         leaf.requires_grad_(False)
-    if _will_run(node):
+    if _will_run(edge.node):
         what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
         why = "other code contributes to its gradient, and the hook would not see the sum"
         fix = 'put it there before the forward, or leave `gradients="direct"` off'
@@ -140,17 +176,7 @@ def _defer(leaf: Tensor, gradient: Tensor) -> None:
     if deferred is None:
         deferred = _deferred[_backward_id()] = _DeferredGradients()
         cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(deferred)
-    deferred.add(leaf, gradient)
-
-
-def _add(leaf: Tensor, gradient: Tensor) -> None:
-    held = read_gradient(leaf)
-    if held is None:
-        leaf.grad = gradient
-    elif torch.is_grad_enabled():
-        leaf.grad = held + gradient
-    else:
-        held.add_(gradient)
+    deferred.add(leaf, edge, gradient)
 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:

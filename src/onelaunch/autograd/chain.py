@@ -1,12 +1,13 @@
 """Forwards that run one after another, and their backwards in reverse, in shared memory.
 
-Recordings captured later reuse memory that earlier ones freed during their capture. So a launch
-overwrites data of recordings captured later, and none of those captured earlier, whose memory was
-taken. Two kinds of data outlive a launch: the saved tensors of a forward, until its backward is
-done, and the gradients of a backward, until nobody holds them. In running order nothing is
-overwritten too early; a launch out of order is refused, and the caller runs without the recording.
-Gradients outlive the step (accumulated, or cleared only after the next forward), so backwards have
-a pool apart from the forwards'.
+A recording captured later reuses memory that earlier ones freed during their capture. So a launch
+overwrites data of recordings captured later, and never of earlier ones. Two kinds of data outlive a
+launch: the saved tensors of a forward, until its backward is done, and the gradients of a backward,
+until nobody holds them. In running order nothing is overwritten too early. A launch out of order is
+refused, and the caller runs without the recording.
+
+Gradients outlive the step (accumulated, or cleared only after the next forward), so backwards and
+forwards have separate pools.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Link:
 
     Attributes:
         forwards, backwards: the pools.
-        stream: for all captures and eager backwards: CUDA's allocator returns freed memory only to
-            the stream that had it.
+        stream: the stream of all captures and eager backwards. CUDA's allocator returns freed
+            memory only to the stream that had it.
         lock: held from the check that a launch overwrites nothing until it is queued.
     """
 
@@ -42,7 +43,7 @@ class Link:
         weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
-        """The leases of the forwards captured later, for each forward in the order of capture."""
+        """The leases of later forwards, for each forward in the order of capture."""
         self._captured = 0
         self._unreleased: list[tuple[int, Backward]] = []
         """Backwards whose gradients somebody may hold, in the order of capture."""
@@ -67,11 +68,9 @@ class Link:
         return in_order
 
     def backward(self, backward: Backward) -> Callable[[Gradients], list[Tensor | None] | None]:
-        """Return the launch of the backward captured last in `backwards`.
-
-        It returns None while somebody holds gradients that it would overwrite: its own, or a later
-        captured backward's.
-        """
+        """Return the launch of the backward captured last in `backwards`. It returns None while
+        somebody holds gradients that it would overwrite: its own, or those of a backward captured
+        later."""
         place = self._captured
         self._captured += 1
 
@@ -102,7 +101,6 @@ class Chain:
         self._links: dict[torch.device, Link] = {}
 
     def on(self, driver: Driver, device: torch.device) -> Link:
-        """Return the part of the chain on one device."""
         if device not in self._links:
             self._links[device] = Link(driver, device, self._new_pool)
         return self._links[device]
@@ -112,7 +110,7 @@ _spares: dict[torch.device, list[object]] = {}
 
 
 def spare_streams(device: torch.device) -> list[object]:
-    """Return the free list of streams: CUDA streams are never destroyed, so they are reused."""
+    """Return the free list of streams: CUDA never destroys streams, so they are reused."""
     return _spares.setdefault(device, [])
 
 

@@ -1,6 +1,6 @@
 """Connected components: results of a forward whose graphs share no node, with a node for each.
 
-So each can have its own backward, as in eager, which checks nothing that the others saved.
+Each can then have its own backward, as in eager, without checks of the other's saved tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ class Component(NamedTuple):
 
     Args:
         results: their positions.
-        inputs: positions of the arguments and parameters that they depend on.
-        watched: positions of the tensors that eager would have saved for them.
-        watched_results: the same among these results, by position.
+        inputs: positions of the arguments and parameters behind them.
+        watched: positions of watched tensors that eager would have saved for them.
+        watched_results: positions among these results of results that eager would have saved.
         saves: True if their backward reads anything of the forward.
+        statics: the recording's tensors for the watched tensors, and then the watched results.
     """
 
     results: list[int]
@@ -30,6 +31,7 @@ class Component(NamedTuple):
     watched: list[int]
     watched_results: list[int]
     saves: bool
+    statics: list[Tensor]
 
 
 class ComponentNode:
@@ -47,7 +49,7 @@ class ComponentNode:
         self._component = component
         self.results = component.results
         self.watched_results = component.watched_results
-        self.direct = whole.direct
+        self.direct, self.anchors = whole.direct, whole.anchors
         self.saves = component.saves
         self.uncopied: dict[int, SavedOver] = {}
         saved = whole.saved.inputs
@@ -65,7 +67,7 @@ class ComponentNode:
         tuple[ComponentNode, InFlightComponent, tuple[Tensor, ...], tuple[Tensor, ...]],
         list[Tensor],
     ]:
-        """Return the node's state and its inputs, from those of the whole."""
+        """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([made[place] for place in self.results])
         watched_here = tuple([watched[place] for place in self._component.watched])
         wanted = [inputs[place] for place in self._component.inputs]
@@ -78,12 +80,21 @@ class ComponentNode:
         return self._whole.where
 
     @property
+    def overwritten(self) -> Sequence[tuple[int, Tensor]]:
+        written = {id(static) for _, static in self._whole.overwritten}
+        here = enumerate(self._component.statics)
+        return [(place, static) for place, static in here if id(static) in written]
+
+    @property
+    def writes_saved(self) -> bool:
+        return self._whole.writes_saved
+
+    @property
     def width(self) -> int:
         return len(self._component.inputs)
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of its inputs and of the direct leaves, from those of its
-        results."""
+        """Return the gradients of its inputs and direct leaves."""
         return self._own(self._whole.backward(self._padded(grads), given))
 
     def edited(
@@ -92,13 +103,14 @@ class ComponentNode:
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
         wanted: Sequence[bool],
+        again: bool,
     ) -> list[Tensor | None]:
         asked = [False] * self._whole.width + list(wanted[self.width :])
         for place, want in zip(self._component.inputs, wanted, strict=False):
             asked[place] = want
         of = self._component.watched
         places, elsewhere = [of[p] for p in changed], [(of[p], t) for p, t in moved]
-        return self._own(self._whole.edited(places, elsewhere, self._padded(grads), asked))
+        return self._own(self._whole.edited(places, elsewhere, self._padded(grads), asked, again))
 
     def _padded(self, grads: Gradients) -> Gradients:
         padded: list[Tensor | None] = [None] * self._count
@@ -112,8 +124,7 @@ class ComponentNode:
 
 
 class InFlightComponent(InFlightForward):
-    """The in-flight forward of a component. It keeps the whole's alive until no component is
-    left."""
+    """The in-flight forward of a component, which keeps the whole one alive."""
 
     __slots__ = ("_whole",)
 

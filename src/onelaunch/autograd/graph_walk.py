@@ -53,9 +53,9 @@ class CapturedGraph:
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
         self.packs = False
-        """True if hooks of the callable (checkpointing) hold what some node saved."""
+        """True if hooks of the callable (checkpointing) hold saved tensors of a node."""
         self.spoiled = False
-        """True if the callable wrote over what some node saved."""
+        """True if the callable wrote over a saved tensor."""
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
         seen: set[Node] = {t.grad_fn for t in inputs}
@@ -77,12 +77,10 @@ class CapturedGraph:
             stack.extend(_next(node))
 
     def saved(self) -> list[Tensor] | None:
-        """Return the tensors that the backward will read, or None if a node does not list its own.
-
-        Tensors packed by hooks are left out: to unpack them may run a part of the forward, and
-        eager does not check whether they have changed. So are tensors that the callable wrote over:
-        a backward that reads them raises in any case.
-        """
+        """Return the tensors that the backward will read; None if a node does not list its own.
+        Tensors packed by hooks are left out: unpacking may run a part of the forward, and eager
+        does not check them for changes. Overwritten tensors are left out too: a backward that reads
+        them raises in any case."""
         found: list[Tensor] = []
         for node in self.nodes:
             if not isinstance(node, BackwardCFunction) and "CppNode" in node.name():
@@ -95,8 +93,8 @@ class CapturedGraph:
         return found
 
     def refuse_unfit(self) -> None:
-        """Refuse embeddings under ``sparse=True``, whose gradient is no memory with strides, and
-        reentrant checkpoints, whose backward accumulates into parameters itself."""
+        """Refuse sparse embeddings and reentrant checkpoints. Gradients of the first have no
+        strides; backwards of the second accumulate into parameters."""
         for node in self.nodes:
             if node.name() == "CheckpointFunctionBackward":
                 raise CaptureError("OL116", "checkpoint(..., use_reentrant=True)")
@@ -124,7 +122,7 @@ class CapturedGraph:
         return list(found.values())
 
     def _read(self, node: Node, name: str) -> Sequence[object]:
-        """Return what a node saved under this name."""
+        """Return the values that a node saved under a name."""
         try:
             value = getattr(node, name)
         except RuntimeError as error:
@@ -135,8 +133,8 @@ class CapturedGraph:
         return cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
 
     def kept(self) -> list[Tensor]:
-        """Return the tensors that custom functions keep on their contexts, beside the saved ones:
-        AOTAutograd's are in lists there."""
+        """Return the tensors on contexts of custom functions, except saved ones. AOTAutograd keeps
+        lists of them there."""
         values = [
             v for n in self.nodes if isinstance(n, BackwardCFunction) for v in vars(n).values()
         ]
@@ -144,8 +142,8 @@ class CapturedGraph:
         return [t for part in parts for t in part if isinstance(t, Tensor)]
 
     def held(self) -> set[int]:
-        """Return the ids of Python objects that belong to the graph: contexts of custom functions,
-        and the arguments that checkpointed parts will run with again."""
+        """Return the ids of Python objects that belong to the graph. These are contexts of custom
+        functions, and the arguments of checkpointed parts."""
         found: set[int] = set()
         for node in self.nodes:
             if isinstance(node, BackwardCFunction):
@@ -188,8 +186,8 @@ _FRAMES = (checkpoint._CheckpointFrame, BackwardCFunction)
 
 
 def _is_packed(node: Node, name: str) -> bool:
-    """Return whether hooks (`saved_tensors_hooks`, as checkpointing uses) hold what a node saved.
-    To read it would run them: a checkpointed part once more, with its BatchNorm."""
+    """Return whether hooks (`saved_tensors_hooks`, as checkpointing uses) hold a saved tensor.
+    Reading it would run them: a checkpointed part once more, with its BatchNorm."""
     return any(True for _ in _unpack_hooks(node, name))
 
 
@@ -211,11 +209,9 @@ def _saved_names(node: Node) -> list[str]:
 
 
 def is_freed(t: Tensor) -> bool:
-    """Return whether a backward over `t` would raise: one has freed its graph.
-
-    The nearest nodes to `t` that have saved a tensor decide. A graph that saved none (sums and
-    means of parameters) is never freed: eager may run it again.
-    """
+    """Return whether a backward over `t` would raise: an earlier one has freed its graph. The
+    nearest nodes to `t` with saved tensors decide. A graph that saved none (sums and means of
+    parameters) is never freed: eager may run it again."""
     level: list[Node] = [] if t.grad_fn is None else [t.grad_fn]
     seen = set(level)
     while level:
@@ -228,7 +224,7 @@ def is_freed(t: Tensor) -> bool:
 
 
 def _freed(node: Node) -> Iterator[bool]:
-    """Return, for tensors that a node has saved, whether they were freed."""
+    """Yield for each saved tensor of a node whether it was freed."""
     for name in _saved_names(node):
         try:
             if _is_packed(node, name):
@@ -247,8 +243,8 @@ def _freed(node: Node) -> Iterator[bool]:
 
 
 def _behind_views(t: Tensor, ends: Container[Node] = ()) -> Node:
-    """Return the first node behind a tensor that is no view's or is in `ends`, or None. A view that
-    `no_grad` made ends the graph: autograd knows no more of it."""
+    """Return the first node behind a tensor that is in `ends`, or is not a view's; or None. A view
+    made under `no_grad` ends the graph, as autograd knows nothing beyond it."""
     node: Node = t.grad_fn
     while node is not None and node not in ends and node.name() in _VIEWS:
         node = node.next_functions[0][0]
@@ -256,8 +252,8 @@ def _behind_views(t: Tensor, ends: Container[Node] = ()) -> Node:
 
 
 def viewed(t: Tensor) -> Tensor | None:
-    """Return the tensor that autograd knows `t` as a view of: a leaf; of one without a graph, any.
-    None if there is none."""
+    """Return the base that autograd knows for a view, or None. The base must be a leaf, unless `t`
+    has no graph."""
     if t.grad_fn is None:
         return t._base
     node: Any = _behind_views(t)
@@ -265,8 +261,8 @@ def viewed(t: Tensor) -> Tensor | None:
 
 
 def is_one_of_several(t: Tensor) -> bool:
-    """Return whether `t` is one of the views that one operation made, or a view of one: autograd
-    lets nobody write to it."""
+    """Return whether `t` is, or views, one of several views of one operation, which nobody may
+    write."""
     node: Node = t.grad_fn
     while node is not None and node.name() in _VIEWS:
         if node.name().startswith(("Split", "Unbind")):
@@ -279,7 +275,7 @@ def is_pure_view(t: Tensor, ends: Container[Node] = ()) -> bool:
     """Return whether autograd made `t` by views alone, which `as_strided` can replace.
 
     Args:
-        ends: nodes of tensors that `t` may be a view of, or be itself, besides leaves.
+        ends: nodes of tensors, besides leaves, that `t` may be or view.
     """
     node = _behind_views(t, ends)
     if node is None:

@@ -1,8 +1,8 @@
 """The autograd node of a launched forward, until its backward is done.
 
 The forward's saved tensors lie in the recording, which no other call may use meanwhile. The
-caller's tensors that eager would have saved are watched for changes in place. What `retain_graph`
-does, and a second backward without it, is decided here.
+caller's tensors that eager would have saved are watched for changes in place. Here is decided when
+a backward under `retain_graph`, or a second one without it, may run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.accumulate import accumulate, is_backward, wanted_gradients
+from onelaunch.autograd.accumulate import Anchors, give_directly, wanted_gradients
 from onelaunch.autograd.backward import Gradients
 from onelaunch.autograd.graph_walk import AGAIN, MODIFIED
+from onelaunch.autograd.overwritten import hand_over
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import user_line
@@ -36,36 +37,47 @@ _bindings: Any = torch._C
 _keep_graph: Callable[[], bool] = getattr(
     _bindings._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
-"""Return whether the backward that runs in this thread retains its graph."""
+"""A reader: whether the backward that runs in this thread retains its graph."""
 
 
 class Saved(NamedTuple):
-    """The caller's tensors that eager saves as they are: after `t.data = ...` its backward reads
+    """The caller's tensors that eager saves as objects. After `t.data = ...` eager's backward reads
     the new memory, which no version counter shows."""
 
     state: list[tuple[Tensor, Tensor]]
     """(proxy leaf in the captured graph, tensor of the callable's state)."""
     inputs: dict[int, Tensor]
-    """Position among the watched tensors -> the tensor of the captured graph, for inputs."""
+    """Position of an input among the watched tensors -> the tensor of the captured graph."""
     unmoved: Callable[[], bool]
-    """Return whether the state's tensors kept their memory. False also if the callable wrote over
-    what it saved: then all gradients that do not depend on that run eagerly."""
+    """A check that the state's tensors kept their memory. It fails if the callable wrote over a
+    saved tensor: then gradients that do not depend on this tensor run eagerly."""
 
 
 SavedOver = Sequence[tuple[Tensor, int]]
-"""The tensors that a captured graph saved over one input, itself or views of it, with their
-distances from it, in elements."""
+"""(tensor that a captured graph saved over one input, its distance from the input in elements)."""
 
 
 class RecordedForward(Protocol):
     """A recording of a forward, as an in-flight forward sees it; see `AutogradPair`."""
 
     direct: list[Tensor]
+    anchors: Anchors
     watched_results: list[int]
     saved: Saved
     saves: bool
     uncopied: dict[int, SavedOver]
-    """Inputs of which the recording has no copy, by position among the watched tensors."""
+    """Position of an input without a copy among the watched tensors -> tensors saved over it."""
+
+    @property
+    def overwritten(self) -> Sequence[tuple[int, Tensor]]:
+        """(position, the recording's copy) of tensors that a backward was seen to write. Positions
+        count the watched tensors, then the watched results."""
+        ...
+
+    @property
+    def writes_saved(self) -> bool:
+        """True if a backward was seen to write to a saved tensor of the forward."""
+        ...
 
     @property
     def where(self) -> str | None:
@@ -78,8 +90,12 @@ class RecordedForward(Protocol):
         ...
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the node's inputs, from those of its results and the uncopied
-        inputs."""
+        """Return the gradients of the node's inputs.
+
+        Args:
+            grads: the gradients of its results.
+            given: the uncopied inputs.
+        """
         ...
 
     def edited(
@@ -88,20 +104,23 @@ class RecordedForward(Protocol):
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
         wanted: Sequence[bool],
+        again: bool,
     ) -> list[Tensor | None]:
-        """Return the gradients of the wanted inputs and direct leaves, after watched tensors, by
-        position, were changed in place or given other memory; see `StaticGraph.edited`."""
+        """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
+
+        Args:
+            changed: positions of watched tensors that were changed in place.
+            moved: (position, tensor) of watched tensors with other memory.
+            again: whether a backward over this forward wrote to its saved tensors.
+        """
         ...
 
 
 class Lease:
-    """A lease of a recording: one forward at a time has it, as long as it holds the token.
-
-    The token's reference count decides, not a finalizer. While another thread works on an autograd
-    graph, the garbage collector may take the objects of its contexts for unreachable, and finalize
-    them before it checks again: torch shows it the owners of a node by a count that changes
-    meanwhile.
-    """
+    """A lease of a recording: one forward at a time has it, as long as it holds the token. The
+    token's reference count decides, not a finalizer. The garbage collector may take objects of
+    contexts for unreachable while another thread works on an autograd graph. It then finalizes them
+    too early, as torch's count of a node's owners changes meanwhile."""
 
     __slots__ = ("_tokens",)
 
@@ -125,7 +144,7 @@ class Lease:
 
 
 def _owners_of_none() -> int:
-    """Return the owners that `Lease.take` counts of a token that nobody has."""
+    """Return the references that `Lease.take` counts for a free token."""
     token = [object()].pop()
     return getrefcount(token)
 
@@ -134,33 +153,33 @@ _NOBODY = _owners_of_none()
 
 
 class InFlightForward:
-    """A forward in flight: until its backward has freed it, or its autograd graph is freed.
-
-    Until then the recording holds this call's saved tensors, and no other call may use it.
+    """A forward in flight, until its backward or the end of its autograd graph frees it. Until then
+    the recording holds this call's saved tensors, and no other call may use it.
 
     Args:
         token: of the recording's `Lease`, if its backward reads anything of the forward.
     """
 
-    __slots__ = ("inputs", "places", "released", "token", "versions", "watched")
+    __slots__ = ("inputs", "overwritten", "places", "released", "token", "versions", "watched")
 
     def __init__(self, token: object) -> None:
         self.token = token
         self.released = False
+        self.overwritten = False
+        """True once a backward wrote to a saved tensor of the forward."""
         self.watched: tuple[Tensor, ...] = ()
-        """The caller's tensors that eager would have saved; `versions` has their version
-        counters."""
+        """The caller's tensors that eager would have saved, with their version counters in
+        `versions`."""
         self.versions: list[int] = []
         self.places: list[int] = []
         """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""
         self.inputs: tuple[Tensor, ...] = ()
 
     def written(self) -> None:
-        """Take the writes that were counted since for the forward's own."""
+        """Count all writes so far as the forward's own."""
         self.versions = [t._version for t in self.watched]
 
     def release(self) -> None:
-        """Release the recording for other forwards."""
         self.released = True
         self.watched, self.versions, self.places, self.inputs = (), [], [], ()
         self.token = None
@@ -193,18 +212,16 @@ class _Launched(torch.autograd.Function):
 
 
 class _LaunchedDirectly(torch.autograd.Function):
-    """The node whose backward adds to the gradients of leaves directly; its first input is an
-    anchor."""
+    """The node whose backward adds to the gradients of leaves; its first input is an anchor."""
 
     forward = staticmethod(_Launched.forward)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pair: RecordedForward = ctx.pair
         found = _gradients(ctx, grads)
-        leaves = ctx.pair.direct
-        first = len(found) - len(leaves)
-        if is_backward(ctx):
-            accumulate(leaves, found[first:])
+        first = len(found) - len(pair.direct)
+        give_directly(ctx, pair.anchors, pair.direct, found[first:])
         return (None, None, *found[:first])
 
 
@@ -223,13 +240,17 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         _ = ctx.saved_tensors  # raises where one was changed in place
     watched = in_flight.watched
     if (
-        [t._version for t in watched] == in_flight.versions
+        not in_flight.overwritten
+        and [t._version for t in watched] == in_flight.versions
         and [watched[i].data_ptr() for i in pair.saved.inputs] == in_flight.places
         and pair.saved.unmoved()
     ):
         found = pair.backward(grads, [watched[i] for i in pair.uncopied])
     else:
         found = _edited(ctx, grads)
+    if pair.overwritten:
+        _hand_over(ctx)
+    in_flight.overwritten = pair.writes_saved
     if torch.is_grad_enabled():
         by = [*in_flight.inputs, *(g for g in grads if g is not None)]
         found = _once(found, by, pair.where)
@@ -246,15 +267,26 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     changed = [i for i, (t, version) in pairs if t._version != version]
     placed = zip(pair.saved.inputs, in_flight.places, strict=True)
     elsewhere = {i for i, place in placed if in_flight.watched[i].data_ptr() != place}
-    moved = [(i, in_flight.watched[i]) for i in sorted(elsewhere | set(pair.uncopied))]
+    # What a function keeps on its context, and does not save, may have changed.
+    elsewhere.update(set(changed) & pair.saved.inputs.keys(), pair.uncopied)
+    moved = [(i, in_flight.watched[i]) for i in sorted(elsewhere)]
     try:
-        return pair.edited(changed, moved, grads, wanted_gradients(ctx, len(pair.direct)))
+        wanted = wanted_gradients(ctx, pair.direct)
+        return pair.edited(changed, moved, grads, wanted, in_flight.overwritten)
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
     raise RuntimeError(
         _modified_message(in_flight.watched[changed[0]], in_flight.versions[changed[0]])
     )
+
+
+def _hand_over(ctx: Any) -> None:
+    """Copy a backward's writes from the recording's copies to the caller's tensors."""
+    pair: RecordedForward = ctx.pair
+    there = [*ctx.in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
+    for place, static in pair.overwritten:
+        hand_over(static, there[place])
 
 
 def _modified_message(t: Tensor, version: int) -> str:
@@ -267,8 +299,8 @@ def _modified_message(t: Tensor, version: int) -> str:
 
 
 class _Once(torch.autograd.Function):
-    """A node over gradients that raises OL202 if they are differentiated again. Every tensor they
-    depend on is an input, so that the engine reaches this node for any of them."""
+    """A node over gradients that raises OL202 if they are differentiated again. All tensors behind
+    the gradients are inputs, so that the engine reaches this node for any."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -292,14 +324,14 @@ def _once(
 
 
 def _not_twice(what: str, where: str | None) -> GraphError:
-    """Return OL202 with the line of the backward, or of the callable: the engine's threads run no
+    """Return OL202 with the line of the backward, or of the callable. The engine's threads run no
     line of the user's."""
     return GraphError("OL202", what, where=user_line() or where)
 
 
 def mark_freed(t: Tensor) -> Tensor:
-    """Return a tensor over the memory of `t` whose graph counts as freed: it requires grad, and a
-    backward over it raises, as over the loss of a training step in eager. 1 us.
+    """Return a tensor over the memory of `t` whose graph counts as freed. 1 us. It requires grad,
+    and a backward over it raises, as over the loss of a training step in eager.
 
     Args:
         t: a fresh leaf; not to be used afterwards.

@@ -5,9 +5,9 @@ of the forward fills them anew, so that the ordinary backward over that graph gi
 gradients. The first backward of a kind runs that way, which is its warm-up; from the second on it
 is one launch.
 
-A second forward before the backward must not fill those saved tensors: a `Lease` is out, and it
-gets a recording with memory of its own, of which `runtime.phase` allows so many. Gradients that the
-caller still holds are not overwritten either; see `Backward.available`.
+A second forward before the backward must not fill those saved tensors. While a `Lease` is out, it
+gets another recording with memory of its own, as `runtime.phase` allows. Nor are gradients
+overwritten that the caller still holds; see `Backward.available`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from onelaunch.autograd.backward import (
     StaticGraph,
     backward_title,
 )
+from onelaunch.autograd.capture import capture_backward
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.node import (
@@ -40,13 +41,14 @@ from onelaunch.autograd.node import (
     launched,
     launched_directly,
 )
+from onelaunch.autograd.order import InOrder
 from onelaunch.autograd.rehearsal import Rehearsal
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import DevicePool, Graph, InPlace, Launch, Released, Travel
 from onelaunch.errors import CaptureError, GraphError, GraphWarning, let_go
 from onelaunch.source import levels_to_user
 from onelaunch.trace_names import named
-from onelaunch.watch.ledger import TRIES
+from onelaunch.watch.difference import TRIES
 
 _C: Any = torch._C
 _hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
@@ -54,30 +56,30 @@ _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
 _MOST_CHANGES = 8
-"""The most captures of a kind of backwards whose state, a number of a function's, changes."""
+"""The most captures of a kind of backward while a number that it reads changes."""
 
 
 def packing() -> bool:
-    """Return whether the caller's hooks pack saved tensors: `checkpoint` around a graphed module,
-    `save_on_cpu`. A replay saves nothing, so the callable itself runs."""
+    """Return whether the caller's hooks pack saved tensors: `save_on_cpu`, or `checkpoint` around a
+    graphed module. A replay saves nothing, so the callable itself runs."""
     return torch.is_grad_enabled() and _hooks(True) is not None
 
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """A kind of backwards: gradients of one layout, in the same modes. The first runs operation by
-    operation: the warm-up, in the thread and on the stream of the capture."""
+    """A kind of backward: gradients of one layout, in the same modes. The first runs operation by
+    operation, in the thread and on the stream of the capture. This is its warm-up."""
 
     fits: Callable[[], bool]
     like: Callable[..., bool]
-    """Return whether gradients have this layout."""
+    """A check that gradients have this layout."""
     warm: bool = False
     """True once it ran operation by operation."""
     rehearsal: Rehearsal | None = None
     differing: int = 0
-    """Number of captures in a row that differed from the run before them."""
+    """Captures in a row that differed from the run before them."""
     changes: int = 0
-    """Number of captures that no longer fit the state that they read."""
+    """Captures that no longer fit the state that they read."""
     refused: bool = False
     kept: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
@@ -85,24 +87,36 @@ class _Kind:
     copied: Backward | None = None
 
 
+class Watched(NamedTuple):
+    """Tensors that eager would have saved for a backward, except results of the node."""
+
+    inputs: list[int]
+    """Indices of inputs of the recording."""
+    tensors: list[Tensor]
+    """Tensors of the callable's state."""
+    plain: list[int]
+    """Indices of results that need no gradient."""
+    memory: list[int]
+    """Storages of all watched tensors, in the recording."""
+
+
 @dataclass(slots=True, eq=False)
 class AutogradPair:
-    """A captured forward, joined to autograd, with the recordings of its backward.
+    """A captured forward, joined to autograd, with the recordings of its backward. A change in
+    place of a watched tensor before the backward is an error: eager would have saved it.
 
     Args:
         static: the forward's autograd graph.
         pool: memory of the forward.
         new_pool: makes memory that no other recording uses.
         make_room: keeps the pool that counts all this within its budget; returns whether it is.
-        results: numbers of the results that come out of the node.
-        arguments: numbers of the inputs that are inputs of the node.
+        results: indices of the results that come out of the node.
+        arguments: indices of the inputs that are inputs of the node.
         parameters: tensors of the callable's state that are further inputs of the node.
-        direct: leaves of the callable's state that are not; the backward adds to their `.grad`.
-        watched_inputs, watched, watched_results, watched_plain: tensors that eager would have saved
-            for the backward, so that a change in place before it is an error: inputs by number,
-            tensors of the callable's state, results of the node by position, other results by
-            number.
-        saved: the ones among them that eager saves as the same tensor, not as a view or its memory.
+        direct: other leaves of the callable's state; the backward adds to their `.grad`.
+        watched: tensors that eager would have saved, except results of the node.
+        watched_results: positions of saved results among the node's.
+        saved: the watched tensors that eager saves as objects, not as a view or its memory.
         saves: True if the backward reads anything of the forward.
         raises: True if a backward that cannot be captured is an error.
         link: the chain's memory and stream, shared with forwards before and after it.
@@ -118,29 +132,27 @@ class AutogradPair:
     arguments: list[int]
     parameters: list[Tensor]
     direct: list[Tensor]
-    watched_inputs: list[int]
-    watched: list[Tensor]
+    watched: Watched
     watched_results: list[int]
-    watched_plain: list[int]
     saved: Saved
     saves: bool
     raises: bool
-    watched_memory: list[int]
-    """Storages of the watched inputs, tensors and plain results, in the recording."""
     link: Link | None = None
     components: list[Component] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     uncopied: dict[int, SavedOver] = field(default_factory=dict)
     _in_place: InPlace | None = None
-    _anchors: Anchors = field(init=False)
+    anchors: Anchors = field(init=False)
+    _leaves: InOrder = field(init=False)
     _kinds: dict[object, list[_Kind]] = field(default_factory=dict)
     _latest: _Kind | None = None
     _warned: bool = False
 
     def __post_init__(self) -> None:
         device = self.static.device
-        self._anchors = Anchors(device, self.static.driver.stream_reader(device))
+        self.anchors = Anchors(device, self.static.driver.stream_reader(device), self.direct)
+        self._leaves = InOrder(self.static.outputs, self.static.inputs, self.parameters)
 
     # The forward.
 
@@ -157,7 +169,16 @@ class AutogradPair:
     @property
     def where(self) -> str | None:
         """The line where the callable begins."""
-        return self.static.where
+        return self.static.forward.where
+
+    @property
+    def overwritten(self) -> Sequence[tuple[int, Tensor]]:
+        found = self.static.overwritten
+        return [(place, found.statics[place]) for place in found.places]
+
+    @property
+    def writes_saved(self) -> bool:
+        return bool(self.static.overwritten.saved)
 
     @property
     def in_flight(self) -> bool:
@@ -178,10 +199,10 @@ class AutogradPair:
         """
         node = (self, in_flight, made, watched)
         forwards.append(in_flight)
+        leaves = self._leaves.of(inputs)
         if not self.direct:
-            return launched(node, *inputs, *self.parameters)
-        anchor = self._anchors.of_this_stream()
-        return launched_directly(node, anchor, *inputs, *self.parameters)
+            return launched(node, *leaves)
+        return launched_directly(node, self.anchors.of_this_stream(), *leaves)
 
     def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
         """Return `attach`, or a variant that makes a node for each of the components."""
@@ -202,12 +223,12 @@ class AutogradPair:
         watched: tuple[Tensor, ...],
         forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
-        results = list(made)
+        results, leaves = list(made), self._leaves.of(inputs)
         for component in nodes:
-            node, wanted = component.of(in_flight, made, [*inputs, *self.parameters], watched)
+            node, wanted = component.of(in_flight, made, leaves, watched)
             forwards.append(node[1])
             if self.direct:
-                found = launched_directly(node, self._anchors.of_this_stream(), *wanted)
+                found = launched_directly(node, self.anchors.of_this_stream(), *wanted)
             else:
                 found = launched(node, *wanted)
             for place, t in zip(component.results, found, strict=True):
@@ -222,21 +243,23 @@ class AutogradPair:
         """Let backwards reach the caller's memory too, where that is proven.
 
         Args:
-            readable: watched inputs that a backward can read there, by position.
-            inputs: those of the forward, by number, of which its launches make no copy.
+            readable: position of a watched input that a backward can read there -> tensors saved
+                over it.
+            inputs: indices of the forward's inputs that its launches do not copy.
         """
         self._in_place = in_place
-        found = {at: over for at, over in readable.items() if self.watched_inputs[at] in inputs}
+        found = {at: over for at, over in readable.items() if self.watched.inputs[at] in inputs}
         self.uncopied = found
 
     @property
     def viewed(self) -> set[int]:
-        """The inputs, by number, of which no copy is made and views are saved: whatever the
-        argument becomes, a backward reads the memory that it had."""
-        return {self.watched_inputs[at] for at in self.uncopied if at not in self.saved.inputs}
+        """Indices of uncopied inputs whose views are saved. Whatever such an argument becomes, a
+        backward reads the memory that it had."""
+        return {self.watched.inputs[at] for at in self.uncopied if at not in self.saved.inputs}
 
     def _there(self, at: int, t: Tensor) -> Moved:
-        """Return what of the captured graph lies in a watched input, with the caller's memory."""
+        """Return pairs for the saved tensors over a watched input: theirs, and the caller's
+        memory."""
         if at in self.saved.inputs:
             return [(self.saved.inputs[at], t)]
         first = t.storage_offset()
@@ -246,7 +269,6 @@ class AutogradPair:
         ]
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
-        """See `node.RecordedForward.backward`."""
         moved: Moved = ()
         if given:
             places = zip(self.uncopied, given, strict=True)
@@ -267,7 +289,6 @@ class AutogradPair:
 
     @property
     def width(self) -> int:
-        """See `node.RecordedForward.width`."""
         return len(self.arguments) + len(self.parameters)
 
     def edited(
@@ -276,9 +297,11 @@ class AutogradPair:
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
         wanted: Sequence[bool],
+        again: bool,
     ) -> list[Tensor | None]:
-        """See `node.RecordedForward.edited`."""
-        storages = {self.watched_memory[i] for i in changed}
+        storages = {self.watched.memory[i] for i in changed}
+        if again:
+            storages |= self.static.overwritten.saved
         alike: list[tuple[Tensor, Tensor]] = []
         inputs = [pair for at, t in moved for pair in self._there(at, t)]
         for static, t in [*self.saved.state, *inputs]:
@@ -289,10 +312,8 @@ class AutogradPair:
         return self.static.edited(Edits(storages, alike), grads, wanted)
 
     def capture_ahead(self) -> None:
-        """Capture the backward for gradients laid out as the results are.
-
-        Like all backwards it is captured in the engine's thread: later ones find the same modes.
-        """
+        """Capture the backward for gradients laid out as the results are. Like all backwards it is
+        captured in the engine's thread: later ones find the same modes."""
         grads = [torch.zeros_like(t) for t in self.static.outputs]
         kind = self._kind(grads)
         if kind is not None and kind.launch is None:
@@ -342,8 +363,8 @@ class AutogradPair:
             return None
 
     def _drop(self, kind: _Kind, outdated: Backward) -> None:
-        """Free the recordings of a kind, whose state has changed; it is captured again."""
-        change = outdated.finding and outdated.finding.guard.difference()
+        """Free the recordings of a kind after a change of its state, for a new capture."""
+        change = outdated.verdict and outdated.verdict.guard.difference()
         for backward in (outdated, kind.copied):
             if backward is not None:
                 backward.graph.reset()
@@ -359,10 +380,8 @@ class AutogradPair:
     def _capture(
         self, kind: _Kind, grads: Gradients, moved: Moved, *, kept: bool, link: Link | None = None
     ) -> None:
-        """Capture a backward, if the lock is free.
-
-        The holder of the lock may be waiting for this thread, if it is the engine's.
-        """
+        """Capture a backward, if the lock is free. The holder of the lock may be waiting for this
+        thread, if it is the engine's."""
         driver = self.static.driver
         if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
             return
@@ -371,7 +390,7 @@ class AutogradPair:
             if kept:
                 pool = self.new_pool() if link is None else link.backwards
             with torch.no_grad(), named(f"onelaunch capture: {backward_title(grads)}"):
-                backward = Backward(
+                backward = capture_backward(
                     self.static,
                     grads,
                     moved,
@@ -380,7 +399,7 @@ class AutogradPair:
                     rehearsal=kind.rehearsal,
                     in_place=self._in_place,
                 )
-            difference = backward.finding and backward.finding.difference
+            difference = backward.verdict and backward.verdict.difference
             if difference is not None:
                 backward.graph.reset()
                 kind.differing += 1
@@ -425,7 +444,7 @@ class AutogradPair:
 
 
 def _like(grads: Gradients) -> Callable[[Gradients], bool]:
-    """Return a check that gradients have the type and layout of these: 0.3 us for one."""
+    """Return a check that gradients have the type and layout of `grads`: 0.3 us for one."""
     given = [g for g in grads if g is not None]
     which = [g is not None for g in grads]
     if len({id(g) for g in given}) < len(given):
@@ -455,6 +474,11 @@ class ForwardGraph:
         self.scalar_patch = graph.scalar_patch
 
     @property
+    def lost(self) -> str | None:
+        """See `Graph.lost`. A backward that lost something runs eagerly."""
+        return self._graph.lost
+
+    @property
     def nodes(self) -> int:
         """Number of nodes of the forward."""
         return self._graph.nodes
@@ -467,11 +491,9 @@ class ForwardGraph:
 
     @property
     def driver_bytes(self) -> int:
-        """See `Graph.driver_bytes`."""
         backwards = sum(b.graph.driver_bytes for b in self._pair.backwards())
         return self._graph.driver_bytes + backwards
 
     def reset(self) -> None:
-        """See `Graph.reset`."""
         self._graph.reset()
         self._pair.retire()

@@ -1,9 +1,9 @@
 """Proxy leaves: stand-ins for the callable's tensors, where the captured autograd graph ends.
 
-During the capture, every tensor of the callable's state has a proxy: a leaf over the same memory
+During the capture every tensor of the callable's state has a proxy: a leaf over the same memory
 with its own version counter. So the captured graph ends at leaves that nothing else uses. It has no
-AccumulateGrad node of a real parameter (one may live on another stream), and runs no hook of a real
-parameter; the caller's own backward does both. And an optimizer that steps does not invalidate the
+AccumulateGrad node of a real parameter, which may live on another stream, and runs no hook of a
+real parameter. The caller's own backward does both. An optimizer's step does not invalidate the
 graph, which serves every replay.
 """
 
@@ -31,7 +31,7 @@ class ProxyLeaves:
 
     Args:
         before: the state before the capture.
-        device: of the recording; tensors elsewhere get no proxy.
+        device: the recording's; tensors elsewhere get no proxy.
         but: slots that are inputs of the recording already.
     """
 
@@ -47,6 +47,7 @@ class ProxyLeaves:
                 continue
             if id(t) not in self._proxies:
                 proxy = proxy_for(t)
+                proxy.__dict__ = t.__dict__  # what is stored there stays on the tensor
                 self._proxies[id(t)] = proxy
                 self._real[id(proxy)] = t
             if isinstance(slot.holder, tuple):
@@ -56,8 +57,8 @@ class ProxyLeaves:
         self._replace_references(before)
 
     def _replace_references(self, before: StateWalk) -> None:
-        """Replace weak references too: `nn.RNN` compares its parameters with weak references to
-        them, and makes its list of weights anew where they differ."""
+        """Replace weak references too. `nn.RNN` compares its parameters with weak references, and
+        makes its list of weights anew where they differ."""
         for slot, value in before.held.values():
             if isinstance(value, weakref.ReferenceType) and not isinstance(slot.holder, tuple):
                 proxy = self._proxies.get(id(cast(Any, value)()))
@@ -86,7 +87,7 @@ class ProxyLeaves:
                 slot.write(real)
 
     def real(self, t: Tensor) -> Tensor:
-        """Return the tensor behind a proxy; of another tensor, itself."""
+        """Return the tensor behind a proxy, or `t` itself."""
         return self._real.get(id(t), t)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -95,17 +96,17 @@ class ProxyLeaves:
             yield proxy, self._real[id(proxy)]
 
     def replace_in(self, observer: Observer, storage_of: Callable[[Tensor], int]) -> None:
-        """Replace proxies by their tensors in what was observed."""
-        for storage, tensors in observer.external.items():
-            observer.external[storage] = [self.real(t) for t in tensors]
+        """Replace proxies by their tensors in the observations."""
+        for storage, tensors in observer.memory.external.items():
+            observer.memory.external[storage] = [self.real(t) for t in tensors]
         behind = {storage_of(proxy): real for proxy, real in self.pairs()}
-        for storage, t in observer.written.items():
+        for storage, t in observer.memory.written.items():
             real = self.real(t)
             # A view of a proxy counts its writes with the proxy, and not with the tensor behind.
-            observer.written[storage] = real if real is not t else behind.get(storage, t)
+            observer.memory.written[storage] = real if real is not t else behind.get(storage, t)
 
     def moved(self) -> Tensor | None:
-        """Return a proxy that the run gave other memory or another layout, or None: its tensor has
+        """Return a proxy with other memory or another layout after the run, or None. Its tensor has
         kept its own."""
         for proxy, real in self.pairs():
             if _layout(proxy) != _layout(real):

@@ -1,8 +1,7 @@
-"""A backward that runs operation by operation before its capture, and what the capture takes from
-it.
+"""A run of a backward, operation by operation, before its capture.
 
-Python runs in a backward too: that of an `autograd.Function`, and the forward once more in a
-checkpoint. What it reads is guarded, and its operations must be those of the capture.
+Python runs in a backward too: an `autograd.Function`'s, and a checkpoint's forward once more. Its
+reads are guarded, and the capture must do the same operations.
 """
 
 from __future__ import annotations
@@ -16,16 +15,19 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from onelaunch.autograd.graph_walk import CapturedGraph
+from onelaunch.call.tree import is_unchanging
 from onelaunch.call_events import is_profiled
 from onelaunch.driver.protocol import DevicePool, Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
+from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.source import changed_at
 from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.walk import StateWalk, changes, walk
-from onelaunch.watch.difference import Difference
+from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.observer import Observer
 
@@ -53,12 +55,10 @@ class Rehearsal:
         self._driver, self._device, self._known = driver, device, known
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
-        """Numbers that the forward computed: on a CPU nothing else distinguishes them from the
-        host's."""
+        """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
         given = [*((g, g) for g in grads), *self._numbers]
         self.ledger = Ledger(driver, device, given, walk((), known))
-        """The operations."""
-        self._watch = None if is_profiled() else FrameWatch(Reads())
+        self._watch = None if is_profiled() else FrameWatch(Reads(), device)
         self._roots = [
             (function.__qualname__, function.backward)
             for function in (
@@ -73,21 +73,26 @@ class Rehearsal:
         return nullcontext() if self._watch is None else self._watch.watching()
 
     def state(self) -> StateWalk:
-        """Return the state that the backward reads, as it is now. Without a watch, all that the
-        backwards of its functions lead to counts as read."""
-        return walk(self._roots, None if self._watch is None else self._watch.reads)
+        """Return the present state that the backward reads. Without a watch, everything that its
+        functions reach counts as read."""
+        return walk(self._roots, None if self._watch is None else self._watch.seen)
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that read a number and moved it on, as its capture shows.
+        """Refuse a backward that changed a number that it reads.
 
         Raises:
             CaptureError: OL118.
         """
         for change in () if before.is_current() else changes(before, self.state()):
-            if before.is_read(change.slot):
+            use = before.use(change.slot)
+            if use is Use.READ or (use is not None and is_unchanging(change.after)):
                 name, was, now = change.slot.name, change.before, change.after
-                what = f"a backward reads `{name}` and moves it on, from {was!r} to {now!r}"
-                raise CaptureError("OL118", what[:_MOST])
+                how = "reads" if use is Use.READ else "stores"
+                what = f"a backward {how} `{name}` and moves it on, from {was!r} to {now!r}"
+                codes = self._watch.reads.codes if self._watch is not None else ()
+                where = changed_at(codes, change.slot.key)
+                fix = None if use is Use.READ else "store it after the backward, outside of it"
+                raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]], pool: DevicePool) -> Ledger:
         """Return a ledger for a capture in `pool`, to compare it with the run."""
@@ -96,11 +101,11 @@ class Rehearsal:
         return Ledger(self._driver, self._device, given, state, earlier=self.ledger, pool=pool)
 
 
-class Finding:
-    """The finding of a capture that was compared with a rehearsal.
+class RehearsalVerdict:
+    """The comparison of a capture with its rehearsal.
 
     Attributes:
-        difference: the difference between the two, or None.
+        difference: the difference, or None.
         guard: the check that the state it read is unchanged.
     """
 
@@ -109,9 +114,15 @@ class Finding:
     ) -> None:
         assert observer.ledger is not None
         observer.ledger.finish()
-        self.difference: Difference | None = observer.ledger.difference
-        slots = dependencies(before, (), set(), set(), observer.external, driver, device)
+        self.difference: RunDifference | None = observer.ledger.difference
+        slots = dependencies(before, (), set(), set(), observer.memory.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
+        # No replay stores what it only stores: that must be there.
+        slots += [
+            (slot, value)
+            for key, (slot, value) in before.held.items()
+            if before.uses.get(key) is Use.NONE and is_unchanging(value)
+        ]
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch
 
+from onelaunch.errors import GraphWarning
+from onelaunch.source import levels_to_user, user_line
 from onelaunch.unwinding import AUTOCAST, FLAGS, listed
 
 _WARMING: list[int] = []
-"""Threads in a warm-up. A graphed callable called inside one runs inlined, as it does inside a
-capture: so the warm-up runs the same operations as the capture."""
+"""Threads in a warm-up. A graphed callable inside a warm-up runs inlined, as inside a capture, so
+that both run the same operations."""
 
 
 def inlining() -> AbstractContextManager[None]:
@@ -42,12 +45,12 @@ MODES: tuple[tuple[str, Callable[[], object]], ...] = (
 _AUTOCAST_DTYPES: tuple[tuple[str, Callable[[], object]], ...] = tuple(
     (f"autocast({kind})_dtype", partial(torch.get_autocast_dtype, kind)) for kind in AUTOCAST
 )
-"""The dtypes that autocast has where it is off, too, which `GlobalStateGuard` leaves out. 0.2 us
-each: noted around a run, and not read at each call."""
+"""Autocast's dtypes while it is off, which `GlobalStateGuard` leaves out. 0.2 us each: noted around
+a run, and not read at each call."""
 
 
 _guards: dict[str, Any] = {}
-"""Text of a combination of modes that was captured -> torch's guard of it."""
+"""Text of a captured combination of modes -> torch's guard of the modes."""
 
 
 _CPU = torch.device("cpu")
@@ -58,20 +61,26 @@ note_mode: Any = getattr(_C._dynamo.guards, "set_is_in_mode_without_ignore_compi
 def refresh_mode_flag() -> None:
     """Tell torch that this thread has no dispatch mode, if it has none.
 
-    Since pytorch#164992 torch keeps that for each thread, but takes it from a flag of the process,
-    so that modes in two threads at once leave it wrong in either. Its guards of tensors then see
-    other dispatch keys of a tensor subclass than in other threads.
+    Since pytorch#164992 torch keeps a flag for each thread, but copies it from a flag of the
+    process: modes in two threads at once leave it wrong. Its guards of tensors then see other
+    dispatch keys of a tensor subclass than in other threads.
     """
     if not _dispatch_modes():
         note_mode(False)
 
 
-def runs_inline() -> bool:
+def runs_inline(graphed: Any) -> bool:
     """Return whether a call must run as it is: inside a warm-up, or under an ambient mode.
 
     Called at every call: 0.3 us.
+
+    Args:
+        graphed: the graphed callable, which is named if torch.compile traces it.
     """
-    if torch.compiler.is_dynamo_compiling() or (_WARMING and get_ident() in _WARMING):
+    if torch.compiler.is_dynamo_compiling():
+        note_traced(graphed._name)
+        return True
+    if _WARMING and get_ident() in _WARMING:
         return True
     if (
         _dispatch_modes()
@@ -81,8 +90,29 @@ def runs_inline() -> bool:
         or _anomaly()
         or _tracing()
     ):
-        return ambient() is not None
+        reason = ambient()
+        if reason is not None:
+            graphed._table.unserved.note("OL303", reason)
+        return reason is not None
     return False
+
+
+_told: set[str] = set()
+
+
+def note_traced(name: str) -> None:
+    """Warn, once for each name, of a callable that torch.compile traces through, except while code
+    is compiled for a recording. Dynamo runs this while it traces."""
+    ours = get_ident() in _WARMING or torch.compiler.is_exporting()
+    if not ours and name not in _told:
+        _told.add(name)
+        what = f"`{name}` is graphed, and torch.compile compiles what is inside"
+        warnings.warn(GraphWarning("OL313", what, where=user_line()), stacklevel=levels_to_user())
+
+
+# `torch.compiler.assume_constant_result` sets this too, and imports Dynamo, which takes a second.
+_marked: Any = note_traced
+_marked._dynamo_marked_constant = True
 
 
 def modes() -> tuple[object, ...]:
@@ -92,7 +122,7 @@ def modes() -> tuple[object, ...]:
 
 
 def noted_modes() -> Callable[[], str]:
-    """Return a function that names the modes which are no longer as they are now."""
+    """Return a function that names the modes that have changed since now."""
     guard: Any = _C._dynamo.guards.GlobalStateGuard()
     more = (*MODES, *_AUTOCAST_DTYPES, ("default_device", default_device))
     others = [(name, read, read()) for name, read in more]
@@ -106,14 +136,14 @@ def noted_modes() -> Callable[[], str]:
 
 
 def readers() -> list[tuple[Callable[[], object], object]]:
-    """Return functions to check at a later call that these modes are in force, with their results.
+    """Return (reader, result) pairs that check at a later call that the same modes are in force.
 
-    They leave out the default device, which costs more to read and is compared where it was set.
-    The same modes give the same functions.
+    The default device is left out, as it costs more to read: it is compared where it was set. The
+    same modes give the same functions.
     """
     now: Any = _C._dynamo.guards.GlobalStateGuard()
     guard = _guards.setdefault(now.__getstate__(), now)
-    if not guard.check():  # its text leaves something out
+    if not guard.check():  # its text is not complete
         guard = now
     return [(guard.check, True), *((read, read()) for _, read in MODES)]
 
@@ -121,8 +151,7 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 def ambient() -> str | None:
     """Return the ambient mode that makes a replay meaningless, or None.
 
-    Under any of these the callable itself runs: the tracer, transform or mode around the call must
-    see its operations.
+    The callable itself runs then: the tracer, transform or mode must see its operations.
     """
     if torch.compiler.is_compiling():
         return "torch.compile is tracing"
@@ -142,8 +171,7 @@ def ambient() -> str | None:
 
 
 def _only_default_device() -> bool:
-    """Return whether the one function mode is `torch.set_default_device`'s, which the signature
-    has."""
+    """Return whether `torch.set_default_device`'s is the only function mode."""
     if _C._len_torch_function_stack() != 1:
         return False
     return type(_C._get_function_stack_at(0)).__name__ == "DeviceContext"

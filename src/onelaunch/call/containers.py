@@ -1,4 +1,4 @@
-"""Containers: what a container or an object consists of, and how one like it is made again."""
+"""Containers and objects: their keys and children, and a new one of the same kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_ATTRIBUTES: set[type] = set()
 
 
 class Names(tuple[str, ...]):
-    """The keys of an object that is flattened: the names of its attributes."""
+    """The keys of a flattened object: the names of its attributes."""
 
     __slots__ = ()
 
@@ -36,15 +36,15 @@ class RecordKeys(NamedTuple):
 
 
 class ItemKeys(NamedTuple):
-    """The keys of a dict of a class of Python's that has attributes besides its items."""
+    """The keys of a dict that has attributes besides its items."""
 
     items: tuple[Any, ...]
     attributes: tuple[str, ...]
 
 
 def is_ordinary(kind: type) -> bool:
-    """Return whether attributes make up the whole of a class's instances. Such are dataclasses,
-    which are flattened, and constants that are flattened if their class is requested."""
+    """Return whether attributes make up the whole of a class's instances. Dataclasses are flattened
+    always, other instances if their class is requested."""
     return kind is types.SimpleNamespace or (
         kind.__dictoffset__ != 0
         and kind.__basicsize__ == _Ordinary.__basicsize__
@@ -61,8 +61,8 @@ class _Ordinary:
 
 
 def _is_record(value: object) -> bool:
-    """Return whether a value is a dataclass whose fields are an ordered dict's items too, as a
-    Hugging Face `ModelOutput`. Its constructor takes 10 us, more than a launch."""
+    """Return whether a value is a dataclass and an ordered dict of its fields, as a Hugging Face
+    `ModelOutput`. Its constructor takes 10 us, more than a launch."""
     if not isinstance(value, OrderedDict) or not dataclasses.is_dataclass(value):
         return False
     attributes = vars(value)
@@ -99,7 +99,7 @@ def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
     if dataclasses.is_dataclass(value) and _is_of_attributes(kind):
         fields = [field.name for field in dataclasses.fields(value)]
         if all(hasattr(value, name) for name in fields):
-            # In the order of `vars`. `__post_init__` may have stored more; slots are not there.
+            # In the order of `vars`, where `__post_init__` may have stored more; then slots.
             names = tuple(dict.fromkeys([*getattr(value, "__dict__", ()), *fields]))
             return names, [getattr(value, name) for name in names]
     if isinstance(value, tuple) and _is_tuple_kind(kind):
@@ -121,8 +121,7 @@ def _dict_parts(mapping: dict[Any, object]) -> tuple[tuple[Any, ...], list[objec
 
 @functools.lru_cache(maxsize=1024)
 def _is_of_attributes(kind: type) -> bool:
-    """Return whether instances of a class of Python's are their attributes and nothing else: no
-    items of a list or a dict, no module, no class."""
+    """Return whether a class is no module, and is not derived from a class in C."""
     if issubclass(kind, torch.nn.Module):
         return False
     try:
@@ -147,9 +146,8 @@ def _has_slots(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_tuple_kind(kind: type) -> bool:
-    """Return whether a class of tuples is written in Python: its instances are their items and
-    attributes, whatever its `__new__` takes. C has others: `torch.return_types`,
-    `os.stat_result`."""
+    """Return whether items and attributes make up the whole of a class's tuples, as they do for
+    classes in Python, but not in C: `torch.return_types`, `os.stat_result`."""
     try:
         tuple.__new__(kind)
     except TypeError:
@@ -157,13 +155,18 @@ def _is_tuple_kind(kind: type) -> bool:
     return True
 
 
+def has_context(keys: tuple[Any, ...]) -> bool:
+    """Return whether torch's pytree takes a container apart. Its last child is then its context."""
+    return bool(keys) and isinstance(keys[0], pytree.NodeDef)
+
+
 def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
-    """Return the ways from a container to its children, for messages.
+    """Return the steps from a container to its children, for messages.
 
     Args:
         kind: its class.
-        keys: its keys, as `parts_of` gives them.
-        count: how many children it has.
+        keys: its keys, from `parts_of`.
+        count: the number of its children.
     """
     if isinstance(keys, Names):
         return [f".{key}" for key in keys]
@@ -171,7 +174,7 @@ def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
         return [f".{key}" for key in keys.attributes]
     if isinstance(keys, ItemKeys):
         return [*(f"[{k!r}]" for k in keys.items), *(f".{k}" for k in keys.attributes)]
-    if keys and isinstance(keys[0], pytree.NodeDef):
+    if has_context(keys):
         return [f"[{i}]" for i in range(count)]
     if issubclass(kind, Mapping):
         return [f"[{key!r}]" for key in keys]
@@ -182,7 +185,7 @@ def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
 
 
 def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
-    """Return a new container of a class with these keys around `children`."""
+    """Return a new container of a class, with keys and children."""
     if kind is tuple or kind is list:
         return kind(children)
     if kind is dict:
@@ -193,7 +196,7 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
         made = kind.__new__(kind)
         vars(made).update(zip(keys, children, strict=False))
         return made
-    if keys and isinstance(keys[0], pytree.NodeDef):
+    if has_context(keys):
         return keys[0].unflatten_fn(children[:-1], children[-1])
     if isinstance(keys, RecordKeys):
         record: Any = OrderedDict.__new__(kind)
@@ -213,12 +216,11 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
         base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
         made = base.__new__(kind)
         for key, child in zip(items, children, strict=False):
-            base.__setitem__(made, key, child)  # not its class's
+            base.__setitem__(made, key, child)  # not the override of its class
         if attributes:
             vars(made).update(zip(attributes, children[len(items) :], strict=True))
         return made
-    # A dataclass is rebuilt attribute by attribute: its __init__ may take other arguments, or
-    # have effects.
+    # The `__init__` of a dataclass may take other arguments, or have effects.
     made = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(made, name, child)
@@ -226,7 +228,7 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
 
 
 def objects_in(values: Iterable[object]) -> list[object]:
-    """Return the objects among values of which attributes are the whole, with those inside them."""
+    """Return the ordinary objects among values, and inside them; see `is_ordinary`."""
     seen: dict[int, object] = {}  # kept alive: an id is not used again
     found: list[object] = []
     waiting = list(values)

@@ -1,5 +1,4 @@
-"""The identity of containers and objects in results: those of the arguments, and those that come
-several times."""
+"""The identity of containers and objects in results: which are arguments, and which come twice."""
 
 from __future__ import annotations
 
@@ -10,9 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
-from onelaunch.call.containers import ItemKeys, Names, RecordKeys
+from onelaunch.call.containers import ItemKeys, Names, RecordKeys, has_context
 from onelaunch.call.tree import (
     Attribute,
     Constant,
@@ -28,14 +25,14 @@ from onelaunch.call.tree import (
 
 
 class Identities:
-    """The containers in the trees of one call, by identity, and which of them come again."""
+    """The numbers of the containers in the trees of one call."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
         self._again: set[int] = set()
 
     def note(self, value: object) -> int:
-        """Note one more place of a container, and return its number."""
+        """Note a place of a container, and return the container's number."""
         new = id(value) not in self._found
         number = self._found.setdefault(id(value), (value, len(self._found)))[1]
         if not new:
@@ -84,11 +81,12 @@ def _at(value: Any, step: Any) -> Any:
 def exchanged(
     tree: Tree, value: Any, leaves: Sequence[Any], changed: Collection[int]
 ) -> Generator[Any]:
-    """Return a context with a value some of whose leaves are others: its containers are its own,
-    and have their own leaves again at the end. Those of a registered class are copies.
+    """Return a context with a value in which some leaves are exchanged. Its containers are the same
+    and get their own leaves back at the end; containers of a registered class are copies.
 
     Args:
-        leaves: the leaves; `changed` has the indices of the others.
+        leaves: all leaves.
+        changed: the indices of the exchanged leaves.
     """
     undo: list[Callable[[], None]] = []
     try:
@@ -143,7 +141,7 @@ def _put(container: Any, step: Any, value: Any) -> None:
 
 
 def _put_back(container: Any, step: Any, value: Any, before: Any) -> None:
-    """Put back what was there, unless something else is there by now."""
+    """Put back `before`, unless `value` is gone by now."""
     try:
         found = _at(container, step)
     except (LookupError, AttributeError):
@@ -157,7 +155,7 @@ def _child_steps(tree: Container) -> Iterable[Any]:
     kind, keys = tree.kind, tree.keys
     if kind is tuple or kind is list or hasattr(kind, "_fields"):
         return range(len(tree.children))
-    if keys and isinstance(keys[0], pytree.NodeDef):
+    if has_context(keys):
         return ()
     if isinstance(keys, ItemKeys):
         return [*keys.items, *map(Attribute, keys.attributes)] if kind is OrderedDict else ()

@@ -3,56 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Iterator
 
 from onelaunch.call.containers import BY_ATTRIBUTES, Names, is_ordinary
 from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree
 
 
 def kinds_in(tree: Tree) -> dict[type, bool]:
-    """Return the classes of a tree's objects, as `flatten` takes them: True for those that are
-    flattened, without the classes inside them, and False for those that are kept whole though they
-    are dataclasses or registered."""
-    if isinstance(tree, Constant):
+    """Return the `objects` that `flatten` was given for a tree: True for flattened classes, False
+    for dataclasses, namespaces and registered classes that are kept whole. Objects with tensors
+    inside of flattened objects are left out, as they are flattened in any case."""
+    return dict(_kinds(tree, within=False))
+
+
+def _kinds(tree: Tree, within: bool) -> Iterator[tuple[type, bool]]:
+    if isinstance(tree, Constant) and not within:
         kind: type = type(tree.value)
         known = dataclasses.is_dataclass(kind) or kind in BY_ATTRIBUTES
-        return {kind: False} if tree.by_identity and known else {}
-    if not isinstance(tree, Container):
-        return {}
-    if isinstance(tree.keys, Names):
-        return {tree.kind: True}
-    return {kind: apart for child in tree.children for kind, apart in kinds_in(child).items()}
+        if tree.by_identity and (known or kind is types.SimpleNamespace):
+            yield kind, False
+    elif isinstance(tree, Container):
+        is_object = isinstance(tree.keys, Names)
+        if is_object and not (within and _has_leaf(tree)):
+            yield tree.kind, True
+        for child in tree.children:
+            yield from _kinds(child, within or is_object)
+
+
+def _has_leaf(tree: Tree) -> bool:
+    if isinstance(tree, Container):
+        return any(map(_has_leaf, tree.children))
+    return isinstance(tree, Leaf)
 
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:
-    """Return the classes of the arguments that a call changed, in the form of `kinds_in`: objects
-    that are flattened, and dataclasses of which only plain values changed.
+    """Return the classes of the arguments that a call changed, as `kinds_in` does: True for
+    flattened objects, False for dataclasses where only plain values changed.
 
     Args:
-        before: the arguments.
-        after: the same, after the call.
+        before: the arguments before the call.
+        after: the arguments after the call.
     """
     found: dict[type, bool] = {}
-
-    def same(old: Tree, new: Tree) -> bool:
-        if isinstance(old, Leaf) and isinstance(new, Leaf):
-            return before.tensors[old.index] is after.tensors[new.index]
-        if not (isinstance(old, Container) and isinstance(new, Container)):
-            return old == new
-        alike = (old.kind, old.keys) == (new.kind, new.keys)
-        alike = alike and len(old.children) == len(new.children)
-        pairs = list(zip(old.children, new.children, strict=True)) if alike else []
-        moved = [pair for pair in pairs if not same(*pair)]
-        if alike and not moved:
-            return True
-        if isinstance(old.keys, Names):
-            found[old.kind] = True
-        elif (
-            dataclasses.is_dataclass(old.kind)
-            and is_ordinary(old.kind)
-            and all(isinstance(t, Constant) for pair in moved for t in pair)
-        ):
-            found[old.kind] = False
-        return False
-
-    same(before.tree, after.tree)
+    _same(before, before.tree, after, after.tree, found)
     return found
+
+
+# A closure that calls itself would keep the arguments until the next collection.
+def _same(before: Flat, old: Tree, after: Flat, new: Tree, found: dict[type, bool]) -> bool:
+    """Return whether a part of the arguments is the same; else add its classes to `found`."""
+    if isinstance(old, Leaf) and isinstance(new, Leaf):
+        return before.tensors[old.index] is after.tensors[new.index]
+    if not (isinstance(old, Container) and isinstance(new, Container)):
+        return old == new
+    alike = (old.kind, old.keys) == (new.kind, new.keys)
+    alike = alike and len(old.children) == len(new.children)
+    pairs = list(zip(old.children, new.children, strict=True)) if alike else []
+    moved = [(a, b) for a, b in pairs if not _same(before, a, after, b, found)]
+    if alike and not moved:
+        return True
+    if isinstance(old.keys, Names):
+        found[old.kind] = True
+    elif (
+        dataclasses.is_dataclass(old.kind)
+        and is_ordinary(old.kind)
+        and all(isinstance(t, Constant) for pair in moved for t in pair)
+    ):
+        found[old.kind] = False
+    return False

@@ -11,7 +11,7 @@ _PLAIN = (tuple, list, dict)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a float or an int, and of no class derived from these."""
+    """Return whether a value is a float or an int, and of no derived class."""
     return type(value) in (float, int)
 
 
@@ -20,8 +20,8 @@ def with_numbers(tree: Tree, change: Callable[[int, Constant], Constant]) -> Tre
 
     Args:
         tree: the tree.
-        change: returns the constant that takes the place of a number, given its position among the
-            numbers in plain containers. Of these alone the replay finds the numbers again.
+        change: returns the constant in place of a number, given its position among the numbers in
+            plain containers. A replay finds numbers in plain containers alone.
     """
     count = 0
 
@@ -50,7 +50,7 @@ def numbers_in(tree: Tree) -> list[Constant]:
 
 
 def any_number(tree: Tree, positions: Sequence[int]) -> Tree:
-    """Return the tree of calls that bring any number at these positions."""
+    """Return the tree of calls that bring any number at some positions."""
 
     def change(position: int, constant: Constant) -> Constant:
         if position not in positions or isinstance(constant, AnyNumber):

@@ -21,15 +21,16 @@ def register(
 ) -> type[T]:
     """Take the instances of a class apart among arguments, so that each call may bring another.
 
-    What is in them is then compared with a recording as arguments are: tensors by their sizes and
-    the like, numbers by value. An object of a class that is not registered is compared by
-    identity; `ol.graph` takes the like apart as well, but only from the ninth new object on. Named
-    tuples, dataclasses, and what is registered with `torch.utils._pytree` need no registration.
+    Its parts are then compared with a recording as arguments are: tensors by sizes, strides and
+    dtypes, numbers by value. An instance of an unregistered class is compared by identity.
+    `ol.graph` takes it apart only after its object was gone by the next call, or from the ninth new
+    object on. Named tuples, dataclasses, and classes known to `torch.utils._pytree`, as TensorDict,
+    need no registration.
 
     Args:
         cls: the class itself, without its subclasses.
         flatten: the children of an instance, which may hold tensors, and the rest of it, its
-            context. By default the children are the attributes, and the objects in these are taken
+            context. By default the children are the attributes, and objects in attributes are taken
             apart too.
         unflatten: an instance made of children and context. Both functions are registered with
             torch's pytree, so that `torch.func`, `torch.compile` and `torch.export` know the class.
@@ -39,12 +40,12 @@ def register(
 
     Raises:
         ArgumentError: OL401, one function without the other; functions for a class that has some;
-            or no functions for a class of which attributes are not the whole: one with
+            or no functions for a class whose instances are more than their attributes: with
             `__slots__` or `__del__`, a list's subclass, a module.
 
-    A capture passes the callable another instance. If the callable changes the instance that it
-    gets, other than its tensors in place, then those of a class with functions are refused (OL105),
-    and those of a class without are compared by identity again.
+    A capture passes the callable another instance. The callable may write to its tensors in place.
+    If it changes the instance otherwise, a class with functions is refused (OL105), and a class
+    without is compared by identity again.
 
     Example:
         >>> import torch, onelaunch as ol
@@ -81,7 +82,7 @@ def register(
 def _listing(
     flatten: Callable[[T], tuple[Iterable[Any], Any]],
 ) -> Callable[[T], tuple[list[Any], Any]]:
-    """Return a function of which torch's pytree gets the list of children that it asks for."""
+    """Return `flatten` with a list of children, which torch's pytree asks for."""
 
     def listed(value: T) -> tuple[list[Any], Any]:
         children, context = flatten(value)

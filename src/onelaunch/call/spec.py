@@ -1,9 +1,8 @@
-"""Signatures of calls: what must be equal for a replay to be legal.
+"""Signatures of calls: the facts that must be equal for a replay to be legal.
 
-A `CallSpec` is hashable data about one call: everything that the captured kernels were chosen by
-and that the call path can see. It has the tree of arguments with its constants, the tensors, their
-overlaps, and torch's modes in force. State behind the arguments (parameters, attributes) is not
-here: see `state`.
+A `CallSpec` is hashable data about one call: the tree of arguments with its constants, the tensors,
+their overlaps, and torch's modes in force. State behind the arguments (parameters, attributes) is
+not here: see `state`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _C: Any = torch._C
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The properties of one tensor that a kernel may have been chosen by."""
+    """The properties of a tensor by which a kernel may be chosen."""
 
     kind: type
     shape: tuple[int, ...]
@@ -56,12 +55,11 @@ class TensorSpec:
 
     @property
     def extent_bytes(self) -> int:
-        """Bytes from the first element to the end of the last."""
         return extent_bytes(self.shape, self.stride, self.dtype)
 
     @property
     def dense(self) -> bool:
-        """True if the elements fill one run of memory, so that a memcpy can carry them."""
+        """True if the elements fill a run of memory, so that a memcpy can carry them."""
         if 0 in self.shape:
             return True
         expected = 1
@@ -81,8 +79,8 @@ class CallSpec:
     tree: Tree
     tensors: tuple[TensorSpec, ...]
     overlaps: tuple[tuple[int, int, int | None], ...]
-    """(i, j, bytes): tensors i and j share memory, and j starts this many bytes after i. (i, j,
-    None): they are one tensor."""
+    """(i, j, bytes): tensors i and j share memory, and j starts some bytes after i. (i, j, None):
+    both are the same tensor."""
     modes: tuple[object, ...]
     device: torch.device
 
@@ -106,7 +104,7 @@ class CallSpec:
                 if a != b:
                     return f"{path}.{field}", f"captured {a}, got {b}"
         if self.tree != other.tree:
-            return _tree_difference(self.tree, other.tree, "")
+            return tree_difference(self.tree, other.tree)
         if self.overlaps != other.overlaps:
             return "arguments", "they share memory in another way than the captured ones"
         for name, a, b in zip(
@@ -126,7 +124,7 @@ def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
     """Return which mode differs in the text of torch's `GlobalStateGuard`."""
     try:
         captured, got = json.loads(mine), json.loads(theirs)
-    except ValueError:  # the text is no interface of torch's
+    except ValueError:  # torch may change the text
         return name, "set otherwise than in the capture"
     for key, value in captured.items():
         if value != got.get(key):
@@ -139,11 +137,11 @@ def _state_difference(name: str, mine: str, theirs: str) -> tuple[str, str]:
 _AUTOCASTS = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 """The devices of a `GlobalStateGuard`'s autocast, in its order."""
 _DTYPES = {5: "float16", 6: "float32", 7: "float64", 15: "bfloat16"}
-"""The names of c10::ScalarType's numbers, of those that can be a default or autocast's."""
+"""c10::ScalarType -> its name, for dtypes that can be the default or autocast's."""
 
 
 def _captured_and_got(key: str, captured: Any, got: Any) -> str:
-    """Say what a mode was and is: torch's text has numbers for dtypes."""
+    """Describe a mode then and now. Torch's text has numbers for dtypes."""
     if key.endswith("dtype"):
         captured, got = _DTYPES.get(captured, captured), _DTYPES.get(got, got)
     elif key.endswith("enabled"):
@@ -152,7 +150,7 @@ def _captured_and_got(key: str, captured: Any, got: Any) -> str:
 
 
 def _autocast_difference(captured: dict[str, Any], got: dict[str, Any]) -> tuple[str, str]:
-    """Say which device's autocast differs: on or off, else its dtype, else the cache."""
+    """Name the device whose autocast differs: on or off, else its dtype, else the cache."""
     for key in ("enabled", "dtype"):
         for kind, a, b in zip(_AUTOCASTS, captured.get(key, ()), got.get(key, ()), strict=False):
             if a != b:
@@ -161,7 +159,8 @@ def _autocast_difference(captured: dict[str, Any], got: dict[str, Any]) -> tuple
     return "autocast", f"captured cache_enabled={a}, got cache_enabled={b}"
 
 
-def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
+def tree_difference(mine: Tree, theirs: Tree, path: str = "") -> tuple[str, str]:
+    """Return where and how two trees of calls differ, as `CallSpec.difference` does."""
     if not isinstance(mine, Container) or not isinstance(theirs, Container):
         return path, f"captured {mine!r}, got {theirs!r}"
     if mine.kind is not theirs.kind or len(mine.children) != len(theirs.children):
@@ -175,7 +174,7 @@ def _tree_difference(mine: Tree, theirs: Tree, path: str) -> tuple[str, str]:
         if a != b:
             step = mine.step(index)
             place = path + step if path else ("args", "kwargs")[index]
-            return _tree_difference(a, b, place)
+            return tree_difference(a, b, place)
     return path, "the same"
 
 
@@ -187,13 +186,12 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 
 
 def has_strides(t: Tensor) -> bool:
-    """Return whether a tensor is memory with sizes and strides; a nested one's layout is strided
-    too, without being that, and so is that of one made of several."""
+    """Return whether a tensor is memory with sizes and strides: not nested, not compound."""
     return t.layout is torch.strided and not t.is_nested and not is_compound(t)
 
 
 def overlaps_itself(t: Tensor) -> bool:
-    """Return whether several elements of a tensor may have one address: expanded, unfolded."""
+    """Return whether several elements of a tensor may share an address: expanded, unfolded."""
     reach = 1
     for step, n in sorted(zip(t.stride(), t.shape, strict=True)):
         if n > 1 and step < reach:
@@ -209,7 +207,6 @@ def lies_on(t: Tensor, device: torch.device) -> bool:
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new tensor of this shape."""
     stride, step = [0] * len(shape), 1
     for dim in reversed(range(len(shape))):
         stride[dim] = step

@@ -21,26 +21,31 @@ from onelaunch.call.containers import (
     BY_ATTRIBUTES,
     BY_VALUE,
     Names,
+    has_context,
     is_ordinary,
     made_of,
     parts_of,
     steps_to,
 )
+from onelaunch.call.values import compares, is_value_kind, written_bits
 
+_PLAIN = frozenset({tuple, list, dict})
+"""The kinds of nearly all containers, which have no attributes."""
 _EMPTY: tuple[object, ...] = ()
-"""The one empty tuple that Python has."""
+"""Python's only empty tuple."""
 
 
 class Leaf(NamedTuple):
-    """The place of the tensor number `index`."""
+    """The place of tensor number `index`."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Constant:
-    """A value that must be the same in every call, by type and bits; any other object by identity.
+    """A value that must be the same in every call: plain by type and bits, else by identity.
 
-    2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits.
+    2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy
+    number, a `Decimal` or a date is plain too: see `is_value_kind`.
     """
 
     __slots__ = ("_key", "by_identity", "value")
@@ -48,9 +53,17 @@ class Constant:
     value: object
     by_identity: bool
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, in_context: bool = False) -> None:
+        """Make a constant.
+
+        Args:
+            in_context: True in a context of torch's pytree, which is compared by `==` there. A
+                value with an `==` of its own is then compared by bits here.
+        """
         self.value = value
         bits = _bits(value)
+        if bits is None and in_context and compares(type(value)):
+            bits = written_bits(value, _bits)
         self.by_identity = bits is None
         self._key = ("is", id(value)) if bits is None else bits
 
@@ -63,15 +76,19 @@ class Constant:
     def __repr__(self) -> str:
         return f"<{type(self.value).__name__}>" if self.by_identity else repr(self.value)
 
+    @property
+    def is_plain(self) -> bool:
+        """True if it is compared by value."""
+        return not self.by_identity or isinstance(self.value, enum.Enum)
+
     def matches(self, value: object) -> bool:
-        """Return whether `value` is this constant."""
         if self.by_identity:
             return value is self.value
         return value is self.value or _bits(value) == self._key
 
 
 class AnyNumber(Constant):
-    """The place of a number that each call brings, in the tree of calls with any such number."""
+    """The place of a number that may differ from call to call."""
 
     __slots__ = ()
 
@@ -92,13 +109,13 @@ def _bits(value: object) -> tuple[object, ...] | None:
     if kind is complex:
         number = cast(complex, value)
         return (kind, struct.pack("dd", number.real, number.imag))
-    if kind in BY_VALUE or pytree.is_constant_class(kind):  # which has an `==` of its own
+    if kind in BY_VALUE or pytree.is_constant_class(kind):  # has an `==` of its own
         return (kind, value)
     if kind is frozenset:
         # Order is not kept, so the parts' keys are compared as a set too.
         keys = [_bits(part) for part in cast(frozenset[object], value)]
         return None if None in keys else (kind, frozenset(keys))
-    return None
+    return written_bits(value, _bits) if is_value_kind(kind) else None
 
 
 class Container(NamedTuple):
@@ -109,13 +126,13 @@ class Container(NamedTuple):
     children: tuple[Tree, ...]
 
     def step(self, index: int) -> str:
-        """Return the way to a child, for a message."""
+        """Return the step to a child, for a message."""
         return steps_to(self.kind, self.keys, len(self.children))[index]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Above:
-    """A reference from inside an object to it, or to an object around it, `up` levels above."""
+    """A reference from inside an object to an object around it, `up` levels above."""
 
     up: int
     weak: bool
@@ -126,8 +143,8 @@ class Same(NamedTuple):
 
     Attributes:
         value: the object; for an argument, the captured call's.
-        steps: the path to it from ``(args, kwargs)``, if each call brings another: items, and
-            names of attributes as `Attribute`. None if it is the same object in every call.
+        steps: for an argument, the path to it from ``(args, kwargs)``: items, and `Attribute`.
+            None for an object that is the same in every call.
     """
 
     value: object
@@ -135,11 +152,10 @@ class Same(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A container that is in several places, of a result or of what is stored: one object in each
-    call.
+    """A container in several places of results and stored values. Each call makes it once.
 
     Attributes:
-        number: the number of the object, in all trees of a call.
+        number: the number of the container, in all trees of a call.
         tree: the container.
     """
 
@@ -157,11 +173,13 @@ Tree = Leaf | Constant | Container | Above | Same | Shared
 
 
 class Flat(NamedTuple):
-    """A tree with its tensors, and the path of each: ``["x"][0]``."""
+    """A tree with its tensors, and their paths: ``["x"][0]``."""
 
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
+    apart: Sequence[object] = ()
+    """The objects that were taken apart."""
 
 
 def flatten(
@@ -174,23 +192,24 @@ def flatten(
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
 
-    Tuples, lists, dicts, named tuples, dataclasses and classes registered with torch's pytree (a
-    Hugging Face `ModelOutput`) are containers; every other object is a constant.
+    Tuples, lists, dicts, named tuples, dataclasses, namespaces that hold tensors, and classes
+    registered with torch's pytree (a Hugging Face `ModelOutput`) are containers; every other object
+    is a constant.
 
     Args:
         value: anything.
         root: the beginning of paths.
-        objects: True to flatten also instances of ordinary Python classes that hold tensors (a
-            Hugging Face `Cache`) into their attributes; ``"made"`` for those that hold none too,
-            where `known` has all that the call did not make; or class -> True to flatten its
-            instances so, with the objects inside them that hold tensors, False to keep its
-            instances whole.
-        known: id -> objects that are not flattened.
-        number: called with each container, which is marked as `Shared` with the result; see
+        objects: True to flatten objects of ordinary Python classes that hold tensors (a Hugging
+            Face `Cache`) into their attributes. ``"made"`` to flatten objects without tensors too;
+            `known` has the objects that the call did not make. Or class -> True to flatten its
+            instances, with the objects inside that hold tensors, False to keep its instances whole.
+        known: id -> object that is not flattened.
+        number: returns the number of a container, which is marked as `Shared` with it; see
             `Identities`.
     """
     flattening = _Flattening(objects, known, number)
-    return Flat(flattening.tree_of(value, root), flattening.tensors, flattening.paths)
+    tree = flattening.tree_of(value, root)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
 
 
 def flatten_call(
@@ -201,12 +220,11 @@ def flatten_call(
     """Flatten the arguments of a call, ``(args, kwargs)``; paths are as in ``args[0]["x"]``."""
     flattening = _Flattening(objects, types.MappingProxyType({}))
     children = flattening.tree_of(args, "args"), flattening.tree_of(kwargs, "kwargs")
-    return Flat(Container(tuple, (2,), children), flattening.tensors, flattening.paths)
+    tree = Container(tuple, (2,), children)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
 
 
 class _Flattening:
-    """A flattening of one value; see `flatten`."""
-
     def __init__(
         self,
         objects: bool | Literal["made"] | Mapping[type, bool],
@@ -220,6 +238,7 @@ class _Flattening:
         self._number = number
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
+        self.apart: list[object] = []
 
     def tree_of(
         self,
@@ -227,12 +246,14 @@ class _Flattening:
         path: str,
         above: frozenset[int] = frozenset(),
         within: tuple[int, ...] = (),
+        in_context: bool = False,
     ) -> Tree:
         """Return the tree of a value.
 
         Args:
-            above: ids of the containers and objects around it.
-            within: ids of the flattened objects among them, outermost first.
+            above: ids of the containers and objects around the value.
+            within: ids of the flattened objects around the value, outermost first.
+            in_context: True in a context of torch's pytree.
         """
         if isinstance(value, Tensor):
             self.tensors.append(value)
@@ -247,20 +268,26 @@ class _Flattening:
         requested = self._kinds.get(kind, kind in BY_ATTRIBUTES or None)
         whole = requested is False and not within
         parts = None if whole else parts_of(value)
-        asked = parts is None and not whole and (requested or self._all or within)
+        asked = requested or self._all or within or kind is types.SimpleNamespace
+        asked = parts is None and not whole and asked
         apart = requested or self._made or (asked and _holds_tensors([value], above))
         if asked and is_ordinary(kind) and apart:
             parts = Names(vars(value)), list(vars(value).values())
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
-            return Constant(value)
+            return Constant(value, in_context)
         if id(value) in self._known:
             return self._known[id(value)]
+        if kind not in _PLAIN:
+            self.apart.append(value)
         keys, children = parts
         inside = above | {id(value)}
+        context = len(children) - 1 if has_context(keys) else None  # the last child
         flat = tuple(
-            self.tree_of(child, path + step, inside, within)
-            for child, step in zip(children, steps_to(kind, keys, len(children)), strict=True)
+            self.tree_of(child, path + step, inside, within, in_context or index == context)
+            for index, (child, step) in enumerate(
+                zip(children, steps_to(kind, keys, len(children)), strict=True)
+            )
         )
         made = Container(kind, keys, flat)
         if self._number is None or kind is slice or value is _EMPTY:
@@ -292,7 +319,7 @@ def unflatten(
         tree: the value's tree.
         leaves: its tensors.
         within: the objects around it.
-        shared: the containers so far that are in several places, by number.
+        shared: number -> `Shared` container that was made already.
     """
     shared = {} if shared is None else shared
     if isinstance(tree, Leaf):
@@ -314,7 +341,6 @@ def unflatten(
 
 
 def build(tree: Container, children: list[Any]) -> Any:
-    """Return a new container like `tree` around `children`."""
     return made_of(tree.kind, tree.keys, children)
 
 
@@ -337,12 +363,18 @@ def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a constant compares by value: its type and bits are its meaning."""
+    """Return whether a value is compared by value, and not by identity."""
     return _bits(value) is not None or isinstance(value, enum.Enum)
 
 
+def is_unchanging(value: object) -> bool:
+    """Return whether a value can never change: a number, a string, a tuple of unchanging values."""
+    if type(value) is tuple:
+        return all(map(is_unchanging, cast(tuple[object, ...], value)))
+    return is_plain(value)
+
+
 def is_code(value: object) -> bool:
-    """Return whether a constant is code: its identity is its meaning."""
     return isinstance(
         value,
         types.FunctionType

@@ -1,5 +1,5 @@
-"""Tensors that stand for others: those of torch.distributed, for this process's part; those made of
-several tensors, as quantised weights are; and those of transforms."""
+"""Tensors that stand for other tensors: DTensors for this process's part, compound tensors (as
+quantised weights) for their inner tensors, and the wrappers of transforms."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _KINDS = (
     ("torch.distributed._functional_collectives", "AsyncCollectiveTensor", "elem"),
 )
 """(module, class, attribute that holds the memory): a DTensor's part in this process, and the
-result of a collective, written by the time it is read."""
+result of a collective."""
 _JAGGED = "torch.nested._internal.nested_tensor"
 """The module of nested tensors, which are known by their layout."""
 
 
 def local(t: Tensor) -> Tensor:
-    """Return the plain tensor that `t` stands for; of any other tensor, itself. 0.1 us."""
+    """Return the plain tensor that `t` stands for, or `t` itself. 0.1 us."""
     if type(t) is Tensor or type(t) is Parameter:
         return t
     attribute = _memory_attribute(type(t))
@@ -30,25 +30,25 @@ def local(t: Tensor) -> Tensor:
 
 
 def is_compound(value: object) -> TypeGuard[Tensor]:
-    """Return whether a value is a tensor made of several others, without memory of its own: a
-    weight that torchao quantised has its integers and their scales. Code that looks at memory
-    treats it as an object with tensors among its attributes."""
+    """Return whether a value is a compound tensor: it has inner tensors, and no memory of its own.
+    A weight that torchao quantised has integers and scales. Code that looks at memory treats it as
+    an object with tensors among its attributes."""
     kind = type(value)
     return kind is not Tensor and kind is not Parameter and _is_compound_class(kind)
 
 
 def is_memory(value: object) -> TypeGuard[Tensor]:
-    """Return whether a value is a tensor with memory, its own or the one that it stands for."""
+    """Return whether a value is a tensor with memory, its own or its local tensor's."""
     return isinstance(value, Tensor) and not is_compound(value)
 
 
 def inner_names(t: Any) -> list[str]:
-    """Return the names of the attributes that hold the tensors of a compound one."""
+    """Return the attributes with the inner tensors of a compound tensor."""
     return list(t.__tensor_flatten__()[0])
 
 
 def parts(t: Tensor) -> Iterator[Tensor]:
-    """Iterate over the tensors that hold a tensor's memory: itself, or those that it stands for."""
+    """Iterate over the tensors that hold a tensor's memory."""
     if is_compound(t):
         for name in inner_names(t):
             yield from parts(getattr(t, name))
@@ -57,12 +57,12 @@ def parts(t: Tensor) -> Iterator[Tensor]:
 
 
 def is_wrapper_subclass(kind: type) -> bool:
-    """Return whether operations on this class become others, on the tensors they stand for."""
+    """Return whether operations on a class become operations on inner tensors."""
     return hasattr(kind, "__tensor_flatten__") and kind.__module__ != _JAGGED
 
 
 def is_wrapped(t: Tensor) -> bool:
-    """Return whether a tensor is a transform's wrapper without memory, a batch of gradients say.
+    """Return whether a tensor is a transform's wrapper without memory, as a batch of gradients.
     `is_grads_batched=True` makes wrappers of a kind that functorch no longer has."""
     return _functorch.is_functorch_wrapped_tensor(t) or _functorch.is_legacy_batchedtensor(t)
 
@@ -71,7 +71,6 @@ _functorch: Any = cast(Any, torch._C)._functorch
 
 
 def _is_compound_class(kind: type) -> bool:
-    """Return whether a class is of tensors made of several. 0.1 us for one that is not."""
     wraps = issubclass(kind, Tensor) and is_wrapper_subclass(kind)
     return wraps and _memory_attribute(kind) is None
 

@@ -1,21 +1,26 @@
 """The capture of a call: one watched run becomes one CapturedCall.
 
 session.py      CaptureSession: attempts at one capture until one succeeds
+job.py          CaptureJob: a callable and how a call of it is to be captured
 run.py          CaptureRun: one run under capture, its inputs and its effects
 compilation.py  code of torch.compile as a recording needs it
 callee.py       the callable, and the roots of the state that it reaches
-rolled_back.py  runs of which everything is put back
+rolled_back.py  runs whose effects are undone
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
 effects.py      the state that each replay writes, gradients among it
 checks.py       refusals, before and after the run, of effects that no replay could repeat
+marks.py        attributes of arguments that are tensors
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold
+spent.py        results of a whole step, whose backward has run
 survivors.py    tensors of a run that something still holds afterwards
+expected_inputs.py  what a recording expects of its inputs, as data
 result.py       the CapturedCall made from the findings of a run
-counts.py       integers that the callable moves on, followed from call to call
-counted_places.py  counts in ``torch.tensor([count])`` and ``x[:, count] = y``
-numbers.py      stand-ins in a capture for the numbers that the caller varies
+counted_places.py  numbers that the callable moves on, as tensors of the device
+numbers.py      the numbers that each call of a recording reads: arguments, state, learning rates
+number.py       the stand-in for such a number in a run
+scalar_trace.py  what a run computes from such numbers
 followed.py     the proof that a recording follows these, and their reading at each call
 recording.py    CapturedCall, all that a call path needs; Recording, the figures for users
 """

@@ -12,16 +12,18 @@ import torch
 
 from onelaunch.call.ambient import default_device
 from onelaunch.call.containers import objects_in
-from onelaunch.call.tree import Flat, Same, call_constants, flatten, is_plain
+from onelaunch.call.tree import Flat, Same, call_constants, flatten
 from onelaunch.call_events import is_profiled
 from onelaunch.capture.compilation import compiled
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
+from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.source import Place
 from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import Change, StateWalk, reads_more
+from onelaunch.watch.difference import of_failed_watch, of_threads
 
 R = TypeVar("R")
 
@@ -31,10 +33,10 @@ class Callee:
 
     Args:
         fn: the callable as the caller calls it.
-        compile: whether Inductor's version of it is captured; see `compilation`.
-        dynamic: whether one such version serves all sizes.
-        root: name and object where the search for state begins: the module whose forward `fn` is,
-            or `fn`.
+        compile: whether the capture runs Inductor's version; see `compilation`.
+        dynamic: whether Inductor makes one version for all sizes.
+        root: name and object where the search for state begins. The object is `fn`, or the module
+            whose forward `fn` is.
     """
 
     def __init__(
@@ -50,23 +52,25 @@ class Callee:
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
         self.reads: Reads | None = None
-        """The reads that were seen."""
-        self.handed_on: Place | None = None
+        """The reads seen in past runs; None without a watch: everything reached counts as read."""
+        self._gave_work_to_thread: Place | None = None
         """The line of the last watched run that gave work to another thread."""
+        self._failed: str | None = None
+        """The error that ended the watch of the last run."""
         self._last = LastWalk()
         """The last walk of the state that every call reaches."""
         self._seen: dict[Hashable, torch.device] = {}
-        """The devices of calls that reach no tensor there, by the arguments of the call."""
+        """Call without a tensor on an accelerator -> the device where its last run worked."""
         self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
-        """id -> objects that runs returned."""
+        """id -> object that a run returned."""
 
     def note_result(self, result: object) -> None:
-        """Note the objects in the result of a run: one that comes again is not made by the call."""
+        """Note the objects in a result: a later call that returns one of them did not make it."""
         for value in objects_in([result]):
             self._returned[id(value)] = value
 
     def returned_before(self) -> dict[int, Same]:
-        """Return the objects without tensors that runs returned, and that something holds."""
+        """Return the living objects that runs returned, except objects with tensors inside."""
         return {
             key: Same(value, None)
             for key, value in self._returned.items()
@@ -75,23 +79,22 @@ class Callee:
 
     @property
     def state_root(self) -> object:
-        """The object where the search for state begins."""
         return self.root[1]
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
         """Return the named roots of the state that a call reaches."""
-        objects = [
-            (path, c.value) for path, c in call_constants(flat.tree) if not is_plain(c.value)
-        ]
+        objects = [(path, c.value) for path, c in call_constants(flat.tree) if not c.is_plain]
         return [self.root, *objects]
 
     def reached(self, flat: Flat) -> ReachableState:
+        # The tensors of an argument that is taken apart come with each call: they are no state.
+        self.forget(value for value in flat.apart if self.reads and self.reads.of(value))
         roots = self.roots(flat)
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 
     @property
     def in_place(self) -> bool:
-        """True if kernels are to reach its large arguments and results in the caller's memory."""
+        """True if kernels reach large arguments and results in the caller's memory."""
         return False
 
     @property
@@ -106,42 +109,59 @@ class Callee:
         return () if self.reads is None else self.reads.codes
 
     def forget(self, values: Iterable[object]) -> None:
-        """Forget what was read of these objects."""
-        if self.reads is not None:
-            self.reads.forget(values)
+        """Drop the noted reads of some objects."""
+        found = list(values)
+        if self.reads is not None and found:
+            self.reads.forget(found)
             self._last = LastWalk()
 
-    def watched(
-        self, run: Callable[[], R], step_aside: Callable[[], object] | None = None
+    def with_read_watch(
+        self,
+        run: Callable[[], R],
+        device: torch.device,
+        step_aside: Callable[[], object] | None = None,
     ) -> Callable[[], R]:
-        """Return `run`, made to record the callable's reads; for `step_aside` see `FrameWatch`."""
+        """Return `run` with a watch that records the callable's reads; see `FrameWatch`."""
 
         def watched() -> R:
-            watch = self.watch(step_aside)
+            watch = self.read_watch(device, step_aside)
             try:
                 with nullcontext() if watch is None else watch.watching():
                     return run()
             finally:
-                self.saw(watch)
+                self.store_reads(watch)
 
         return watched
 
-    def watch(self, step_aside: Callable[[], object] | None = None) -> FrameWatch | None:
-        """Return a watch for a run of the callable; None if a profiler has the hook for it."""
+    def read_watch(
+        self, device: torch.device, step_aside: Callable[[], object] | None = None
+    ) -> FrameWatch | None:
+        """Return a watch for one run; None if a profiler has its hook."""
         if is_profiled():
             return None
-        return FrameWatch(Reads() if self.reads is None else self.reads.copy(), step_aside)
+        reads = Reads() if self.reads is None else self.reads.copy()
+        return FrameWatch(reads, device, step_aside)
 
-    def saw(self, watch: FrameWatch | None) -> None:
-        """Store what a run showed. Without a watch, all that the callable reaches counts as
-        read."""
-        self.reads = None if watch is None else watch.reads
-        self.handed_on = None if watch is None else watch.handed_on
+    def store_reads(self, watch: FrameWatch | None) -> None:
+        """Store the reads of a finished run."""
+        self.reads = None if watch is None else watch.seen
+        self._gave_work_to_thread = None if watch is None else watch.handed_on
+        self._failed = None if watch is None else watch.failed
+
+    def unseen(self) -> CaptureError | None:
+        """Return a refusal if the last watched run was not seen as a whole."""
+        if self._gave_work_to_thread is not None:
+            return of_threads(self._gave_work_to_thread)
+        return None if self._failed is None else of_failed_watch(self._failed)
 
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
     ) -> bool:
-        """Return whether a capture read more than all runs before it; `found` is its changes."""
+        """Return whether a capture read more than all runs before it.
+
+        Args:
+            found: the changes that the capture made.
+        """
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
@@ -150,8 +170,9 @@ class Callee:
     def driver_and_device(
         self, flat: Flat, reached: ReachableState | None = None
     ) -> tuple[Driver, torch.device]:
-        """Return the driver and device: an accelerator's if any argument, parameter or buffer is
-        there, or the last run of such a call worked there; see `learn`."""
+        """Return the driver and device of a call. The device is an accelerator's if an argument,
+        parameter or buffer is there, or if the last run of the call worked there; see
+        `ran_elsewhere`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             state = reached or self.reached(flat)
@@ -166,8 +187,13 @@ class Callee:
     def ran_elsewhere(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
-        """Return whether a run that reached no tensor of an accelerator shows another device than
-        `taken`, by its results and the state that it `left`; and note it for the next call."""
+        """Return whether a run worked on another device than expected, and note the device.
+
+        Args:
+            taken: the expected device.
+            result: the result of the run.
+            left: the state after the run.
+        """
         key = _given(flat)
         if taken != _CPU and key not in self._seen:
             return False  # its arguments or state have shown the device
@@ -182,16 +208,16 @@ class Callee:
         return device != taken
 
     @property
-    def shown(self) -> Callable[..., Any]:
+    def eager_form(self) -> Callable[..., Any]:
         """The version of the callable whose operations can be watched."""
         return self.fn
 
     def is_compiled(self, driver: Driver) -> bool:
         """Return whether a capture runs compiled code, whose operations no dispatch mode sees."""
-        return self.on(driver) is not self.shown
+        return self.captured_form(driver) is not self.eager_form
 
-    def on(self, driver: Driver) -> Callable[..., Any]:
-        """Return the callable for warm-up and capture: `fn`, or its compiled version."""
+    def captured_form(self, driver: Driver) -> Callable[..., Any]:
+        """Return the version of the callable that warm-ups and captures run."""
         if not self.compile or driver.compiler is None:
             return self.fn
         if self._compiled is None:
@@ -204,5 +230,5 @@ _MOST_SEEN = 256
 
 
 def _given(flat: Flat) -> Hashable:
-    """Return a key that distinguishes calls that reach no tensor of an accelerator."""
+    """Return a key for calls that reach no tensor of an accelerator."""
     return flat.tree, default_device()

@@ -2,49 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain
+from onelaunch.call.spec import lies_on, tree_difference
+from onelaunch.call.tree import Tree, constants, flatten_call, is_code
 from onelaunch.call.wrappers import is_compound, local
-from onelaunch.capture.io_plan import Inputs
+from onelaunch.capture.io_plan import (
+    Argument,
+    Held,
+    Inputs,
+    Outputs,
+)
 from onelaunch.errors import CaptureError, kind_of
-from onelaunch.state.slots import Slot, gradient_of
+from onelaunch.source import changed_at, loaded_at
+from onelaunch.state.slots import MISSING, Slot, gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
 def inspect_arguments(
-    tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, observer: Observer
+    tree: Tree,
+    now: Any,
+    statics: Sequence[Tensor],
+    plan: Inputs,
+    observer: Observer,
+    codes: Collection[CodeType],
 ) -> None:
-    """Refuse changes of the arguments other than writes into tensors."""
+    """Refuse changes of the arguments other than writes into tensors.
+
+    Args:
+        codes: the code that the callable runs.
+    """
     flat = flatten_call(now[0], now[1], kinds_in(tree))
-    if flat.tree != tree or any(a is not b for a, b in zip(flat.tensors, statics, strict=False)):
-        raise CaptureError("OL105", "the callable changed a container among its arguments")
+    pairs = zip(flat.paths, flat.tensors, statics, strict=False)
+    changed = next((path for path, a, b in pairs if a is not b), None)
+    if flat.tree != tree:
+        changed = tree_difference(tree, flat.tree)[0]
+    if changed is not None:
+        what = f"the callable changed a container among its arguments, `{changed}`"
+        raise CaptureError("OL105", what, fix=_ON_A_COPY)
     for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
         if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
             what = f"`{path}`, {spec}, became {list(t.shape)}"
-            raise CaptureError("OL107", what, where=observer.reshaped_at(t))
+            raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
     given = zip(flat.paths, flat.tensors, plan.tensors, strict=False)
-    refuse_attributes([(path, t) for path, t, original in given if t is not original])
+    for path, t, original in given:
+        if t is not original:
+            refuse_attributes([(path, t)], codes, vars(original))
 
 
-def refuse_attributes(tensors: Iterable[tuple[str, Tensor]]) -> None:
+_ON_A_COPY = (
+    "return what is stored there; or graph a function that changes a copy and returns it, `lambda "
+    "batch: f(copy.copy(batch))`"
+)
+
+
+def refuse_attributes(
+    tensors: Iterable[tuple[str, Tensor]],
+    codes: Collection[CodeType],
+    given: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Refuse attributes that the callable set on tensors: a replay gives others.
 
     Args:
         tensors: paths, and tensors that were made in the capture.
+        codes: the code that the callable runs.
+        given: the attributes that they came with.
     """
     for path, t in tensors:
-        name = next((name for name in vars(t) if not name.startswith(_OF_TORCH)), None)
+        now = {**dict.fromkeys(given, MISSING), **vars(t)}
+        names = [k for k, value in now.items() if value is not given.get(k, MISSING)]
+        name = next((name for name in names if not name.startswith(_OF_TORCH)), None)
         if name is not None:
             what = f"`{path}.{name}` is set in the call, on a tensor"
-            raise CaptureError("OL105", what, why=_ATTRIBUTE, fix=_BESIDE)
+            where = changed_at(codes, name)
+            raise CaptureError("OL105", what, where=where, why=_ATTRIBUTE, fix=_BESIDE)
 
 
 _OF_TORCH = ("_dynamo", "_is_param")
@@ -53,31 +91,40 @@ _BESIDE = "return it beside the tensor, or set it after the call"
 
 
 def refuse_gradients(
-    tree: Tree, now: Any, statics: Sequence[Tensor], plan: Inputs, read: bool
+    tree: Tree,
+    now: Any,
+    statics: Sequence[Tensor],
+    plan: Inputs,
+    codes: Collection[CodeType],
+    read: bool,
 ) -> None:
-    """Refuse gradients of arguments: each launch has other arguments, and the callable sees only
+    """Refuse gradients of arguments. Each launch has other arguments, and the callable sees only
     the recording's memory.
 
     Args:
         tree: the tree of the arguments.
         now: the arguments as the callable has them.
-        read: True before the run: refuse a gradient that it may read. Else refuse one that it made.
+        codes: the code that the callable runs.
+        read: True before the run: refuse gradients that it may read. False after: refuse new ones.
     """
     paths = flatten_call(now[0], now[1], kinds_in(tree)).paths
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue
         if static.grad is not None:
-            raise CaptureError("OL115", f"the callable gives `{path}` a gradient")
+            what = f"the callable gives `{path}` a gradient"
+            raise CaptureError("OL115", what, where=loaded_at(codes, "backward"))
         if read and t.is_leaf and t.grad is not None:
-            raise CaptureError("OL115", f"`{path}` has a gradient, which the callable may read")
+            what = f"`{path}` has a gradient, which the callable may read"
+            where = loaded_at(codes, "grad") or loaded_at(codes, "backward")
+            raise CaptureError("OL115", what, where=where)
 
 
 def refuse_opaque(tree: Tree) -> None:
     """Refuse results other than tensors and plain values: they would be shared between calls."""
     for path, constant in constants(tree):
         value = constant.value
-        if not (is_plain(value) or is_code(value) or isinstance(value, nn.Module)):
+        if not (constant.is_plain or is_code(value) or isinstance(value, nn.Module)):
             kind = type(value)
             what = f"`{path or 'result'}` is a {kind.__module__}.{kind.__qualname__}"
             raise CaptureError("OL108", what)
@@ -86,8 +133,8 @@ def refuse_opaque(tree: Tree) -> None:
 def refuse_parts(
     results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], held: Collection[int]
 ) -> None:
-    """Refuse DTensors as results, except existing ones and gradients, which stay as they are, and
-    tensors made of several: both are more than the memory that a replay would give."""
+    """Refuse results that are DTensors, or tensors made of several. A replay gives plain memory
+    alone. Gradients and DTensors from before the call stay as they are."""
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
         if is_compound(t):
@@ -97,12 +144,28 @@ def refuse_parts(
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 
+def refuse_made_parameters(outputs: Outputs, results: Sequence[Tensor]) -> None:
+    """Refuse parameters that the callable made: a replay returns and stores plain tensors. Hooks
+    that move weights to the device in each call make such parameters."""
+    for output, t in zip(outputs.made, results, strict=True):
+        if isinstance(t, nn.Parameter) and not isinstance(output.memory, Argument | Held):
+            what = f"the callable makes a parameter, {output.spec}, and returns or stores it"
+            raise CaptureError("OL108", what, fix=_MOVED)
+
+
+_MOVED = (
+    "return and store plain tensors; or where hooks move the weights in each call (accelerate's "
+    "`cpu_offload`), keep these on the device: `remove_hook_from_module(model, recurse=True)`, "
+    "then `model.to(device)`"
+)
+
+
 _PLAIN = "return it as a plain tensor, `t.dequantize()` say"
 
 
 def refuse_compound_leaves(before: StateWalk) -> None:
-    """Refuse a run with gradients that reaches a tensor made of several which requires grad: a
-    capture has no memory of it to put a stand-in over, or to write the gradient for."""
+    """Refuse a run with gradients that reaches a leaf made of several tensors. A capture could put
+    no stand-in over its memory, nor write its gradient there."""
     if not (torch.is_grad_enabled() or before.runs_backward()):
         return
     for slot, t in before.held.values():
@@ -131,12 +194,14 @@ def refuse_uncovered(
     observer: Observer,
     device: torch.device,
 ) -> None:
-    """Refuse tensors of the recording in places where no replay will renew them."""
+    """Refuse tensors of the recording in places that no replay renews."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
-        if id(t) not in covered and lies_on(t, device) and observer.known(t):
+        if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
             if before.held.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
-                raise CaptureError("OL105", what, where=observer.made_at(t), fix=WRITE_IN_PLACE)
+                raise CaptureError(
+                    "OL105", what, where=observer.memory.made_at(t), fix=WRITE_IN_PLACE
+                )
             what = f"`{slot.name}` keeps a tensor made in the call"
-            raise CaptureError("OL105", what, where=observer.made_at(t))
+            raise CaptureError("OL105", what, where=observer.memory.made_at(t))

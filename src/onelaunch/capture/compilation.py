@@ -22,8 +22,8 @@ _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 _COMPILES = 1 << 16
-"""The most times that Dynamo may compile one function. After the default of 8 it would silently run
-it eagerly; the number of recordings is bounded by our own options."""
+"""The most times that Dynamo may compile one function. After its default of 8 Dynamo would silently
+run it eagerly. Our own options bound the number of recordings."""
 
 
 def compiled(
@@ -33,8 +33,7 @@ def compiled(
 
     Args:
         mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
-        dynamic: compile it once for all sizes (except 1, which Inductor treats apart), instead of
-            for each.
+        dynamic: compile once for all sizes instead of once for each. Inductor treats size 1 apart.
     """
     chosen = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
     backend = backend_of(driver, chosen, {})
@@ -77,10 +76,8 @@ def compiled(
 
 @contextmanager
 def _unnoticed_modes() -> Generator[None]:
-    """Hide our own modes from Dynamo's guards: it would compile code again that runs in them.
-
-    Function modes are off for that long. Dispatch modes go on.
-    """
+    """Hide our own modes from Dynamo's guards, which would compile the code again. Function modes
+    are off meanwhile. Dispatch modes go on."""
     modes: list[Any] = []
     while (count := _C._len_torch_function_stack()) and isinstance(
         _C._get_function_stack_at(count - 1), FunctionMode
@@ -100,7 +97,7 @@ def _unnoticed_modes() -> Generator[None]:
 
 
 def _sizes(graph: torch.fx.GraphModule) -> set[int]:
-    """Return the places of the inputs of a graph that are sizes of others."""
+    """Return the indices of a graph's inputs that are sizes of other inputs."""
     inputs = [n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder")]
     dims = [d for t in inputs if isinstance(t, Tensor) for d in t.shape]
     known = {d.node.expr for d in dims if isinstance(d, torch.SymInt)}
@@ -109,19 +106,15 @@ def _sizes(graph: torch.fx.GraphModule) -> set[int]:
 
 
 class CompiledInCapture(CaptureError):
-    """The refusal of a callable that Dynamo has compiled for other modes or other arguments than
-    those of its capture."""
+    """A refusal: Dynamo compiled the callable anew in its capture."""
 
 
 def compiled_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Any], backend: Backend
 ) -> tuple[Callable[..., Any], torch.fx.GraphModule]:
-    """Compile a graph of Dynamo's. Return the compiled one, and the graph as it was.
-
-    AOTAutograd works on the common base of arguments that overlap where it writes to one of them,
-    and takes the base of later arguments to be like the first ones'. A capture's have none. Such
-    calls run the graph as it was.
-    """
+    """Compile a graph of Dynamo's, and return the compiled graph and a copy of the original.
+    AOTAutograd relies on a common base of overlapping arguments where the graph writes to one.
+    Tensors in a capture have no base: such calls run the original graph."""
     shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
     own = _own(graph)
     run = backend(graph, inputs)
@@ -136,32 +129,44 @@ def compiled_graph(
 
 
 def _own(graph: torch.fx.GraphModule) -> list[Tensor]:
-    """Return the tensors that a graph itself holds: to AOTAutograd they are its first inputs."""
+    """Return the tensors that a graph holds: AOTAutograd's first inputs."""
     named = graph.named_parameters(remove_duplicate=False)
     return [t for _, t in (*named, *graph.named_buffers(remove_duplicate=False))]
 
 
 def _written_inputs() -> list[int]:
-    """Return the inputs that the graph which AOTAutograd has just compiled writes to."""
+    """Return the indices of the inputs that the graph just compiled writes to."""
     metadata = _metadata()
     infos = [] if metadata is None else metadata.input_info
     return [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
 
 
 def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
-    """Return whether an argument that is written shares memory with another."""
+    """Return whether a written argument shares memory with another argument."""
     given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
     storages = {i: t.untyped_storage()._cdata for i, t in given.items()}
     for i in set(written) & given.keys():
-        region = _region(given[i])
         others = [j for j in given if j != i and storages[j] == storages[i]]
+        if not others:
+            continue
+        if any(_depends_on_data(given[j]) for j in (i, *others)):
+            return True
+        region = _region(given[i])
         if any(region.overlaps(_region(given[j])) for j in others):
             return True
     return False
 
 
+def _depends_on_data(t: Tensor) -> bool:
+    """Return whether a fake tensor has a size that depends on data, which nothing may ask for."""
+    if not any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return False
+    symbols: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return symbols.has_free_unbacked_symbols(t)
+
+
 def _region(t: Tensor) -> Region:
-    """Return the bytes of a tensor in its storage, which a fake one has no address for."""
+    """Return the bytes of a tensor within its storage; a fake tensor has no address."""
     first: Any = t.storage_offset()  # a symbol, where sizes are
     start = first * t.itemsize
     stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
@@ -178,7 +183,7 @@ def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> 
 
 
 def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
-    """Return Inductor as a backend, without its CUDA graphs, which the recording replaces."""
+    """Return Inductor as a backend without CUDA graphs of its own."""
     module: Any = importlib.import_module("torch._inductor")
     patches = {**(module.list_mode_options(mode) if mode else {}), **options}
     patches["triton.cudagraphs"] = False
@@ -192,27 +197,24 @@ def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
 
 
 def eager_aten(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph to torch's own operators, by AOTAutograd: in a fraction of the time."""
+    """Compile a graph to torch's own operators by AOTAutograd, in a fraction of Inductor's time."""
     backends: Any = importlib.import_module("torch._dynamo.backends.debugging")
     with _recorded_backward():
         return backends.aot_eager(graph, inputs)
 
 
 def _metadata() -> Any:
-    """Return what AOTAutograd knows of the graph that it has just compiled, or None."""
+    """Return AOTAutograd's metadata of the graph just compiled, or None."""
     tracing: Any = importlib.import_module("torch._guards").TracingContext.try_get()
     return None if tracing is None else tracing.fw_metadata
 
 
 @contextmanager
 def _recorded_backward() -> Generator[None]:
-    """Make AOTAutograd compile code that can be recorded.
-
-    The backward is compiled with the forward, not in its own first run, which may be a capture. It
-    leaves the saved tensors as they are: they belong to the recording of the forward. And
-    AOTAutograd does its work each time: what it finds out is not in its cache. Inductor's own cache
-    of kernels stays.
-    """
+    """Make AOTAutograd compile code that can be recorded. The backward is compiled with the
+    forward: its own first run may be a capture. The backward leaves saved tensors alone, which
+    belong to the recording of the forward. AOTAutograd's cache is off, as it keeps no metadata.
+    Inductor's cache of kernels stays."""
     config: Any = importlib.import_module("torch._functorch.config")
     settings = {"donated_buffer": False, "force_non_lazy_backward_lowering": True}
     with config.patch(**settings, enable_autograd_cache=False):

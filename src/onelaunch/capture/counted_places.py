@@ -1,42 +1,95 @@
-"""Counts that torch's own code would read: in ``torch.tensor([count])`` and ``x[:, count] = y``.
+"""Numbers that the callable moves on, as torch's functions get them.
 
-There a count is a number of the device too, so that one recording writes each token of a cache to
-its place. See `counts`.
+Torch would take a stand-in for a float. In a sum, in ``torch.tensor([count])`` and in
+``x[:, count] = y`` the device has the number as a tensor, so that one recording writes each token
+of a cache to its place. Other functions get its value.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from onelaunch.capture.counts import Count, Counts
+from onelaunch.capture.followed import EXACT
+from onelaunch.capture.number import Node, Number, node_of
+from onelaunch.capture.numbers import Numbers
+from onelaunch.driver.aten import leaves, mapped
 from onelaunch.driver.function_modes import UnnoticedMode, call
+
+_FOLLOWED = {
+    getattr(of, name)
+    for of in (torch, Tensor)
+    for name in (
+        *("add", "sub", "mul", "add_", "sub_", "mul_", "__rsub__"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "__eq__", "__ne__"),
+    )
+    if hasattr(of, name)
+}
+"""Torch's functions of a tensor and a number that the device may have, too."""
+
+
+_WIDE = (torch.int64, torch.float32, torch.float64)
+
+
+class _Every(frozenset[Any]):
+    def __contains__(self, function: object) -> bool:
+        return True
 
 
 class CountedPlaces(UnnoticedMode):
-    """A mode that brings counts to the device where torch would take their values."""
+    """A mode that brings numbers to the device where torch would take their values."""
 
-    concerns = frozenset({torch.tensor, Tensor.__setitem__})
+    concerns = _Every()
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, numbers: Numbers) -> None:
         super().__init__()
-        self._counts = counts
+        self._numbers = numbers
+        self._made: dict[object, Tensor] = {}
+
+    def on_device(self, node: Node) -> Tensor:
+        """Return the device's tensor of a number, made once for each stream. A kernel fills it with
+        the number as a scalar, which each call writes there."""
+        numbers = self._numbers
+        numbers.brought = True
+        stream = torch.get_device_module(numbers.device).current_stream()
+        key = node.term, stream, torch.is_inference_mode_enabled()
+        if key not in self._made:
+            fits = -EXACT <= Number(node) <= EXACT  # in each call that the recording serves
+            scalar: Any = numbers.as_float(node) if fits else node.plain()
+            dtype = torch.float64 if fits else torch.int64
+            filled = torch.full((), scalar, dtype=dtype, device=numbers.device)
+            self._made[key] = filled.to(torch.int64)
+        return self._made[key]
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's, with counts on the device; see `UnnoticedMode`."""
+        """Run a function of torch's, with numbers on the device; see `UnnoticedMode`."""
         if func is torch.tensor:
             made = self._tensor(*args, **kwargs)
             if made is not None:
                 return made
-            return call(func, types, (_plain(args[0]), *args[1:]), kwargs)
-        place = _place_of(args[0], args[1])
-        if place is None or not self._put(place, args[0], args[2]):
-            call(func, types, args, kwargs)
-        return None
+        elif func is Tensor.__setitem__:
+            place = _place_of(args[0], args[1])
+            if place is not None and self._put(place, args[0], args[2]):
+                return None
+        elif func in _FOLLOWED and len(args) == 2 and not kwargs:
+            operand = self._operand(*args)
+            if operand is not None:
+                return call(func, types, (args[0], operand), kwargs)
+        if any(_plain(value) is not value for value in leaves((args, kwargs))):
+            args, kwargs = mapped(args, _plain), mapped(kwargs, _plain)
+        return call(func, types, args, kwargs)
+
+    def _operand(self, t: Any, number: Any) -> Tensor | None:
+        """Return the device's tensor of a number that is added to `t`, say, if that keeps its
+        dtype. Kernels round a tensor to a half precision, and no number."""
+        node = _counted(number)
+        if node is None or not isinstance(t, Tensor) or t.device != self._numbers.device:
+            return None
+        wide = t.dtype in _WIDE or (t.dtype == torch.int32 and t.dim() > 0)
+        return self.on_device(node) if wide else None
 
     def _tensor(
         self,
@@ -46,56 +99,49 @@ class CountedPlaces(UnnoticedMode):
         device: torch.device | str | int | None = None,
         **options: Any,
     ) -> Tensor | None:
-        """Return a tensor of counts on the device; None if it is of others, or elsewhere."""
-        items = list(_items(data))
-        if device is None or options or not items or any(type(i) is not Count for i in items):
+        """Return a tensor of numbers on the device; None if it has others, or is elsewhere."""
+        nodes = [_counted(item) for item in _items(data)]
+        if device is None or options or not nodes or None in nodes:
             return None
-        if torch.empty(0, device=device).device != self._counts.device:
+        if torch.empty(0, device=device).device != self._numbers.device:
             return None
-        made = torch.stack([self._on_device(item) for item in items])
+        made = torch.stack([self.on_device(node) for node in nodes if node is not None])
         return made.reshape(_shape(data)).to(dtype or torch.int64)
-
-    def _on_device(self, count: Count) -> Tensor:
-        """Return the device's tensor for a count; the first attempt, which has none, is repeated
-        with it."""
-        made = self._counts.tensor(count)
-        return torch.full((), count.value, device=self._counts.device) if made is None else made
 
     def _put(self, place: _Place, x: Tensor, value: Any) -> bool:
         """Do ``x[index] = value`` by a number of the device; return False if it cannot."""
-        count, dim = place.first, place.dim
+        first, dim = place.first, place.dim
         most = x.shape[dim] - place.rows
-        if x.device != self._counts.device or not 0 <= count.value <= most:
+        # Each call that is served has to be within the tensor.
+        if x.device != self._numbers.device or not 0 <= first <= most:
             return False
         rows = x[place.others]
         dim = place.seen_dim
         shape = [*rows.shape]
         shape[dim : dim + 1] = [place.rows] if place.sliced else []
         if not isinstance(value, Tensor):
-            value = torch.full((), value, dtype=x.dtype, device=x.device)
+            value = torch.full((), _plain(value), dtype=x.dtype, device=x.device)
         if value.device != x.device or value.dim() > len(shape):
             return False
-        count.follower.bound(operator.ge, -count.offset, True)
-        count.follower.bound(operator.le, most - count.offset, True)
         given = value.expand(shape).to(x.dtype)
-        at = self._on_device(count) + torch.arange(place.rows, device=x.device)
+        at = self.on_device(first.node) + torch.arange(place.rows, device=x.device)
         rows.index_copy_(dim, at, given if place.sliced else given.unsqueeze(dim))
         return True
 
 
 class _Place(NamedTuple):
-    """A place in a tensor that begins at a count.
+    """A place in a tensor that begins at a number which is moved on.
 
     Attributes:
-        first: the count.
+        first: the number.
         rows: the length of the slice.
-        sliced: False if the place is the count alone, so that its dimension goes.
+        sliced: False if the place is the number alone, so that its dimension goes.
         dim: the dimension of the tensor that it is in.
         others: the index with all of that dimension.
         seen_dim: the same dimension of ``x[others]``.
     """
 
-    first: Count
+    first: Number
     rows: int
     sliced: bool
     dim: int
@@ -104,7 +150,7 @@ class _Place(NamedTuple):
 
 
 def _place_of(x: Tensor, index: Any) -> _Place | None:
-    """Return the place of an index with one count in it, beside numbers, slices and the like."""
+    """Return the place of an index with one number that is moved on, beside slices and the like."""
     parts = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
     spans = [_span(part) for part in parts]
     if sum(span is not None for span in spans) != 1:
@@ -124,16 +170,18 @@ def _place_of(x: Tensor, index: Any) -> _Place | None:
     return _Place(*span, dim, others, seen) if dim < x.dim() else None
 
 
-def _span(part: Any) -> tuple[Count, int, bool] | None:
-    """Return the count that a part of an index begins at, its length, and whether it is a slice."""
-    if type(part) is Count:
+def _span(part: Any) -> tuple[Number, int, bool] | None:
+    """Return the number that a part of an index begins at, its length, and whether it is a
+    slice."""
+    if _counted(part) is not None:
         return part, 1, False
     if type(part) is not slice or part.step is not None:
         return None
-    start, stop = part.start, part.stop
-    if type(start) is not Count or type(stop) is not Count or start.follower is not stop.follower:
+    start, stop = _counted(part.start), _counted(part.stop)
+    if start is None or stop is None or not start.moves_with(stop):
         return None
-    return (start, stop.offset - start.offset, True) if stop.offset > start.offset else None
+    rows = stop.value - start.value
+    return (part.start, int(rows), True) if rows > 0 else None
 
 
 def _is_basic(part: Any) -> bool:
@@ -150,11 +198,19 @@ def _items(data: Any) -> Iterator[Any]:
         yield data
 
 
-def _plain(data: Any) -> Any:
-    """Return the data with the value of each count: torch does not take a count for a number."""
-    if type(data) in (list, tuple):
-        return [_plain(item) for item in data]
-    return data.fixed() if type(data) is Count else data
+def _counted(value: Any) -> Node | None:
+    node = node_of(value)
+    return None if node is None or node.moved is None else node
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is slice:
+        parts = value.start, value.stop, value.step
+        plain = tuple(map(_plain, parts))
+        same = all(a is b for a, b in zip(parts, plain, strict=True))
+        return value if same else slice(*plain)
+    node = _counted(value)
+    return value if node is None else node.plain()
 
 
 def _shape(data: Any) -> list[int]:

@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from onelaunch.errors import CaptureError, GraphError
 
 DDP_WARMUP = 11
-"""The calls before a capture with DDP: it times its first ten backwards with events that it waits
+"""The calls before a capture with DDP. DDP times its first ten backwards with events that it waits
 for, and reorders its buckets after the first."""
 
 FSDP_WARMUP = 2
-"""The calls before a capture with FSDP: in the first, FSDP and optimizers make their state; the
-sharding of each DTensor operation is looked up once, the last of them in the second call."""
+"""The calls before a capture with FSDP. The first makes the state of FSDP and optimizers. DTensor
+looks up the sharding of each operation once, the last of them in the second call."""
 
 _STEP = (
     "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
@@ -54,8 +54,7 @@ def refuse_module(module: nn.Module) -> None:
 
 
 def sharded_values(reached: Callable[[], Iterable[object]]) -> list[object]:
-    """Return the objects that a callable reaches, for the functions below; without process groups
-    nothing, and without a search."""
+    """Return the objects that a callable reaches, without a search if there is no process group."""
     return list(reached()) if initialized() else []
 
 
@@ -117,8 +116,8 @@ def abandon_step(reached: Iterable[object]) -> None:
 
 
 def _forget_step(root: Any) -> None:
-    """Do as `reset_iter_state` of later torch, but wait for nothing on a GPU: events of a capture
-    that was broken off cannot be waited for, and nothing ran."""
+    """Reset FSDP2's state as `reset_iter_state` of later torch does, without waiting on the GPU.
+    Nothing ran, and events of a capture that was broken off cannot be waited for."""
     _clear(root._comm_ctx, _OF_A_STEP)
     _clear(root._state_ctx, ("iter_forward_root",))
     root._state_ctx.post_backward_final_callback_queued = False
@@ -157,8 +156,8 @@ def _clear(owner: Any, names: Iterable[str]) -> None:
 
 
 def side_streams(reached: Iterable[object]) -> list[object]:
-    """Return the streams of FSDP2's collectives; FSDP2 makes them wait for the step's stream once
-    more when their work is done."""
+    """Return the streams of FSDP2's collectives. After their work FSDP2 makes them wait for the
+    step's stream once more."""
     roots = [part for part in reached if spread(part) == "FSDP2"] if initialized() else []
     contexts = [_state(part)._comm_ctx for part in roots if _state(part)._is_root]
     each = [value for context in contexts for value in vars(context).values()]
@@ -166,11 +165,9 @@ def side_streams(reached: Iterable[object]) -> list[object]:
 
 
 def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
-    """Return whether FSDP2 holds whole parameters now, as after a forward without a backward.
-
-    A step from this state gathers nothing, and frees memory that it did not allocate: it runs
-    eagerly, and leaves the parameters sharded for the next.
-    """
+    """Return whether FSDP2 holds whole parameters now, as after a forward without a backward. A
+    step from this state frees memory that it did not allocate. It runs eagerly, and shards the
+    parameters for the next step."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     parts = [part for part in sharded_values(reached) if spread(part) == "FSDP2"]
@@ -178,12 +175,9 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
 
 
 class _Shutdown:
-    """The release of recordings before process groups end.
-
-    NCCL waits in `destroy_process_group` until every graph that holds one of its kernels is freed;
-    plain CUDA graphs hang there. So the function is wrapped once a recording is made while there is
-    a process group.
-    """
+    """The release of recordings before process groups end. `destroy_process_group` hangs until
+    every graph with a kernel of NCCL is freed. The function is wrapped when a recording is made
+    while there is a process group."""
 
     def __init__(self) -> None:
         self._callables: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -226,7 +220,7 @@ def least_warmup(reached: Iterable[object]) -> int:
 
 
 def spread(part: object) -> str | None:
-    """Return ``"DDP"``, ``"FSDP1"`` or ``"FSDP2"``, or None for any other object."""
+    """Return ``"DDP"``, ``"FSDP1"``, ``"FSDP2"``, or None for other objects."""
     if isinstance(part, DistributedDataParallel):
         return "DDP"
     if not isinstance(part, nn.Module):

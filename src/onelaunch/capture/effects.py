@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -11,13 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import Constant, flatten, is_plain
+from onelaunch.call.tree import (
+    Constant,
+    Same,
+    Tree,
+    constants,
+    flatten,
+    is_plain,
+    is_unchanging,
+    unique,
+)
 from onelaunch.call.wrappers import is_compound
+from onelaunch.capture.io_plan import Outputs
 from onelaunch.capture.recording import StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
+from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
-from onelaunch.source import loaded_at
+from onelaunch.source import changed_at, line_of
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.slots import (
     MISSING,
@@ -29,7 +43,7 @@ from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.watch.observer import Observer
 
 
-def recurrent(
+def recurrent_state(
     driver: Driver,
     device: torch.device,
     found: Sequence[Change],
@@ -37,12 +51,12 @@ def recurrent(
     observer: Observer,
     results: Sequence[Tensor],
 ) -> list[Slot]:
-    """Return the slots of recurrent state: the old tensor was read, returned or moved to another
-    slot, and the slot holds a new one now."""
+    """Return the slots of recurrent state. The slot holds a new tensor now. The callable read or
+    returned the old tensor, or moved it to another slot."""
     known = {slot.id for slot in hidden}
     passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
-    used |= observer.external.keys()
+    used |= observer.memory.external.keys()
     return [
         change.slot
         for change in found
@@ -53,13 +67,13 @@ def recurrent(
     ]
 
 
-def rebound(
+def rebinds(
     found: Sequence[Change],
     before: StateWalk,
     observer: Observer,
     codes: Collection[CodeType],
 ) -> Iterator[tuple[Slot, object]]:
-    """Yield the slots that each replay has to write, with the value that the capture put there.
+    """Yield each slot that replays write, with the value from the capture.
 
     Args:
         codes: the code that the callable runs.
@@ -82,10 +96,11 @@ def rebound(
         compound = next(filter(is_compound, tensors), None)
         if compound is not None:
             what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
-            raise CaptureError("OL105", f"{what}`{slot.name}`", fix=_PLAIN)
+            where = changed_at(codes, slot.key)
+            raise CaptureError("OL105", f"{what}`{slot.name}`", where=where, fix=_PLAIN)
         if id(old) in modules and id(new) in modules and before.is_read(slot):
             what = f"the callable puts another module that it has into `{slot.name}`"
-            raise CaptureError("OL118", what, fix=_BY_NUMBER)
+            raise CaptureError("OL118", what, where=changed_at(codes, slot.key), fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
             continue  # a Python effect, which is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
@@ -93,8 +108,8 @@ def rebound(
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
             fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
-            place = loaded_at(codes, name.rpartition(".")[2]) if grown else None
-            made = observer.made_at(tensors[0]) if tensors else None
+            place = changed_at(codes, name.rpartition(".")[2])
+            made = observer.memory.made_at(tensors[0]) if tensors else None
             where = made if place is None else str(place)
             raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
         yield slot, new
@@ -107,22 +122,35 @@ _BY_NUMBER = (
 )
 
 
-def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
-    """Return the numbers, flags and other plain values that each replay stores.
-
-    A number that the callable only counts up is counted up from its value at the replay. The
-    recording serves calls that find the other values as it did (`dependencies`), and stores the
-    same.
-    """
+def counted_numbers(
+    found: Sequence[Change],
+    before: StateWalk,
+    known: Mapping[int, Same],
+    number: Callable[[object], int],
+) -> list[StateOutput]:
+    """Return the numbers, flags and other values without tensors that each replay stores. A replay
+    counts from the number that it finds, if the callable only counts up. Other values are stored as
+    in the capture, for `dependencies` guards them: functions, objects in `known`, and objects made
+    anew as results are (see `flatten`)."""
     changed = {change.slot.id: change for change in found}
-    places = {change.slot.id: change.slot for change in found}
+    # What an object holds that the call made, in the place of another, came with it: no replay
+    # makes that object, and it would lack what is taken from it.
+    made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
+    places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
     places |= {slot.id: slot for slot, _ in before.held.values() if before.use(slot) is Use.NONE}
     outputs: list[StateOutput] = []
     for key, slot in places.items():
         change = changed.get(key)
         value = slot.read() if change is None else change.after
         use = before.use(slot)
-        if use is None or not is_unchanging(value) or isinstance(slot.holder, tuple):
+        if use is None or isinstance(slot.holder, tuple) or (change is None and value is MISSING):
+            continue
+        if use is Use.NONE:
+            flat = flatten(value, slot.name, objects="made", known=known, number=number)
+            if not flat.tensors and _lasts(flat.tree, known):
+                outputs.append(StateOutput(slot, flat.tree, ()))
+            continue
+        if not is_unchanging(value):
             continue
         if change is not None and not (change.before is MISSING or is_unchanging(change.before)):
             continue
@@ -135,18 +163,29 @@ def moved_on(found: Sequence[Change], before: StateWalk) -> list[StateOutput]:
     return outputs
 
 
-def is_unchanging(value: object) -> bool:
-    """Return whether a value can never change: a number, a string, a tuple of such values."""
-    if type(value) is tuple:
-        return all(map(is_unchanging, value))
-    return is_plain(value)
+def _lasts(tree: Tree, known: Collection[int]) -> bool:
+    """Return whether each replay can store the constants of a tree: the call made none of them."""
+    values = [constant.value for _, constant in constants(tree) if not constant.is_plain]
+    return all(id(value) in known or _is_fixed(value, known) for value in values)
 
 
-def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
-    """Return the names of containers that the callable only adds to, which no replay does.
+def _is_fixed(value: object, known: Collection[int]) -> bool:
+    """Return whether a value is code without values of the call, as a closure may have."""
+    if isinstance(value, METHODS):
+        of = object_of(value)
+        return of is None or is_plain(of) or id(of) in known or isinstance(of, type)
+    if isinstance(value, types.FunctionType):
+        module = sys.modules.get(value.__module__)
+        own = value.__closure__ or value.__defaults__ or value.__kwdefaults__
+        return not own or getattr(module, value.__name__, None) is value
+    return isinstance(value, type | types.ModuleType)
+
+
+def growing_containers(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
+    """Return the names of containers that the callable only adds to. No replay does.
 
     Raises:
-        CaptureError: OL118, it also reads a container that grows or shrinks at each call.
+        CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
     """
     names: dict[str, None] = {}
     ways = {id(value): slot for slot, value in before.held.values()}
@@ -161,9 +200,58 @@ def grown(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
             continue  # a new one takes its place
         if way is None or before.is_read(way):
             what = f"the callable changes the length of `{container[1]}`, which it reads"
-            raise CaptureError("OL118", what, fix="keep what grows outside of the callable")
+            raise CaptureError("OL118", what, where=_place_of(way, before), fix=_GROWS)
         names[container[1]] = None
     return tuple(names)
+
+
+_GROWS = (
+    "keep what grows outside of the callable; a hook that counts its backwards, as of "
+    '`register_multi_grad_hook(..., mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
+)
+
+
+def _place_of(way: Slot | None, before: StateWalk) -> str | None:
+    """Return the line of the function that has this slot as a variable."""
+    for fn in before.functions:
+        if way is not None and any(way.holder is cell for cell in fn.__closure__ or ()):
+            place = line_of(inspect.unwrap(fn))
+            return None if place is None else str(place)
+    return None
+
+
+def refuse_renewed(
+    found: Sequence[Change],
+    before: StateWalk,
+    written: Collection[object],
+    codes: Collection[CodeType],
+) -> None:
+    """Refuse to replace an object that the callable reads by an object with other numbers. No
+    replay makes the new object, so each would find the numbers of the capture.
+
+    Args:
+        written: the ids of the slots that each replay writes.
+        codes: the code that the callable runs.
+
+    Raises:
+        CaptureError: OL118.
+    """
+    replaced = {c.slot.id for c in found if c.slot.id not in written and before.is_read(c.slot)}
+    old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
+    for slot, was, value in found:
+        if was is not MISSING or not is_unchanging(value) or not is_replaced(slot, replaced):
+            continue
+        last = old.get(slot.name, MISSING)
+        if not is_unchanging(last) or Constant(last) == Constant(value):
+            continue
+        what = (
+            f"the callable replaces what holds `{slot.name}`, which it reads: it was {last!r}, and "
+            f"is {value!r} in the new one"
+        )
+        fix = "keep the object, and move the number on in it, `state.n += 1`; or a tensor in it"
+        via = "" if slot.via is None else slot.via.name.rpartition(".")[2]
+        place = changed_at(codes, via)
+        raise CaptureError("OL118", what, where=None if place is None else str(place), fix=fix)
 
 
 def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:
@@ -193,12 +281,10 @@ def lasting_gradients(
     hidden: Sequence[Slot],
     device: torch.device,
 ) -> set[int]:
-    """Return the ids of gradients that may stay in the recording's memory.
-
-    They are not copied at each replay: a ResNet-50 has 161. Excluded are gradients that the
-    callable also returns or stores elsewhere, since these must outlast the next call; and gradients
-    in one of the `hidden` slots, since the next call gets them as inputs, and may write them.
-    """
+    """Return the ids of gradients that may stay in the recording's memory. No replay copies them: a
+    ResNet-50 has 161. A gradient does not stay if the callable also returns it or stores it
+    elsewhere: there it must outlast the next call. Nor does a gradient in a `hidden` slot, which
+    the next call gets as an input and may write."""
     read = {slot.id for slot in hidden}
     gradients: list[Tensor] = []
     others: list[Tensor] = []
@@ -209,8 +295,19 @@ def lasting_gradients(
     return {id(t) for t in gradients if lies_on(t, device) and driver.storage(t) not in taken}
 
 
+def keep_results(
+    outputs: Outputs, results: Sequence[Tensor], state: Sequence[StateOutput]
+) -> list[Tensor]:
+    """Let results stay in the recording's memory, and return the staying tensors. Memory of stored
+    tensors does not stay: the next launch in the pool would overwrite it."""
+    stored = {number for each in state for number in each.output_indices}
+    for index, group in enumerate(outputs.groups):
+        group.stays = not any(number in stored for number, _ in outputs.of_group(index))
+    return [unique(results)[number] for number in outputs.staying()]
+
+
 def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:
-    """Return a function that gives each leaf its gradient: 0.05 us each if it has it already."""
+    """Return a function that gives each leaf its gradient: 0.05 us a leaf that has it already."""
     leaves = [leaf for leaf, _ in gradients]
     expected = [gradient for _, gradient in gradients]
 

@@ -7,12 +7,13 @@ numbers written into it, among them those by which kernels are chosen, it must g
 
 from __future__ import annotations
 
+import copy
 import functools
-import itertools
 import math
+import operator
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +21,22 @@ import torch
 
 from onelaunch.call.numbers import number_paths
 from onelaunch.call.tree import Tree
-from onelaunch.capture.numbers import Example, Numbers, Operation, Use
+from onelaunch.capture.numbers import Example, Numbers, Operation
+from onelaunch.capture.scalar_trace import Term, unmistakable
 from onelaunch.driver.aten import mapped, tensors
-from onelaunch.driver.protocol import AmbiguousMatch, DevicePool, Driver, Graph, ScalarPatch
+from onelaunch.driver.protocol import (
+    Ambiguities,
+    AmbiguousMatch,
+    DevicePool,
+    Driver,
+    Graph,
+    ScalarPatch,
+)
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.traced_float import ScalarTrace, Term, unmistakable
-from onelaunch.optimizers.trials import Ambiguous
+from onelaunch.optimizers.capturable import is_number
 from onelaunch.state.host_values import bytes_of
+from onelaunch.state.slots import Slot
 
 _C: Any = torch._C
 
@@ -35,7 +44,7 @@ SEEDS = 4
 """Number of sets of scalars that are tried: one may equal half an address, or another number."""
 
 _LARGEST = torch.finfo(torch.float32).max
-_EXACT = 2**53
+EXACT = 2**53
 """The largest numbers that are followed: torch refuses larger floats as some scalars, and beyond
 2**53 an int is no float."""
 
@@ -45,18 +54,35 @@ _USUAL: dict[type, tuple[float, ...]] = {
 }
 """Numbers that every kernel takes alike."""
 _SPECIAL: dict[type, tuple[float, ...]] = {
-    float: (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -0.5, math.inf, -math.inf, math.nan),
+    float: (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0, -2.0, 3.0, 0.5, -0.5),
     int: (0, 1, -1, 2, -2, 3),
 }
 """Numbers for which an operation may take another kernel."""
+_MOST_SPECIAL = 7
+"""The first of the special numbers, which are tried with any others."""
 _CHOOSING = frozenset((0.0, 1.0, -1.0))
 """Numbers that get recordings of their own, whatever a trial says, if an operation takes no tensor
 of one element in their place: it may skip a product by them."""
-_SIZES = (64, 3, 2)
-"""The most elements of a trial's tensors in the last dimension, the one before it, and others."""
+_ELEMENTS = (0.0, -0.0, 1.0, math.inf, -math.inf, math.nan)
+"""Elements for which a kernel that skips a product by 0 or 1 gives other bits."""
+
+_REFUSALS = (RuntimeError, ValueError, TypeError, OverflowError)
+"""The errors that eager raises for a number that it refuses."""
 
 Excluded = frozenset[float | None]
 """Numbers for which a recorded operation gives other bits than eager; None is NaN."""
+
+
+@dataclass(slots=True)
+class Ambiguous:
+    """The places that were ambiguous, and those confirmed since, by two stand-ins found there."""
+
+    latest: Ambiguities = frozenset()
+    confirmed: Ambiguities = frozenset()
+
+    def add(self, error: AmbiguousMatch) -> None:
+        self.confirmed |= self.latest & error.places
+        self.latest = error.places
 
 
 @dataclass(slots=True)
@@ -89,7 +115,7 @@ class NumberTrials:
             proven = self._proven[key]
             if proven is None:
                 for term in terms:
-                    numbers.escape(term)
+                    numbers.give_up(term)
                 return None
             excluded += [proven] * len(terms)
         self.seed += 1
@@ -97,11 +123,11 @@ class NumberTrials:
         patch = None
         if scalars:
             try:
-                patch = graph.scalar_patch(scalars, self._ambiguities.confirmed)
+                patch = graph.scalar_patch([*dict.fromkeys(scalars)], self._ambiguities.confirmed)
             except AmbiguousMatch as error:
                 self._ambiguities.add(error)
                 return None
-            if patch is None or len(patch.found) < len(scalars):
+            if patch is None or len(patch.found) < len({*scalars}):
                 return None
         return FollowedNumbers(numbers, patch, excluded)
 
@@ -111,32 +137,59 @@ class FollowedNumbers:
 
     Attributes:
         arguments: the positions of those among the arguments.
-        slots: the places of the others.
+        slots: the places of those in state that the caller varies.
+        counted: the places of numbers that each replay moves on.
+        keys: (id of a group, key) of those in optimizers' groups.
     """
 
     def __init__(
         self, numbers: Numbers, patch: ScalarPatch | None, excluded: Sequence[Excluded]
     ) -> None:
         self.slots = numbers.following.slots
+        self.counted = tuple(slot for slot, _ in numbers.counted().values())
         self.arguments = numbers.following.arguments
-        self._kinds = tuple(numbers.kinds)
-        self._trace: ScalarTrace = numbers.trace
-        self._uses: Sequence[Use] = numbers.uses
-        self._uses_kinds = [type(numbers.trace.values[use.term]) for use in numbers.uses]
-        self._excluded = [
-            more | _CHOOSING if not use.wrapped else more
-            for use, more in zip(numbers.uses, excluded, strict=True)
-        ]
+        self.keys = {(id(place.group), place.key) for place in numbers.groups}
+        places = (*self.slots, *self.counted, *numbers.groups)
+        self._readers = [place.reader for place in places]
+        terms: dict[int, tuple[type | None, Excluded]] = {}
+        for use, more in zip(numbers.uses, excluded, strict=True):
+            kind, known = terms.get(use.term, (None, frozenset()))
+            known |= more | _CHOOSING if use.chooses else more
+            terms[use.term] = kind or use.kind, known
+        self._any = len(numbers.kinds) > len(numbers.fixed) or patch is not None
+        self._computed = numbers.trace.compiled([*terms], numbers.fixed, numbers.kinds)
+        self._conditions = list(terms.values())
+        """The type that each term in kernels must keep, and the values that do not serve."""
+        scalars = {use.scalar: use.term for use in numbers.uses}
+        order = [*terms]
+        self._order = [order.index(term) for term in scalars.values()]
         self._patch = patch
-        self._latest: tuple[object, ...] | None = None
+        own = [v for i, v in enumerate(numbers.trace.leaf_values) if i not in numbers.fixed]
+        self.serves_own = self._scalars(own) is not None
+        """True if it serves the numbers of its own call."""
+        self._given: tuple[object, ...] = tuple(numbers.arguments)
+        self._latest: Sequence[object] | None = None
         self._written = b""
 
     def names(self) -> set[object]:
-        """Return the numbers: positions of arguments, and ids of slots."""
+        """Return the numbers that the caller varies: positions of arguments, and ids of slots."""
         return {*self.arguments, *(slot.id for slot in self.slots)}
 
+    @property
+    def of_state(self) -> bool:
+        """True if calls write numbers of their own or of the state into the recording."""
+        return bool(self.names()) or (bool(self.counted) and self._patch is not None)
+
+    def at(self, place: Callable[[Slot], Slot]) -> FollowedNumbers:
+        """Return the same for numbers in other places."""
+        made = copy.copy(self)
+        made.slots, made.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
+        made._readers = [slot.reader for slot in (*made.slots, *made.counted)]
+        made._latest, made._written = None, b""
+        return made
+
     def shown(self, tree: Tree) -> tuple[str, ...]:
-        """Return the names of the numbers, given the tree of the arguments."""
+        """Return the names of these numbers, given the tree of the arguments."""
         paths = number_paths(tree) if self.arguments else []
         return (*(paths[i] for i in self.arguments), *(slot.name for slot in self.slots))
 
@@ -146,53 +199,66 @@ class FollowedNumbers:
         return FollowedNumbers(Numbers.none(), None, ())
 
     def __bool__(self) -> bool:
-        return bool(self._kinds)
+        return self._any
 
     def write_current(self, *arguments: object) -> bool:
         """Write the numbers of a call into the recording; return whether it serves them.
 
-        0.2 us for each number, if they are the same objects as in the last call; else 0.5 us for
-        each term and 1 us for each kernel.
+        0.1 us for each number, if they are the same objects as in the last call; else 0.5
+        us for each term and 1 us for each kernel.
         """
-        numbers = (*arguments, *[slot.read() for slot in self.slots])
+        values, self._given = self._values(arguments), arguments
+        if self._patch is None:
+            return values is not None and self._computed(*values) is not None
         latest = self._latest
-        if latest is not None and all(a is b for a, b in zip(numbers, latest, strict=True)):
+        if latest is not None and values is not None and all(map(operator.is_, values, latest)):
             return True
-        scalars = self._scalars(numbers)
+        scalars = self._scalars(values)
         if scalars is None:
             return False
         packed = struct.pack(f"{len(scalars)}d", *scalars)
-        if packed != self._written and self._patch is not None:
+        if packed != self._written:
             self._patch.write(scalars)
-        self._written, self._latest = packed, numbers
+        self._written, self._latest = packed, values
         return True
 
     def serves(self, *arguments: object) -> bool:
-        """Return whether the recording serves the numbers of a call, and write nothing."""
-        numbers = (*arguments, *[slot.read() for slot in self.slots])
-        return self._scalars(numbers) is not None
+        """Return whether the recording serves the numbers of a call, and write nothing.
 
-    def _scalars(self, numbers: Sequence[Any]) -> list[float] | None:
-        if any(type(n) is not kind for n, kind in zip(numbers, self._kinds, strict=True)):
+        Args:
+            arguments: the numbers among its arguments; those of the latest call if there are none.
+        """
+        return self._scalars(self._values(arguments or self._given)) is not None
+
+    def _values(self, arguments: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the numbers of a call, or None if one is gone."""
+        try:
+            return [*arguments, *[read() for read in self._readers]]
+        except (LookupError, TypeError):
             return None
-        terms = self._trace.evaluated(numbers)
+
+    def _scalars(self, values: Sequence[Any] | None) -> list[float] | None:
+        terms = None if values is None else self._computed(*values)
         if terms is None:
             return None
         scalars: list[float] = []
-        for use, kind, excluded in zip(self._uses, self._uses_kinds, self._excluded, strict=True):
-            term = terms[use.term]
-            if type(term) is not kind or not _is_in_range(term):
+        for term, (kind, excluded) in zip(terms, self._conditions, strict=True):
+            if not _is_of(term, kind) or not _is_in_range(term):
                 return None
             scalar = float(term)
             if (scalar if scalar == scalar else None) in excluded:
                 return None
             scalars.append(scalar)
-        return scalars
+        return [scalars[place] for place in self._order]
+
+
+def _is_of(value: object, kind: type | None) -> bool:
+    return is_number(value) if kind is None else type(value) is kind
 
 
 def _is_in_range(value: float) -> bool:
     if type(value) is int:
-        return abs(value) <= _EXACT
+        return abs(value) <= EXACT
     return abs(value) <= _LARGEST or not math.isfinite(value)
 
 
@@ -230,8 +296,8 @@ def _tried(
                 return _Trial(driver, device, operation, seed).run(pool, ambiguities)
         except AmbiguousMatch as error:
             ambiguities.add(error)
-        except (CaptureError, RuntimeError, ValueError, TypeError, OverflowError):
-            return None  # eager refuses one of the numbers
+        except (CaptureError, *_REFUSALS):
+            return None
     return None
 
 
@@ -252,13 +318,10 @@ class _Trial:
     def _made(self, value: Any, generator: torch.Generator) -> Any:
         if not isinstance(value, Example):
             return value
-        shape = [
-            min(size, most)
-            for size, most in zip(
-                reversed(value.shape), itertools.chain(_SIZES, itertools.repeat(2)), strict=False
-            )
-        ][::-1]
-        normal = torch.randn(shape, generator=generator, device="cpu")
+        normal = torch.randn(value.shape, generator=generator, device="cpu")
+        if value.dtype.is_floating_point and normal.numel() > 2 * len(_ELEMENTS):
+            for i in self._random.sample(range(normal.numel()), len(_ELEMENTS)):
+                normal.view(-1)[i] = self._random.choice(_ELEMENTS)
         if value.dtype == torch.bool:
             return (normal > 0).to(self._device)
         scaled = normal if value.dtype.is_floating_point else 5 * normal
@@ -281,14 +344,7 @@ class _Trial:
                 return None
             excluded: set[float | None] = set()
             for numbers, usual in self._numbers():
-                self._restore()
-                patch.write(list(map(float, numbers)))
-                graph.launch((), ())
-                got = self._bits(result)
-                self._restore()
-                called = functools.partial(self._called, numbers)
-                expected = self._driver.warmup(called, self._device)
-                if got == self._bits(expected):
+                if self._is_followed(patch, graph, result, numbers):
                     continue
                 if usual:
                     return None
@@ -297,16 +353,34 @@ class _Trial:
         finally:
             graph.reset()
 
+    def _is_followed(
+        self, patch: ScalarPatch, graph: Graph, result: Any, numbers: Sequence[float]
+    ) -> bool:
+        """Return whether a launch with these numbers gives eager's bits; no if eager refuses
+        them."""
+        self._restore()
+        try:
+            called = functools.partial(self._called, numbers)
+            expected = self._bits(self._driver.warmup(called, self._device))
+        except _REFUSALS:
+            return False
+        self._restore()
+        patch.write(list(map(float, numbers)))
+        graph.launch((), ())
+        return self._bits(result) == expected
+
     def _numbers(self) -> Iterator[tuple[list[float], bool]]:
         """Return the numbers of each trial, and whether they are numbers like any others."""
         kinds = self._operation.kinds
         for _ in range(4):
             yield [self._any(kind) for kind in kinds], True
-        for usual, numbers in ((True, _USUAL), (False, _SPECIAL)):
-            for index, kind in enumerate(kinds):
-                for number in numbers[kind]:
-                    others = [self._any(other) for other in kinds]
-                    yield [*others[:index], number, *others[index + 1 :]], usual
+        for place in range(max(map(len, _USUAL.values()))):
+            numbers = [_USUAL[kind] for kind in kinds]
+            yield [n[(place + i) % len(n)] for i, n in enumerate(numbers)], True
+        for index, kind in enumerate(kinds):
+            for number in _SPECIAL[kind] if len(kinds) == 1 else _SPECIAL[kind][:_MOST_SPECIAL]:
+                others = [self._any(other) for other in kinds]
+                yield [*others[:index], number, *others[index + 1 :]], False
         if len(kinds) > 1:
             for numbers in zip(*(_SPECIAL[kind] for kind in kinds), strict=False):
                 yield list(numbers), False

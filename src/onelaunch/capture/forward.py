@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.autograd.accumulate import takes_directly
-from onelaunch.autograd.backward import StaticGraph
+from onelaunch.autograd.backward import ForwardRun, StaticGraph
 from onelaunch.autograd.chain import Chain, Link, spare_streams, take_stream
 from onelaunch.autograd.components import Component
 from onelaunch.autograd.graph_walk import (
@@ -24,7 +24,7 @@ from onelaunch.autograd.graph_walk import (
     viewed,
 )
 from onelaunch.autograd.node import Saved, SavedOver
-from onelaunch.autograd.pair import AutogradPair
+from onelaunch.autograd.pair import AutogradPair, Watched
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import TensorSpec, lies_on, overlaps_itself
 from onelaunch.call.tree import first_places, unique
@@ -51,16 +51,16 @@ from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
-class _Seen(NamedTuple):
-    """The tensors that a backward will read, if any; see `AutogradPair.watched_inputs`."""
+class _SeenByBackward(NamedTuple):
+    """The tensors that a backward may read; see `pair.Watched`."""
 
     inputs: list[int]
-    watched: list[Tensor]
+    tensors: list[Tensor]
     results: list[int]
     plain: list[int]
     saves: bool
     saved: list[Tensor] | None
-    """The captured graph's own saved tensors; None if a node does not show them."""
+    """The tensors that the captured graph saves; None if a node does not show them."""
 
 
 class BackwardInside(Exception):
@@ -68,7 +68,7 @@ class BackwardInside(Exception):
 
 
 class Budget(Protocol):
-    """The object behind an `ol.Pool`, which counts the memory of recordings."""
+    """An owner of device pools that counts the memory of recordings: an `ol.Pool` is behind it."""
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
         """Return a new device pool that no other recording uses."""
@@ -81,8 +81,8 @@ class Budget(Protocol):
 
 @contextmanager
 def leaves_refused() -> Generator[None]:
-    """Refuse an in-place operation that autograd forbids in a capture alone, because the stand-ins
-    for arguments and parameters are leaves there.
+    """Refuse an in-place operation that autograd forbids in a capture alone, on a stand-in.
+    Stand-ins for arguments and parameters are leaves, where eager may have none.
 
     Raises:
         CaptureError: OL113.
@@ -102,8 +102,8 @@ class Forward:
     """The autograd side of one capture.
 
     Args:
-        shared: counts its memory. The tensors that a forward saves for its backward must outlive
-            every launch in between, so they have separate device pools.
+        shared: counts its memory. Tensors saved for a backward must outlive all launches in
+            between, so each forward has a device pool of its own.
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
         direct: whether the backward may write the gradients of parameters itself.
@@ -119,8 +119,8 @@ class Forward:
     chain: Chain | None = None
     pool: DevicePool = field(init=False)
     stream: object = field(init=False)
-    """The stream of this recording, or its chain, alone; eager backwards over the captured graph
-    run on it too."""
+    """The stream of this recording or its chain, also for eager backwards over the captured
+    graph."""
     rewind: Rewind | None = None
     """The capture's rewind of the random state."""
     holders: set[int] = field(default_factory=set)
@@ -146,8 +146,8 @@ class Forward:
 
     @contextmanager
     def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
-        """Return a context for the run of the callable: stand-ins replace the tensors that require
-        grad, and no hooks run."""
+        """Return a context for the run: stand-ins replace tensors that require grad, and no hooks
+        run."""
         values = [(slot.name, value) for slot, value in before.held.values()]
         modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
@@ -161,12 +161,12 @@ class Forward:
                 raise
 
     def real(self, t: Tensor) -> Tensor:
-        """Return the tensor that `t` replaces in the capture, or `t` itself."""
+        """Return the tensor that a stand-in replaces, or `t` itself."""
         assert self._proxies is not None
         return self._proxies.real(t)
 
     def viewed(self, t: Tensor) -> Tensor | None:
-        """Return the callable's own tensor that `t` is a view of; see `graph_walk.viewed`."""
+        """Return the callable's own base of a view; see `graph_walk.viewed`."""
         base = viewed(t)
         return None if base is None else self.real(base)
 
@@ -183,7 +183,8 @@ class Forward:
         moved = self._proxies.moved()
         if moved is not None:
             what = f"`{self._proxies.name(moved)}` is given other memory in the call"
-            raise CaptureError("OL105", what, where=observer.made_at(moved), fix=WRITE_IN_PLACE)
+            where = observer.memory.made_at(moved)
+            raise CaptureError("OL105", what, where=where, fix=WRITE_IN_PLACE)
         for t, spec in zip(arguments, plan.specs, strict=False):
             if t.requires_grad != spec.requires_grad or t.grad_fn is not None:
                 raise error_here("OL113", f"an argument, {spec}, is changed in place")
@@ -195,9 +196,9 @@ class Forward:
     def read_after(
         self, plan: Inputs, outside: Collection[int]
     ) -> tuple[list[Tensor], dict[int, SavedOver]] | None:
-        """Return the tensors that a backward reads in the recording's memory, and the inputs that
-        it can read where the caller has them, by position among the watched tensors; None if they
-        are not known.
+        """Return the tensors that a backward reads, or None if they are not known. The first are in
+        the recording's memory. The second are inputs that a backward can read where the caller has
+        them: position among the watched tensors -> saved tensor.
 
         Args:
             outside: storages of tensors from before the capture.
@@ -212,7 +213,7 @@ class Forward:
         lasting = set(map(id, (*(graph.saved() or ()), *graph.kept())))
         alone = {group.members[0] for group in plan.groups if len(group.members) == 1}
         readable: dict[int, SavedOver] = {}
-        for at, index in enumerate(pair.watched_inputs):
+        for at, index in enumerate(pair.watched.inputs):
             static, whole = plan.statics[index], at in pair.saved.inputs
             over = [t for t in every if storage(t) == storage(static)]
             if index in alone and all(
@@ -232,9 +233,9 @@ class Forward:
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
+        run: ForwardRun,
     ) -> None:
-        """Classify the results by their part in autograd, and keep the graph of the results that
-        have one."""
+        """Classify the results by their part in autograd, and keep the graph that leads to them."""
         results = [*results, *_add_hidden_bases(self.driver, outputs, results)]
         numbers = _through_node(self.driver, outputs, results, inputs)
         made = [results[number] for number in numbers]
@@ -251,7 +252,7 @@ class Forward:
         if lost is not None:
             given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
             storage, hidden = self.driver.storage(lost), observer.ledger is None
-            made = storage not in observer.external if hidden else observer.made(lost)
+            made = storage not in observer.memory.external if hidden else observer.memory.made(lost)
             if made or storage in given:
                 raise BackwardInside  # made in the call, of an argument's memory perhaps
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
@@ -260,7 +261,7 @@ class Forward:
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in proxies]
         ours = len(leaves) - len(direct)
         static = StaticGraph(
-            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind
+            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind, run
         )
         static.outlasting = outputs.from_before()
         link = self._link
@@ -272,8 +273,9 @@ class Forward:
             if isinstance(output.memory, Own) and number not in numbers
         }
         seen = self._seen(graph, made, plain, inputs, observer, held)
-        memory = [inputs.statics[i] for i in seen.inputs] + seen.watched
+        memory = [inputs.statics[i] for i in seen.inputs] + seen.tensors
         memory += [plain[number] for number in seen.plain]
+        static.overwritten.statics = memory + [made[place] for place in seen.results]
         pair = AutogradPair(
             static=static,
             pool=self.pool,
@@ -283,14 +285,13 @@ class Forward:
             arguments=arguments,
             parameters=[real for _, real in proxies[: len(proxies) - len(direct)]],
             direct=direct,
-            watched_inputs=seen.inputs,
-            watched=seen.watched,
+            watched=Watched(
+                seen.inputs, seen.tensors, seen.plain, list(map(self.driver.storage, memory))
+            ),
             watched_results=seen.results,
-            watched_plain=seen.plain,
             saved=self._saved(graph, seen, inputs, observer),
             saves=seen.saves,
             raises=self.raises,
-            watched_memory=list(map(self.driver.storage, memory)),
             link=link,
         )
         groups = graph.groups(made) if link is None else []  # torch's callables are one node each
@@ -298,17 +299,19 @@ class Forward:
             of = [made[place] for place in group]
             inside = CapturedGraph(of)
             part = self._seen(inside, of, plain, inputs, observer, held)
-            reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.watched}
-            watched = [i in part.inputs for i in pair.watched_inputs]
-            watched += [id(t) in own for t in pair.watched]
-            watched += [number in part.plain for number in pair.watched_plain]
+            reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.tensors}
+            watched = [i in part.inputs for i in pair.watched.inputs]
+            watched += [id(t) in own for t in pair.watched.tensors]
+            watched += [number in part.plain for number in pair.watched.plain]
+            places = [place for place, wanted in enumerate(watched) if wanted]
             pair.components.append(
                 Component(
                     results=group,
                     inputs=[i for i, t in enumerate(leaves[:ours]) if id(t) in reached],
-                    watched=[place for place, wanted in enumerate(watched) if wanted],
+                    watched=places,
                     watched_results=part.results,
                     saves=part.saves,
+                    statics=[memory[place] for place in places] + [of[i] for i in part.results],
                 )
             )
         self._pair = pair
@@ -321,12 +324,12 @@ class Forward:
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
-    ) -> _Seen:
-        """Return the caller's tensors, and the results, that eager would save.
+    ) -> _SeenByBackward:
+        """Return the caller's tensors and the results that eager would save.
 
         Args:
             made: results of the node.
-            plain: by number, results that need no gradient.
+            plain: result index -> result that needs no gradient.
         """
         saved = graph.saved()
         region = self.driver.region
@@ -340,11 +343,14 @@ class Forward:
             saves = bool(saved or graph.packs or graph.spoiled) or any(
                 isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph.nodes
             )
+        storages |= {region(t).storage for t in graph.kept() if self._here(t)}
         # Tensors that the forward writes without counting it (the statistics of a BatchNorm) are
         # saved too, and may change before the backward.
-        storages -= observer.written.keys() - observer.version_bumped
-        external = {s: ts for s, ts in observer.external.items() if s in storages and s in held}
-        return _Seen(
+        storages -= observer.memory.written.keys() - observer.memory.version_bumped
+        external = {
+            s: ts for s, ts in observer.memory.external.items() if s in storages and s in held
+        }
+        return _SeenByBackward(
             inputs=[
                 i
                 for i, static in enumerate(inputs.statics)
@@ -352,7 +358,7 @@ class Forward:
                 and region(static).storage in storages
                 and not inputs.tensors[i].is_inference()
             ],
-            watched=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
+            tensors=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
             results=[i for i, t in enumerate(made) if region(t).storage in storages],
             plain=[
                 number
@@ -364,15 +370,15 @@ class Forward:
         )
 
     def _saved(
-        self, graph: CapturedGraph, seen: _Seen, inputs: Inputs, observer: Observer
+        self, graph: CapturedGraph, seen: _SeenByBackward, inputs: Inputs, observer: Observer
     ) -> Saved:
-        """Return the tensors that eager saves as the objects themselves, and whose memory may be
-        replaced."""
+        """Return the tensors that eager saves as objects."""
         assert self._proxies is not None
         # Values packed by hooks (checkpointing) read everything again that the forward read.
         every = seen.saved is None or graph.packs
-        found = {id(t) for t in seen.saved or ()}
-        read = {id(t) for ts in observer.external.values() for t in ts} if every else set[int]()
+        found = {id(t) for t in (*(seen.saved or ()), *graph.kept())}
+        tensors = observer.memory.external.values() if every else ()
+        read = {id(t) for ts in tensors for t in ts}
         state = [(s, t) for s, t in self._proxies.pairs() if id(s) in found or id(t) in read]
         of_inputs = {
             place: inputs.statics[i]
@@ -389,7 +395,7 @@ class Forward:
 
 
 def refuse_leaves_of_host(plan: Inputs) -> None:
-    """Refuse arguments that are copied to the device and require grad.
+    """Refuse arguments that require grad and are copied to the device.
 
     Raises:
         CaptureError: OL103.
@@ -404,8 +410,8 @@ def refuse_leaves_of_host(plan: Inputs) -> None:
 def _through_node(
     driver: Driver, outputs: Outputs, results: Sequence[Tensor], inputs: Inputs
 ) -> list[int]:
-    """Return the numbers of the results that come out of the node. Views of the caller's memory,
-    and views of such results, are made outside of it, so that autograd sees them as views."""
+    """Return the indices of results that come out of the node. Views of the caller's memory are
+    made outside of the node, for autograd to see them as views."""
     chosen: list[int] = []
     for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
         if not output.spec.requires_grad:
@@ -434,8 +440,8 @@ def _viewed(memory: ArgumentView | HeldView, inputs: Inputs) -> Tensor:
 
 
 def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:
-    """Add to the plan the tensors that are no results, and of which several results are views that
-    overlap: a write to one view changes the gradients of the others. Return them."""
+    """Add to the plan, and return, tensors whose views among the results overlap. A write to one
+    view changes the gradients of the others, so their base must be there."""
     bases: list[Tensor] = []
     views: dict[int, list[Tensor]] = {}
     ids = set(map(id, results))
@@ -475,7 +481,7 @@ def _overlap(driver: Driver, a: Tensor, b: Tensor) -> bool:
 
 
 def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
-    """Return the number of the result that `t` is a view of, or None."""
+    """Return the index of the result that `t` is a view of, or None."""
     if not t._is_view():
         return None
     for number, other in enumerate(results):

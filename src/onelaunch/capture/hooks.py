@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from onelaunch.source import Place, line_of
-from onelaunch.state.slots import gradient_of, read_hooks, read_last_hooks
+from onelaunch.state.hooks import node_hooks, read_hooks, read_last_hooks
+from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk
 
 _MODULES: Any = nn.modules.module
@@ -42,8 +43,8 @@ def hooks_inside(
     optimizers: Sequence[Optimizer],
     forward: bool,
 ) -> tuple[HookInside, ...]:
-    """Return the hooks that ran in a capture, except torch's own: the recording has their
-    operations, and no replay runs their Python. Costs a microsecond for each module and leaf.
+    """Return the user's hooks that ran in a capture: replays run their operations, not their
+    Python. A search takes a microsecond for each module and leaf.
 
     Args:
         roots: the captured object, whose own hooks run around a replay; then arguments.
@@ -66,13 +67,13 @@ def hooks_inside(
 
 
 def _runs_backward(before: StateWalk, found: Sequence[Change]) -> bool:
-    """Return whether the callable runs a backward, as far as its code and its changes show."""
+    """Return whether code or changes of the callable show a backward."""
     named = before.runs_backward() or any(c.slot.key is gradient_of for c in found)
     return torch.is_grad_enabled() and named
 
 
 Hook = tuple[str, str, Callable[..., object]]
-"""A hook: the name of its owner, its kind, and the function that is called."""
+"""The name of the owner, the kind of hook, and its function."""
 
 
 def _of_modules(
@@ -96,6 +97,8 @@ def _of_leaves(before: StateWalk) -> Iterator[Hook]:
             yield slot.name, "hook", fn
         for fn in (read_last_hooks(t) or {}).values():
             yield slot.name, "post_accumulate_grad_hook", fn
+        for fn in (fn for hooks in node_hooks([t]) for fn in hooks.values()):
+            yield f"{slot.name}.grad_fn", "hook", fn
 
 
 def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[Hook]:

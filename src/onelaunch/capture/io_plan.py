@@ -1,9 +1,9 @@
 """The ways of a call's tensors into a recording, and of its results to the caller.
 
-Inputs that share memory share one buffer with the caller's layout, so that the callable sees every
-overlap and stride as it is. Results are classified by the owner of their memory: the caller (an
-argument or a view of one), something that outlives the call (a parameter), or the recording, whose
-results each call copies to fresh memory. What a call does by this plan is in `replay/launch.py`.
+Inputs that share memory share one buffer with the caller's layout, so the callable sees the same
+overlaps and strides. Results are classified by the owner of their memory. The owner is the caller
+(an argument or a view), something that outlives the call (a parameter), or the recording. Each call
+copies results of the recording to fresh memory. `replay/launch.py` carries this plan out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onelaunch.call.spec import TensorSpec, contiguous_stride
 from onelaunch.driver.protocol import Capture, Driver, Region, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
-from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.watch.observer import Observer
 
 
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(slots=True)
 class Inputs:
-    """The inputs of a recording, by number: arguments first, then tensors read from slots."""
+    """The inputs of a recording, by index: arguments first, then tensors read from slots."""
 
     tensors: list[Tensor]
     specs: list[TensorSpec]
@@ -47,16 +47,15 @@ class Inputs:
     groups: list[Group]
     statics: list[Tensor] = field(default_factory=list)
     varying: dict[int, Varying] = field(default_factory=dict)
-    """The inputs that may be smaller in a call than in the recording."""
+    """Input index -> how an input that may be smaller in a call varies."""
 
     def give_by_value(self, numbers: Collection[int]) -> None:
-        """Give the callable these 0-dim host tensors as they are."""
+        """Pass 0-dim host tensors to the callable unchanged."""
         self.groups = [g for g in self.groups if g.members[0] not in numbers]
         for index in numbers:
             self.travels[index] = Travel.HOST
 
     def release(self) -> None:
-        """Drop the references to the recording's memory."""
         self.statics = []
         for group in self.groups:
             group.buffer = None
@@ -70,7 +69,7 @@ def plan_inputs(
     Args:
         tensors: the tensors of the call under capture.
         device: the recording's device.
-        pinned: storages that the callable also reaches by address; an argument there is read in
+        pinned: storages that the callable also reaches by address. An argument there is read in
             place, and the recording fits only calls with this very memory.
     """
     travels: list[Travel] = []
@@ -103,14 +102,14 @@ def is_filled(t: Tensor, device: torch.device) -> bool:
 
 
 def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device) -> list[int]:
-    """Return the bytes of each buffer for inputs, as far as they are known before a capture."""
+    """Return the known bytes of each input buffer before a capture."""
     here = [t for t in tensors if t.device == device and t.layout is torch.strided]
     groups = plan_inputs(driver, here, device, set()).groups
     return [group.region.nbytes for group in groups]
 
 
 def _join(groups: list[Group], index: int, region: Region) -> None:
-    """Add an input to the groups, merging all groups that it or the union overlaps."""
+    """Add an input to the groups, and merge all groups that then overlap."""
     joined = Group([index], region, Travel.NODE)
     while True:
         other = next((g for g in groups if g.region.overlaps(joined.region)), None)
@@ -168,8 +167,8 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
 
 
 def _common_base(driver: Driver, tensors: Sequence[Tensor], region: Region) -> list[Tensor]:
-    """Return the tensor that several are, or are views of, if there is one, and `region` has the
-    whole of it: code of AOTAutograd's for arguments that share memory expects them to be views."""
+    """Return the base of overlapping tensors if it fills the region; else nothing. AOTAutograd's
+    code expects arguments that share memory to be views of one base."""
     bases = {id(b): b for b in (t if t._base is None else t._base for t in tensors)}
     base, *others = bases.values()
     own = driver.region(base)
@@ -183,7 +182,7 @@ def _common_base(driver: Driver, tensors: Sequence[Tensor], region: Region) -> l
 
 
 def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
-    """Return a tensor over the buffer that looks to the callable like `t`."""
+    """Return a tensor over the buffer with the layout of `t`."""
     with torch.inference_mode(t.is_inference()), torch.no_grad():
         static = driver.alias(buffer, t.dtype, t.shape, t.stride(), offset)
         if t.is_conj():
@@ -225,7 +224,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldView:
-    """Memory of a tensor that exists outside, from an offset to that tensor's first element."""
+    """Memory of a tensor from outside, from an offset to its first element."""
 
     kind: ClassVar = "held view"
     tensor: Tensor
@@ -242,10 +241,10 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Own:
-    """The recording's own memory, which each call copies to fresh memory with its `OwnGroup`.
+    """Memory of the recording, which each call copies to fresh memory with its `OwnGroup`.
 
     Attributes:
-        group: the number of the group.
+        group: the index of the group.
         start: the first byte, in the storage of the group.
     """
 
@@ -259,7 +258,7 @@ class OwnView:
     """A view of another result, which comes out of a node of autograd.
 
     Attributes:
-        result: the number of the other result.
+        result: the index of the other result.
         offset: from the other result's first element.
     """
 
@@ -270,7 +269,7 @@ class OwnView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostConstant:
-    """A host tensor that the call made, with the same values in each call, which gets a copy."""
+    """A host tensor that the call made, the same at each call: the caller gets a copy."""
 
     kind: ClassVar = "host constant"
     tensor: Tensor
@@ -287,23 +286,24 @@ class Output:
     memory: Memory
     is_view: bool
     """True if autograd is to see it as a view of the memory's tensor."""
-    follows: tuple[Follow, ...] = ()
+    follows: tuple[SizeLink, ...] = ()
     """The dimensions that follow the real sizes of a bucketed call."""
     graded: bool = True
-    """True if autograd has a graph of it. A view that `no_grad` makes has none, and requires grad
+    """True if autograd has a graph of it. A view made under `no_grad` has none, but requires grad
     where its base does."""
-    spent: bool = False
-    """True if it requires grad, by a graph whose backward the callable itself has run."""
+    freed: bool = False
+    """True if its graph is used up: the callable has run the backward."""
 
 
 @dataclass(slots=True)
 class OwnGroup:
-    """Results that share one storage of the recording, and are copied as one run of bytes."""
+    """Results in a shared storage of the recording, copied as one run of bytes."""
 
     storage: int
     start: int
     stop: int
     example: Tensor
+    stays: bool = False  # in the recording's memory: ``outputs="static"``
 
 
 @dataclass(slots=True)
@@ -313,15 +313,20 @@ class Outputs:
     made: list[Output] = field(default_factory=list)
     groups: list[OwnGroup] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
-    """id of a tensor -> its place in `made`."""
+    """id of a tensor -> its index in `made`."""
 
     def from_before(self) -> list[Tensor]:
-        """Return the tensors from before the call that results are, or are views of."""
+        """Return the tensors from before the call that are results, or bases of results."""
         memories = [output.memory for output in self.made]
         return [m.tensor for m in memories if isinstance(m, Held | HeldView)]
 
+    def staying(self) -> list[int]:
+        """Return the indices of results that stay in the recording's memory."""
+        places = [(n, o.memory) for n, o in enumerate(self.made)]
+        return [n for n, m in places if isinstance(m, Own) and self.groups[m.group].stays]
+
     def of_group(self, index: int) -> list[tuple[int, Output]]:
-        """Return the results in a group, with their numbers."""
+        """Return the results in a group, with their indices."""
         return [
             (number, output)
             for number, output in enumerate(self.made)
@@ -330,8 +335,7 @@ class Outputs:
 
 
 def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Memory:
-    """Return the memory of a host tensor, whose values are the same in each call: a tensor of the
-    callable's state as it is, and copies of one that the call made."""
+    """Return the memory of a host tensor, whose values are the same in each call."""
     made = observer.host.made_here(t)
     wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
     if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
@@ -379,8 +383,8 @@ def plan_outputs(
         elif driver.storage(t) in observer.seeds:
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise error_here("OL104", what, fix="return the result of the operator alone")
-        elif driver.storage(t) not in storages and driver.storage(t) in observer.numbers:
-            observer.admission.wanted |= observer.numbers[driver.storage(t)]
+        elif driver.storage(t) not in storages and driver.storage(t) in observer.host_scalars:
+            observer.admission.wanted |= observer.host_scalars[driver.storage(t)]
             raise error_here("OL104", f"a result, {spec}, is a number that eager has on the host")
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
@@ -398,8 +402,8 @@ def _outside(
     held: dict[int, list[Tensor]],
     viewed: Tensor | None,
 ) -> Memory | None:
-    """Return the memory of a result that lies in an input or in a held tensor; None if it is the
-    recording's own. Of several in one storage, it is a view of the one that autograd says."""
+    """Return the memory of a result within an input or a held tensor; None for the recording's own.
+    Where tensors share a storage, autograd says which is the base."""
     region = driver.region(t)
     if region.storage in storages:
         several = [
@@ -425,7 +429,7 @@ def _outside(
 
 
 def varying_group(plan: Outputs, index: int) -> Varying | None:
-    """Return how the sizes of group `index` of the results vary; None if they do not.
+    """Return how the sizes of a group of results vary; None if they do not.
 
     Raises:
         CannotPadInside: its results are views of each other, or not contiguous.
@@ -463,11 +467,11 @@ def own(driver: Driver, plan: Outputs, t: Tensor) -> Own:
 
 
 def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
-    """Return the groups of inputs that the callable wrote into."""
+    """Return the indices of groups that the callable wrote into."""
     return [
         index
         for index, group in enumerate(plan.groups)
-        if group.buffer is not None and driver.storage(group.buffer) in observer.written
+        if group.buffer is not None and driver.storage(group.buffer) in observer.memory.written
     ]
 
 
@@ -477,16 +481,10 @@ def output_ports(
     plan: Inputs,
     outputs: Outputs,
     observer: Observer,
-    static: bool,
 ) -> None:
-    """Add the ports that copy results to fresh memory, and written inputs back to the caller's.
-
-    Args:
-        static: whether the results stay in the recording's own memory.
-    """
-    for index, group in enumerate(() if static else outputs.groups):
-        size = (group.stop - group.start,)
-        buffer = driver.alias(group.example, torch.uint8, size, (1,), 0)
+    """Add the ports that copy results out, and written inputs back to the caller."""
+    for index, group in [(i, group) for i, group in enumerate(outputs.groups) if not group.stays]:
+        buffer = driver.alias(group.example, torch.uint8, (group.stop - group.start,), (1,), 0)
         capture.output(buffer, 0, varying_group(outputs, index))
     for index in written_groups(driver, plan, observer):
         group = plan.groups[index]

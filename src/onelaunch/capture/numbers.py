@@ -1,21 +1,26 @@
-"""Numbers that the caller varies: stand-ins for them in a capture.
+"""Numbers that differ from call to call: stand-ins for them in a capture.
 
 A number that enters kernels as a scalar (``x * beta``) differs in nothing but some bytes of their
-arguments, which each launch can write. So in the capture an annealed attribute, or an argument that
-is a number, is a `Number`: it notes what is computed from it and how comparisons come out, and
-torch hands it on to each operation as it is. There a float that occurs nowhere else takes its
-place, by which the driver finds the scalar. All else that asks for its value makes it a constant
-again.
+arguments, which each launch can write. So in the capture an annealed attribute, an argument that is
+a number, or a learning rate is a `Number`: it notes what is computed from it and how comparisons
+come out, and torch hands it on to each operation as it is. There a float that occurs nowhere else
+takes its place, by which the driver finds the scalar. All else that asks for its value makes it a
+constant again.
+
+So is a number that the callable moves on (``cache.length += 1``). It is added to and compared, and
+each replay moves it on. Whatever else is done with it, the recording serves its one value.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import ref
 
 import torch
@@ -23,9 +28,10 @@ from torch import Tensor
 
 from onelaunch.call.numbers import is_number, with_numbers
 from onelaunch.call.tree import Constant, Tree
+from onelaunch.capture.number import Node, Number, node_of
+from onelaunch.capture.scalar_trace import ScalarTrace, Term, unmistakable
 from onelaunch.driver.aten import leaves, mapped
-from onelaunch.frames.reads import StandIn
-from onelaunch.optimizers.traced_float import ScalarTrace, Term, swapped, unmistakable
+from onelaunch.optimizers.steps import NumberPlace
 from onelaunch.state.slots import Slot
 
 _OTHERWISE = 0.37
@@ -35,8 +41,18 @@ _FILLS = frozenset(
     f"aten::{name}"
     for name in ("fill", "fill_", "full", "full_like", "masked_fill_", "new_full", "scalar_tensor")
 )
-_BY_VALUE = ("aten::pow", "aten::float_power")
-"""Operations whose kernels are chosen by the value of the scalar."""
+_OF_LISTS = ("aten::_foreach_", "aten::_fused_")
+"""Pointwise operations over lists of tensors: those of optimizers."""
+_FUSED = "aten::_fused_"
+"""Operations that take numbers as floats, with no other operation around them."""
+_MOST_ELEMENTS = 2**20
+"""Elements of an operation that is none of torch's, beyond which it is not tried."""
+_BY_VALUE = ("aten::pow", "aten::_foreach_pow", "aten::float_power")
+"""Operations whose kernels are chosen by the value of the exponent."""
+_OF_BASE = ("aten::pow.Scalar", "aten::_foreach_pow.ScalarAndTensor")
+"""Powers whose number is the base."""
+_SIZES = (64, 3, 2)
+"""The most elements of an example in the last dimension, the one before it, and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +61,27 @@ class Following:
 
     Attributes:
         arguments: their positions among the numbers of the arguments; see `call.numbers`.
-        slots: places of the others.
+        slots: places of others that the caller varies.
+        counted: places of integers that the callable moves on.
     """
 
     arguments: tuple[int, ...] = ()
     slots: tuple[Slot, ...] = ()
+    counted: tuple[Slot, ...] = ()
 
     def names(self) -> list[object]:
         """Return the positions, and the ids of the slots."""
-        return [*self.arguments, *(slot.id for slot in self.slots)]
+        return [*self.arguments, *(slot.id for slot in (*self.slots, *self.counted))]
 
     def without(self, escaped: Sequence[object]) -> Following:
         """Return those that are not among `escaped`: positions, and ids of slots."""
-        slots = tuple(slot for slot in self.slots if slot.id not in escaped)
-        return Following(tuple(i for i in self.arguments if i not in escaped), slots)
+        slots = (
+            tuple(s for s in part if s.id not in escaped) for part in (self.slots, self.counted)
+        )
+        return Following(tuple(i for i in self.arguments if i not in escaped), *slots)
 
     def __bool__(self) -> bool:
-        return bool(self.arguments or self.slots)
+        return bool(self.arguments or self.slots or self.counted)
 
 
 class Unfollowed(Exception):
@@ -79,10 +99,25 @@ class Unfollowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The facts about a tensor of an operation on which the choice of its kernel depends."""
+    """The facts about a tensor of an operation on which the choice of its kernel depends.
+
+    Attributes:
+        shape: its shape, but for sizes that make no difference.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @staticmethod
+    def of(t: Tensor, sizes: Literal["any", "most", "all"]) -> Example:
+        """Return the facts about a tensor.
+
+        Args:
+            sizes: "any" if the sizes make no difference, "all" if each does.
+        """
+        most = list(itertools.islice(itertools.chain(_SIZES, itertools.repeat(2)), t.dim()))[::-1]
+        shapes = {"any": most, "most": map(min, t.shape, most), "all": t.shape}
+        return Example(tuple(shapes[sizes]), t.dtype)
 
 
 class Operation(NamedTuple):
@@ -91,7 +126,7 @@ class Operation(NamedTuple):
     Attributes:
         func: the operation.
         args, kwargs: its arguments: tensors are `Example`s, and the numbers `Term`s.
-        kinds: the type of each of these numbers, in order.
+        kinds: the type of each of these numbers, in order: float or int.
     """
 
     func: Any
@@ -105,22 +140,22 @@ class Operation(NamedTuple):
         return repr((str(self.func), parts, self.kinds))
 
 
-class Use(NamedTuple):
-    """One scalar of an operation of the capture.
+class ScalarUse(NamedTuple):
+    """One scalar of an operation of the run.
 
     Attributes:
         term: the number's position in the trace.
         scalar: the float that the operation got in its place.
         operation: the position of the operation.
-        place: its position among the numbers of the operation.
-        wrapped: True if the operation takes it as a tensor of one element.
+        kind: the type that the number must keep; None if any number gives the same kernel.
+        chooses: True if the operation may take another kernel by its value.
     """
 
     term: int
     scalar: float
     operation: int
-    place: int
-    wrapped: bool
+    kind: type | None
+    chooses: bool
 
 
 @dataclass(slots=True)
@@ -128,25 +163,40 @@ class Numbers:
     """The numbers that one run of a capture follows.
 
     Attributes:
-        following: the places of the numbers: arguments first, then slots, in the order of the
-            trace's leaves.
+        following: the places of numbers: arguments first, then slots, those that the callable
+            moves on last, in the order of the trace's leaves.
+        groups: the places of the others, in optimizers' groups, which the run shows.
         device: the recording's device.
         seed: of the scalars of uses.
+        kinds: the type that each of the numbers must keep; None: any number will do.
         arguments: the numbers among the arguments of the call.
         uses, operations: the scalars of the run's operations.
+        fixed: positions of numbers that the callable moves on, if the recording serves one value.
+        steps: position of a number that the callable moves on -> the amount that it added.
+        brought: True if the device got a number as a tensor.
     """
 
     following: Following
     device: torch.device
     seed: int = 0
     trace: ScalarTrace = field(default_factory=ScalarTrace)
-    kinds: list[type] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
+    groups: list[NumberPlace] = field(default_factory=list)
+    kinds: list[type | None] = field(default_factory=list)
+    uses: list[ScalarUse] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     arguments: list[float] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
+    steps: dict[int, int] = field(default_factory=dict)
+    brought: bool = False
     _stepping: Callable[[], bool] = bool
     _escaped: set[int] = field(default_factory=set)
-    _nodes: list[ref[_Node]] = field(default_factory=list)
+    _nodes: list[ref[Node]] = field(default_factory=list)
+    _in_groups: dict[object, Number] = field(default_factory=dict)
+    _counted: int = 0
+    """The position of the first of the numbers that the callable moves on."""
+    _handed: dict[float, Node] = field(default_factory=dict)
+    """The floats that torch has asked for in a step, which its next operation has to get."""
+    _shared: dict[object, float] = field(default_factory=dict)
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +208,16 @@ class Numbers:
         return Numbers(Following(), torch.device("cpu"))
 
     def __bool__(self) -> bool:
-        return bool(self.following)
+        return bool(self.following or self.groups)
+
+    @property
+    def varied(self) -> bool:
+        """True if there are numbers that the caller varies."""
+        return bool(self.following.arguments or self.following.slots or self.groups)
+
+    def names(self) -> list[object]:
+        """Return the positions of arguments, the ids of slots, and the ids of places in groups."""
+        return [*self.following.names(), *(place.id for place in self.groups)]
 
     # Before and after the run.
 
@@ -170,7 +229,7 @@ class Numbers:
                 return constant
             value: Any = constant.value
             self.arguments.append(value)
-            return Constant(self._leaf(value))
+            return Constant(self._leaf(value, type(value)))
 
         return with_numbers(tree, change) if self.following.arguments else tree
 
@@ -178,15 +237,33 @@ class Numbers:
         """Put stand-ins into the slots.
 
         Args:
-            stepping: returns whether an optimizer steps, whose kernels hold numbers of its own.
+            stepping: returns whether an optimizer steps.
         """
         self._stepping = stepping
         for slot in self.following.slots:
             value = slot.read()
             # A slot that has no number any more keeps its place among the leaves.
-            made = self._leaf(value if is_number(value) else 0.0)
+            number = value if is_number(value) else 0.0
+            made = self._leaf(number, type(number))
             if is_number(value):
                 slot.write(made)
+        self._counted = len(self.kinds)
+        for slot in self.following.counted:
+            value: Any = slot.read()
+            term = self.trace.leaf(value)
+            self.kinds.append(int)
+            if type(value) is int:
+                slot.write(self.stand_in(term, value, 0))
+            else:
+                self.fixed.add(term)
+
+    def in_group(self, place: NumberPlace) -> Number:
+        """Return the stand-in for a number of an optimizer, while that steps."""
+        found = self._in_groups.get(place.id)
+        if found is None:
+            found = self._in_groups[place.id] = self._leaf(place.read(), None)
+            self.groups.append(place)
+        return found
 
     def end(self) -> None:
         """Put plain numbers back."""
@@ -199,100 +276,219 @@ class Numbers:
                 slot.write(value.node.value)
             else:
                 self._escaped.add(index)
+        for index, slot in enumerate(self.following.counted, self._counted):
+            value = slot.read()
+            if type(value) is Number:
+                self.steps[index] = value.node.moved or 0
+                if value.node.moved is None or index not in self.trace.leaves(value.node.term):
+                    self._escaped.add(index)
+                slot.write(value.node.value)
+        self._in_groups.clear()
+        self._take_handed(())
 
     def escaped(self) -> list[object]:
-        """Return, after the run, the numbers that it used in ways that no recording follows:
-        positions of arguments, and ids of slots."""
+        """Return, after the run, the `names` of numbers that it used in ways that no recording
+        follows."""
         held = [node.term for made in self._nodes if (node := made()) is not None]
         for term in held:  # it outlives the run: somebody keeps it
             self._escaped |= self.trace.leaves(term)
-        names = self.following.names()
+        names = self.names()
         return [names[leaf] for leaf in sorted(self._escaped)]
 
-    def _leaf(self, value: Any) -> Number:
-        self.kinds.append(type(value))
+    def _leaf(self, value: Any, kind: type | None) -> Number:
+        self.kinds.append(kind)
         return self.stand_in(self.trace.leaf(value), value)
 
-    def stand_in(self, term: int, value: float) -> Number:
-        made = Number(_Node(self, term, value))
+    def stand_in(self, term: int, value: Any, moved: int | None = None) -> Number:
+        made = Number(Node(self, term, value, moved))
         self._nodes.append(ref(made.node))
         return made
 
+    # Of numbers that the callable moves on.
+
+    def counted(self) -> dict[tuple[int, object], tuple[Slot, int | None]]:
+        """Return id of a slot -> the slot of a number that each replay moves on, and the amount.
+        The amount is None if the run has stored another number."""
+        slots = enumerate(self.following.counted, self._counted)
+        return {s.id: (s, self.steps.get(i)) for i, s in slots if i not in self.fixed}
+
+    def moved_on(self, node: Node, amount: int) -> Number:
+        """Return a number that is moved on."""
+        assert node.moved is not None
+        (leaf,) = self.trace.leaves(node.term)
+        moved, value = node.moved + amount, node.value + amount
+        term = self.trace.term(operator.add, Term(leaf), moved, value) if moved else leaf
+        return self.stand_in(term, value, moved)
+
+    def as_float(self, node: Node) -> Number:
+        """Return a number as a float, which a kernel can hold."""
+        value = float(node.value)
+        return self.stand_in(self.trace.term(operator.mul, Term(node.term), 1.0, value), value)
+
+    def fix_kinds(self, term: int) -> None:
+        """Note that the run asked for the type of a number, which each call must then keep."""
+        for leaf in self.trace.leaves(term):
+            self.kinds[leaf] = type(self.trace.leaf_values[leaf])
+
     def escape(self, term: int) -> None:
-        """Note that the numbers that a term is computed from are not followed."""
+        """Note that the numbers that a term is computed from are not followed. If the callable
+        moves a number on, the recording then serves one value."""
+        counted = range(self._counted, self._counted + len(self.following.counted))
+        found = self.trace.leaves(term)
+        self.fixed |= found & {*counted}
+        self._escaped |= found - {*counted}
+
+    def give_up(self, term: int) -> None:
+        """Note that the run told the numbers of a term from their stand-ins, so that it has to be
+        repeated without."""
         self._escaped |= self.trace.leaves(term)
 
     # In the operations of the run.
+
+    def handed(self, node: Node) -> float:
+        """Return the float that torch gets for an argument that takes no stand-in."""
+        if not self._stepping():
+            return float(node.plain())
+        made = self._unmistakable(node)
+        self._handed[made] = node
+        return made
+
+    def _take_handed(self, nodes: Iterable[Node]) -> None:
+        """Have all floats that were handed out escape, but for these."""
+        for node in self._handed.values():
+            if all(node is not other for other in nodes):
+                self.escape(node.term)
+        self._handed = {}
+
+    def _unmistakable(self, node: Node) -> float:
+        usual = math.isfinite(node.value) and 1e-20 < abs(node.value) < 1e20
+        return unmistakable(float(node.value) if usual else _OTHERWISE, self._random)
 
     def placed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of an operation with a plain number for each stand-in; None if it
         has none. A number that the operation takes as a scalar is found again in its kernel."""
+        if not self.kinds:
+            return None
         every = list(leaves((args, kwargs)))
-        nodes = [node for value in every if (node := node_of(value)) is not None]
+        whole = func._schema.name.startswith(_FUSED) or func.namespace != "aten"
+        handed = self._handed if whole else {}
+
+        def inside(value: Any) -> Node | None:
+            return handed.get(value) if type(value) is float else node_of(value)
+
+        nodes = [node for value in every if (node := inside(value)) is not None]
+        self._take_handed(nodes)
         if not nodes:
             return None
-        if not self._is_scalar(func, every, nodes):
-            return mapped(args, _escaped), mapped(kwargs, _escaped)
-        number = len(self.operations)
+        tensors = [value for value in every if isinstance(value, Tensor)]
+        floats = bool(tensors) and all(t.dtype.is_floating_point for t in tensors)
+        if _is_pointwise(func) and tensors and not any(t.numel() for t in tensors):
+            plain = functools.partial(_plain, inside, lambda node: node.value)  # no kernel runs
+            return mapped(args, plain), mapped(kwargs, plain)
+        if not self._is_scalar(func, every, tensors) or not (
+            # An int would make the result an integer, or take part in integers' arithmetic.
+            floats or all(type(node.value) is float for node in nodes)
+        ):
+            plain = functools.partial(_plain, inside, Node.plain)
+            return mapped(args, plain), mapped(kwargs, plain)
+        operation = _operation(func, args, kwargs, inside)
         wrapped = _taken_as_tensors(func, args, kwargs)
-        place = 0
+        stepping, number = self._stepping(), len(self.operations)
+        # One for all parameters: of many floats, one would be half an address by chance.
+        shared = self._shared if stepping else {}
+        key, place = operation.key(), 0
+        self.operations.append(operation)
 
         def scalar(value: Any) -> Any:
             nonlocal place
-            node = node_of(value)
+            node = inside(value)
             if node is None:
                 return value
-            usual = math.isfinite(node.value) and 1e-20 < abs(node.value) < 1e20
-            made = unmistakable(float(node.value) if usual else _OTHERWISE, self._random)
-            as_tensor = any(node is other for other in wrapped)
-            self.uses.append(Use(node.term, made, number, place, as_tensor))
+            use = key, place, node.term
             place += 1
+            made = shared.get(use) or self._unmistakable(node)
+            shared[use] = made
+            chooses = not stepping and all(node is not other for other in wrapped)
+            chooses &= func._schema.name not in _FILLS
+            kind = None if floats else type(node.value)
+            self.uses.append(ScalarUse(node.term, made, number, kind, chooses))
             return made
 
-        kinds = tuple(type(node.value) for node in nodes)
-        given = mapped(args, _described), mapped(kwargs, _described)
-        self.operations.append(Operation(func, *given, kinds))
         return mapped(args, scalar), mapped(kwargs, scalar)
 
-    def _is_scalar(self, func: Any, every: Sequence[Any], nodes: Sequence[_Node]) -> bool:
-        """Return whether an operation passes these numbers as scalars to one kernel, and does not
-        choose the kernel by them."""
+    def _is_scalar(self, func: Any, every: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
+        """Return whether an operation passes its numbers as scalars to a kernel that is always the
+        same."""
         name: str = func._schema.name
-        tensors = [value for value in every if isinstance(value, Tensor)]
         devices = [t.device for t in tensors]
         devices += [torch.device(v) for v in every if isinstance(v, torch.device)]
-        floats = all(t.dtype.is_floating_point for t in tensors) and bool(tensors)
         return (
-            not self._stepping()
-            and (torch.Tag.pointwise in func.tags or name in _FILLS)
+            (_is_pointwise(func) or name in _FILLS or self._is_small_step(func, tensors))
             and torch.Tag.nondeterministic_seeded not in func.tags
-            and not name.startswith(_BY_VALUE)
+            and (not name.startswith(_BY_VALUE) or func.name() in _OF_BASE)
             and not any(a.is_out for a in func._schema.arguments)
             and bool(devices)
             and all(device.type == self.device.type for device in devices)
             and not any(t.dtype.is_complex for t in tensors)
-            # An int would make the result an integer, or take part in integers' arithmetic.
-            and (floats or all(type(node.value) is float for node in nodes))
+        )
+
+    def _is_small_step(self, func: Any, tensors: Sequence[Tensor]) -> bool:
+        """Return whether an operation is that of a step, none of torch's, and can be tried: by
+        floats of any values."""
+        return (
+            self._stepping()
+            and func.namespace != "aten"
+            and all(t.dtype.is_floating_point for t in tensors)
+            and sum(t.numel() for t in tensors) <= _MOST_ELEMENTS
         )
 
 
-def _described(value: Any) -> Any:
-    node = node_of(value)
-    if node is not None:
-        return Term(node.term)
-    return Example(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+def _is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags or func._schema.name.startswith(_OF_LISTS)
 
 
-def _escaped(value: Any) -> Any:
-    node = node_of(value)
-    return value if node is None else node.plain()
+_Inside = Callable[[Any], Node | None]
 
 
-def _taken_as_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[_Node]:
+def _operation(func: Any, args: Any, kwargs: Any, inside: _Inside) -> Operation:
+    """Return an operation with an example of each tensor; of lists, with those that differ."""
+    of_lists = func._schema.name.startswith(_OF_LISTS)
+    shapes = {value.shape for value in leaves((args, kwargs)) if isinstance(value, Tensor)}
+    sizes = "any" if of_lists or len(shapes) == 1 else "most"
+    sizes = sizes if func.namespace == "aten" else "all"
+
+    def described(value: Any) -> Any:
+        node = inside(value)
+        if node is not None:
+            return Term(node.term)
+        return Example.of(value, sizes) if isinstance(value, Tensor) else value
+
+    def differing(lists: Sequence[Any]) -> list[Any]:
+        size = max((len(v) for v in lists if isinstance(v, list)), default=0)
+        long = [i for i, v in enumerate(lists) if isinstance(v, list) and len(v) == size]
+        columns = {repr(column): column for column in zip(*(lists[i] for i in long), strict=True)}
+        rows = dict(zip(long, map(list, zip(*columns.values(), strict=True)), strict=False))
+        return [rows.get(i, v) for i, v in enumerate(lists)]
+
+    given = mapped(args, described), mapped(kwargs, described)
+    if of_lists:
+        few = differing([*given[0], *given[1].values()])
+        given = tuple(few[: len(args)]), dict(zip(kwargs, few[len(args) :], strict=True))
+    values = {node.term: node.value for v in leaves((args, kwargs)) if (node := inside(v))}
+    terms = [v.index for v in leaves(given) if type(v) is Term]
+    return Operation(func, *given, tuple(int if type(values[t]) is int else float for t in terms))
+
+
+def _plain(inside: _Inside, plain: Callable[[Node], Any], value: Any) -> Any:
+    node = inside(value)
+    return value if node is None else plain(node)
+
+
+def _taken_as_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Node]:
     """Return the numbers that stand where an operation takes a tensor, or makes one of them."""
-    found: list[_Node] = []
+    found: list[Node] = []
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         node = node_of(value)
@@ -300,155 +496,3 @@ def _taken_as_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         if node is not None and is_tensor:
             found.append(node)
     return found
-
-
-class _Node:
-    """The inside of a stand-in, which torch hands on by itself; it asks this for the value."""
-
-    __slots__ = ("__weakref__", "numbers", "term", "value")
-
-    def __init__(self, numbers: Numbers, term: int, value: float) -> None:
-        self.numbers, self.term, self.value = numbers, term, value
-
-    def plain(self) -> Any:
-        """Return the value, which is then not followed."""
-        self.numbers.escape(self.term)
-        return self.value
-
-    def guard_float(self, file: str, line: int) -> float:
-        """Return the value to torch."""
-        return float(self.plain())
-
-    def __getattr__(self, name: str) -> Any:
-        self.plain()
-        raise AttributeError(name)
-
-    def is_int(self) -> bool:
-        return False
-
-    def is_float(self) -> bool:
-        return True
-
-    def is_bool(self) -> bool:
-        return False
-
-
-def node_of(value: Any) -> _Node | None:
-    """Return the inside of a stand-in, in which class torch may hand it on; or None."""
-    if isinstance(value, torch.SymFloat):
-        node: Any = value.node
-        return node if type(node) is _Node else None
-    return None
-
-
-class Number(StandIn, torch.SymFloat):
-    """A number that notes what is computed from it; to Python code a float, or an int.
-
-    It is no subclass of float, of which C code would read the value unnoticed, but of the class
-    for which torch has symbolic numbers.
-    """
-
-    node: _Node
-
-    def __init__(self, node: _Node) -> None:
-        self.node = node
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self.node.value)
-
-    def tell(self) -> None:
-        self.node.plain()
-
-    def fixed(self) -> Any:
-        return self.node.plain()
-
-    def __bool__(self) -> bool:
-        return _decided(self, operator.ne, 0)
-
-
-def _is_operand(value: Any) -> bool:
-    return type(value) is Number or type(value) in (int, float, bool)
-
-
-def _value(value: Any) -> Any:
-    return value.node.value if type(value) is Number else value
-
-
-def _term(value: Any) -> Any:
-    return Term(value.node.term) if type(value) is Number else value
-
-
-def _computed(number: Number, operation: Callable[[Any, Any], Any], other: Any) -> Any:
-    try:
-        result = operation(number.node.value, _value(other))
-    except Exception:  # other numbers may raise none, and go another way
-        _read_all(number, other)
-        raise
-    if not is_number(result):  # a power may be complex
-        _read_all(number, other)
-        return result
-    numbers = number.node.numbers
-    term = numbers.trace.term(operation, Term(number.node.term), _term(other), result)
-    return numbers.stand_in(term, result)
-
-
-def _decided(number: Number, compare: Callable[[Any, Any], Any], other: Any) -> bool:
-    outcome = bool(compare(number.node.value, _value(other)))
-    trace = number.node.numbers.trace
-    trace.decided(compare, Term(number.node.term), _term(other), outcome)
-    return outcome
-
-
-def _plain(value: Any) -> Any:
-    return value.node.plain() if type(value) is Number else value
-
-
-def _read_all(*values: Any) -> None:
-    for value in values:
-        _plain(value)
-
-
-def _binary(operation: Callable[[Any, Any], Any], then: Callable[..., Any]) -> Any:
-    def method(self: Number, other: Any) -> Any:
-        if _is_operand(other):
-            return then(self, operation, other)
-        if isinstance(other, Tensor):
-            return NotImplemented  # which takes it as a number
-        return operation(_plain(self), other)
-
-    return method
-
-
-def _unary(operation: Callable[[Any], Any]) -> Any:
-    def computed(a: Any, _: None) -> Any:
-        return operation(a)
-
-    def method(self: Number) -> Any:
-        return _computed(self, computed, None)
-
-    return method
-
-
-def _read(operation: Callable[..., Any]) -> Any:
-    def method(self: Number, *others: Any) -> Any:
-        return operation(_plain(self), *map(_plain, others))
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _how: Any = getattr(operator, _name)
-    setattr(Number, f"__{_name}__", _binary(_how, _computed))
-    setattr(Number, f"__r{_name}__", _binary(swapped(_how), _computed))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Number, f"__{_name}__", _binary(getattr(operator, _name), _decided))
-for _name in ("neg", "abs"):
-    setattr(Number, f"__{_name}__", _unary(getattr(operator, _name)))
-for _name, _how in (
-    *(("divmod", divmod), ("rdivmod", swapped(divmod)), ("round", round), ("format", format)),
-    *(("int", int), ("float", float), ("complex", complex), ("index", operator.index)),
-    *(("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil)),
-    *(("hash", hash), ("repr", repr), ("str", str)),
-):
-    setattr(Number, f"__{_name}__", _read(_how))

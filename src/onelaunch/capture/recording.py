@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,15 +13,14 @@ from torch.optim import Optimizer
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
-from onelaunch.capture.counts import Follower
+from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
 from onelaunch.driver.protocol import Driver, Graph, Travel
-from onelaunch.optimizers.scalars import PatchedScalars
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
-from onelaunch.watch.difference import Difference
+from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger
 
 
@@ -33,11 +32,11 @@ class Recording:
         callable: the name of the recorded callable; of a piece, its path in the module.
         spec: the signature.
         why: the reason: ``"first signature"``, or the difference from the recording before it.
-        inputs: each tensor of the call, and how it travels: ``"node"`` (a copy inside the graph; a
-            plain CPU tensor that nothing writes is not copied), ``"copy"`` (a strided copy before
-            the launch), ``"fill"`` (a 0-dim host tensor), ``"rebind"`` (kernels read the caller's
-            memory), ``"pad"`` (copied and padded inside the graph), ``"address"`` (the very memory
-            of the capture), ``"host"`` (not used by the device).
+        inputs: name of each tensor of the call -> how it travels. ``"node"``: copied inside the
+            graph; a plain CPU tensor only if it is written. ``"copy"``: a strided copy before the
+            launch. ``"fill"``: a 0-dim host tensor. ``"rebind"``: kernels read the caller's memory.
+            ``"pad"``: copied and padded inside the graph. ``"address"``: the very memory of the
+            capture. ``"host"``: not used by the device.
         outputs: the memory of each result: ``"own"`` (copied out of the recording), ``"rebind"``
             (written by kernels where the caller gets it), ``"own view"``, ``"argument"``,
             ``"view"``, ``"held"``, ``"held view"`` or ``"host constant"``.
@@ -45,16 +44,15 @@ class Recording:
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
         capture_seconds: the time that the capture took.
-        retries: what each attempt before the last one showed, so that another was needed.
+        retries: the reason for each attempt after the first.
         pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
-        kept_bytes: bytes of the pool that it keeps for itself (static results, tensors that a
-            forward saves); it shares all else with the pool's other recordings.
-        driver_bytes: device memory that the driver took for the graph's structures, outside the
-            pool. CUDA takes it in steps of 2 MiB, so only a sum of many is right, and keeps it for
-            later graphs when this one is freed.
+        kept_bytes: bytes of the pool for this recording alone: static results, tensors that a
+            forward saves. It shares all else with the pool's other recordings.
+        driver_bytes: device memory of the driver for the graph's structures, outside the pool. CUDA
+            takes 2 MiB at a time and keeps it for later graphs, so only a sum of many is right.
         hooks: the hooks inside, whose Python no replay runs.
-        told_capturing: True if the callable asked whether it is being captured, and was told yes,
-            as what it does in a call is refused: it may have taken another way than a call does.
+        told_capturing: True if the callable asked whether it is being captured, and heard yes,
+            since its eager way is refused. It may have taken another way than in an eager call.
         numbers: the numbers that each call reads: arguments and state that the caller varies.
         replays: launches so far, of recordings that it replaced too.
     """
@@ -79,12 +77,12 @@ class Recording:
 
 
 class StateOutput(NamedTuple):
-    """A slot that the callable rebinds, and the tree of the value that it puts there."""
+    """A slot that the callable rebinds, and the tree of its new value."""
 
     slot: Slot
     tree: Tree
-    numbers: tuple[int, ...]
-    """The places of its tensors in `Outputs.made`."""
+    output_indices: tuple[int, ...]
+    """The indices of its tensors in `Outputs.made`."""
     step: int | None = None
     """The amount to add to the number in the slot, instead of storing the tree's value."""
 
@@ -96,8 +94,7 @@ class Bucket:
     Attributes:
         sizes: the recorded size of each bucketed dimension.
         least: the smallest sizes that are padded to it.
-        places: for each argument that may be smaller, the bucketed dimensions that its varying
-            dimensions follow.
+        places: argument index -> the bucketed dimension that each varying dimension follows.
         around: the call path that pads before the launch; None if the launch always pads.
     """
 
@@ -105,6 +102,45 @@ class Bucket:
     least: tuple[int, ...]
     places: dict[int, tuple[int, ...]]
     around: Callable[..., Any] | None = None
+
+
+@dataclass(slots=True)
+class Writes:
+    """The memory that each launch writes, beside its results."""
+
+    tensors: list[Tensor]
+    """Tensors outside the arguments."""
+    inputs: list[int]
+    bumped: list[Tensor]
+    """Tensors outside the arguments whose version counters eager advances."""
+    bumped_inputs: list[int]
+
+
+@dataclass(slots=True)
+class RunFacts:
+    """Facts of the captured run, for users and warnings; see `Recording`."""
+
+    seconds: float
+    retries: tuple[str, ...]
+    told_capturing: bool
+    untraced: list[Tensor]
+    hooks: tuple[HookInside, ...]
+    growing_containers: tuple[str, ...]
+    """Containers that the callable adds to, and replays do not."""
+
+
+@dataclass(slots=True)
+class RunComparison:
+    """The captured run, compared with the runs before it."""
+
+    ledger: Ledger | None
+    """Its operations."""
+    reads_more: bool = False
+    """True if it read more than all runs before it, so that the guard lacks some reads."""
+    differs: RunDifference | None = None
+    """The difference from the run before it, if no guarded value explains it."""
+    resized: bool = False
+    """True if the run before it found state of another size, and not only a smaller one."""
 
 
 @dataclass(slots=True)
@@ -119,64 +155,59 @@ class CapturedCall:
     """Slots whose tensors are inputs, after the arguments."""
     outputs: Outputs
     tree: Tree
-    numbers: tuple[int, ...]
+    output_indices: tuple[int, ...]
     state: list[StateOutput]
     guard: StateGuard
-    written: list[Tensor]
-    """Tensors outside the arguments that the graph writes."""
-    written_inputs: list[int]
-    version_bumped: list[Tensor]
-    bumped_inputs: list[int]
-    """The inputs whose version counters eager advances; `version_bumped` has the other tensors."""
-    scalars: PatchedScalars
+    writes: Writes
+    facts: RunFacts
+    compared: RunComparison
     optimizers: list[Optimizer]
     """The optimizers that step in the call."""
     draws: list[Callable[[], object]]
-    """The draws of the call from the host's default generator, whose numbers it does not use."""
+    """Draws of the call from the host's default generator, whose results the device does not
+    use."""
     statics: list[Tensor]
-    """The captured results themselves, under ``outputs="static"``."""
+    """Captured results that stay in the recording's memory, under ``outputs="static"``."""
     lasting: list[Tensor]
     """Gradients that stay in the recording's memory."""
-    untraced: list[Tensor]
-    hooks: tuple[HookInside, ...]
-    """The hooks that ran inside, whose Python no replay runs."""
+    device_constants: list[Tensor]
+    """The device's copies of host values, which the graph reads."""
+    values: dict[int, bytes]
+    """Index of a host argument -> the elements that the host read."""
+    marks: dict[int, Callable[[Tensor], bool]]
+    """Input index -> check of the attributes that were read."""
     changed_numbers: tuple[Slot, ...]
-    """Numbers that the callable reads and changes: a recording serves one value of each."""
-    grown: tuple[str, ...]
-    """Containers that the callable adds to, and replays do not."""
-    seconds: float
-    counts: Sequence[Follower] = ()
-    """Numbers that the callable counts, of which a recording serves many values."""
+    """Numbers that the callable reads and changes: each value needs a recording."""
     followed: FollowedNumbers = field(default_factory=FollowedNumbers.none)
-    """Numbers that the caller varies, which each call writes into the graph."""
+    """Numbers that each call writes into the graph."""
+    stored: Collection[tuple[int, str]] = ()
+    """(id of a group, key) of optimizers' numbers that their steps set themselves."""
     pair: AutogradPair | None = None
     """The autograd side of the recording, if its results require grad."""
     bucket: Bucket | None = None
     """The bucket that it serves, if the callable has buckets."""
-    unlike: Callable[[Sequence[Tensor]], str | None] = lambda tensors: None
-    """A function that describes how tensors differ from the captured arguments: in type, layout, or
-    this thread's dispatch modes."""
+    expected: ExpectedInputs | None = None
+    """The conditions on its inputs, once its call path is made."""
     launches: list[int] = field(default_factory=lambda: [0, 0])
-    """The number of launches, counted by the call path; and the time of the last, by `clock`."""
+    """The number of launches, counted by the call path, and the time of the last, by `clock`."""
     clock: Callable[[], int] | None = None
-    values: dict[int, bytes] = field(default_factory=dict)
-    """The elements of host arguments that the host read, by number."""
-    retries: tuple[str, ...] = ()
-    """The reasons for the attempts after the first; see `Recording`."""
-    lifted: list[Tensor] = field(default_factory=list)
-    """The device's copies of host values, which the graph reads."""
-    told_capturing: bool = False
-    """True if it was told that it is captured; see `Recording`."""
-    ledger: Ledger | None = None
-    """The operations of the captured run."""
-    reads_more: bool = False
-    """True if it read more than all runs before it, so that the guard does not cover all reads."""
-    differs: Difference | None = None
-    """The difference from the run before it, if no guarded value explains it."""
+
+    def moved_numbers(self) -> list[Slot]:
+        """Return the numbers that the call both reads and changes."""
+        return [*self.changed_numbers, *self.followed.counted]
 
 
 class NeedsGrad(Exception):
-    """The outputs require grad, so a forward has to be captured instead."""
+    """A sign that outputs require grad, so that a forward has to be captured instead.
+
+    Attributes:
+        kept: the name of the slot with such a tensor, and the line that made the tensor; None for a
+            result of the callable.
+    """
+
+    def __init__(self, kept: tuple[str, str | None] | None = None) -> None:
+        super().__init__()
+        self.kept = kept
 
 
 def describe(
@@ -205,15 +236,15 @@ def describe(
             for m in memories
         ],
         by_address=captured.guard.names(),
-        untraced=[str(TensorSpec.of(t)) for t in captured.untraced],
+        untraced=[str(TensorSpec.of(t)) for t in captured.facts.untraced],
         nodes=captured.graph.nodes,
-        capture_seconds=captured.seconds,
-        retries=captured.retries,
+        capture_seconds=captured.facts.seconds,
+        retries=captured.facts.retries,
         pool_bytes=captured.graph.memory_bytes,
         kept_bytes=kept_bytes,
         driver_bytes=captured.graph.driver_bytes,
-        hooks=tuple(hook.name for hook in captured.hooks),
-        told_capturing=captured.told_capturing,
+        hooks=tuple(hook.name for hook in captured.facts.hooks),
+        told_capturing=captured.facts.told_capturing,
         numbers=captured.followed.shown(flat.tree),
         replays=captured.launches[0],
     )

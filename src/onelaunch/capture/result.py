@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -16,149 +15,166 @@ from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture import distributed
 from onelaunch.capture.hooks import hooks_inside
-from onelaunch.capture.io_plan import Inputs, written_groups
-from onelaunch.capture.recording import CapturedCall
+from onelaunch.capture.io_plan import written_groups
+from onelaunch.capture.recording import CapturedCall, RunComparison, RunFacts, Writes
 from onelaunch.capture.run import CaptureRun
-from onelaunch.driver.protocol import Driver, Graph, Travel
+from onelaunch.driver.protocol import Graph, Travel
 from onelaunch.optimizers.capturable import parameters_of
-from onelaunch.optimizers.scalars import PatchedScalars
-from onelaunch.state.dependencies import dependencies, hooked_leaves, laid_out
+from onelaunch.state.dependencies import dependencies, hooked, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.snapshot import StateSnapshot
-from onelaunch.state.walk import StateWalk, restore
-from onelaunch.watch.observer import Observer
+from onelaunch.state.walk import restore
 
 
 def captured_call(
-    run: CaptureRun, graph: Graph, statics: list[Tensor], scalars: PatchedScalars, started: float
+    run: CaptureRun,
+    graph: Graph,
+    statics: list[Tensor],
+    started: float,
+    retries: Sequence[str],
 ) -> CapturedCall:
     """Return all that the call path needs of a capture that succeeded.
 
     Args:
-        started: when the capture began, by `time.perf_counter`.
+        started: the beginning of the capture, by `time.perf_counter`.
+        retries: the reasons for the attempts after the first.
     """
-    job = run.job
-    driver, device, forward = job.driver, job.device, job.forward
-    watched = job.known is None  # compiled code hides its operations
-    snapshot, plan, observer = run.snapshot, run.plan, run.observer
-    assert run.outputs is not None
-    assert run.tree is not None
+    job, plan, observer, walk = run.job, run.plan, run.observer, run.snapshot.walk
+    forward, outputs = job.forward, run.returned.outputs
+    assert outputs is not None
+    assert run.returned.tree is not None
     # The slots are as before the call until a launch rebinds them.
-    rebound = {state.slot.id for state in run.state}
-    restore(change for change in run.found if change.slot.id in rebound)
-    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == Travel.ADDRESS]
-    external = [t for tensors in observer.external.values() for t in tensors]
-    inputs = {slot.id for slot in run.state_inputs}
-    rebound |= inputs
-    slots = dependencies(
-        snapshot.walk,
-        run.found,
-        rebound,
-        inputs,
-        observer.external,
-        driver,
-        device,
-        run.stored,
-        run.outputs.from_before(),
-    )
-    followed = {*run.counts.followed, *(slot.id for slot in run.varied.following.slots)}
-    slots = [(slot, value) for slot, value in slots if slot.id not in followed]
-    slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
-    external += [value for _, value in slots if isinstance(value, Tensor)]
-    writes = _writes(observer, driver, device)
-    if watched:  # of compiled code no step is seen
-        slots = run.steps.dependencies(slots, snapshot.walk, writes)
-    unmoved = laid_out(unique([*external, *pinned]), device)
-    if forward is None:
-        leaves = hooked_leaves(snapshot.walk, run.found, slots)
-    else:
-        leaves = forward.pair.direct
-    modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
-    asks = snapshot.walk.asks("requires_grad")
-    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
-    written = [t for t in observer.written.values() if not observer.known(t)]
-    version_bumped = [t for t in written if driver.storage(t) in observer.version_bumped]
-    written_inputs, bumped_inputs = _written_inputs(driver, plan, observer)
+    rebound = {state.slot.id for state in run.effects.state}
+    restore(change for change in run.effects.changes if change.slot.id in rebound)
+    guard, untraced = _reliance(run, rebound)
+    writes = _writes(run)
     plan.release()
-    for own in run.outputs.groups:
-        own.example = own.example.new_empty(0) if not job.static_outputs else own.example
-    pair = None
+    for own in outputs.groups:
+        own.example = own.example if own.stays else own.example.new_empty(0)
     if forward is not None:
-        pair = forward.pair
-        graph, statics = ForwardGraph(graph, pair), []
-    optimizers = run.steps.optimizers if watched else _stepped(snapshot.walk, writes)
-    roots = snapshot.reached.roots
+        graph, statics = ForwardGraph(graph, forward.pair), []
+    optimizers = run.steps.optimizers if _is_watched(run) else _stepped(run)
+    counted = run.numbers.counted()
+    roots = run.snapshot.reached.roots
     return CapturedCall(
-        driver=driver,
-        device=device,
+        driver=job.driver,
+        device=job.device,
         graph=graph,
         inputs=plan,
         hidden=list(run.state_inputs),
-        outputs=run.outputs,
-        tree=run.tree,
-        numbers=run.numbers,
-        state=run.state,
+        outputs=outputs,
+        tree=run.returned.tree,
+        output_indices=run.returned.output_indices,
+        state=run.effects.state,
         guard=guard,
-        written=written,
-        written_inputs=written_inputs,
-        version_bumped=version_bumped,
-        bumped_inputs=bumped_inputs,
-        draws=observer.admission.draws,
-        scalars=scalars,
-        values=observer.host.read_arguments(),
-        lifted=list(run.lifted.used.values()) if run.lifted else [],
-        told_capturing=job.asking.answer,
+        writes=writes,
+        facts=RunFacts(
+            seconds=time.perf_counter() - started,
+            retries=tuple(retries),
+            told_capturing=job.asking.answer,
+            untraced=untraced,
+            hooks=hooks_inside(roots, walk, run.effects.changes, optimizers, forward is not None),
+            growing_containers=run.effects.growing_containers,
+        ),
+        compared=RunComparison(observer.ledger),
         optimizers=optimizers,
+        stored=run.steps.stored,
+        draws=observer.admission.draws,
         statics=statics,
-        lasting=run.lasting,
-        untraced=guard.untraced([t for t in external if not any(t is p for p in pinned)]),
-        hooks=hooks_inside(roots, snapshot.walk, run.found, optimizers, forward is not None),
+        lasting=run.effects.lasting,
+        device_constants=list(run.constants.used.values()) if run.constants else [],
+        values=observer.host.read_arguments(),
+        marks=run.marks,
         changed_numbers=tuple(
             s.slot
-            for s in run.state
-            if not s.numbers
-            and snapshot.walk.is_read(s.slot)
-            and s.slot.id not in run.counts.followed
+            for s in run.effects.state
+            if not s.output_indices and walk.is_read(s.slot) and s.slot.id not in counted
         ),
-        counts=list(run.counts.followed.values()),
-        grown=run.grown,
-        ledger=observer.ledger,
-        seconds=time.perf_counter() - started,
-        pair=pair,
+        pair=None if forward is None else forward.pair,
     )
+
+
+def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateGuard, list[Tensor]]:
+    """Return the guard of the state that the recording relies on, and tensors that it misses.
+
+    Args:
+        rebound: ids of the slots that each replay writes.
+    """
+    driver, device, forward = run.job.driver, run.job.device, run.job.forward
+    plan, observer, snapshot = run.plan, run.observer, run.snapshot
+    assert run.returned.outputs is not None
+    inputs = {slot.id for slot in run.state_inputs}
+    slots = dependencies(
+        snapshot.walk,
+        run.effects.changes,
+        rebound | inputs,
+        inputs,
+        observer.memory.external,
+        driver,
+        device,
+        run.effects.stored,
+        run.returned.outputs.from_before(),
+    )
+    followed = {*run.numbers.counted(), *(slot.id for slot in run.numbers.following.slots)}
+    slots = [(slot, value) for slot, value in slots if slot.id not in followed]
+    slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
+    external = [t for tensors in observer.memory.external.values() for t in tensors]
+    external += [value for _, value in slots if isinstance(value, Tensor)]
+    if _is_watched(run):  # of compiled code no step is seen
+        slots = run.steps.dependencies(slots, snapshot.walk, _is_written(run))
+    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == Travel.ADDRESS]
+    unmoved = laid_out(unique([*external, *pinned]), device)
+    leaves = (
+        hooked(snapshot.walk, run.effects.changes, slots)
+        if forward is None
+        else forward.pair.direct
+    )
+    modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
+    asks = snapshot.walk.asks("requires_grad")
+    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
+    return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
+
+
+def _is_watched(run: CaptureRun) -> bool:
+    """Return whether operations were seen: compiled code hides its own."""
+    return run.job.compiled_study is None
 
 
 def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     """Return the containers whose sizes matter, with their names."""
     # A scheduler writes to the groups at each step, and each would be checked again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
-    replaced = {change.slot.id for change in run.found}
+    replaced = {change.slot.id for change in run.effects.changes}
     every = snapshot.walk.sized(replaced)
     sized = {id(c): (c, names) for c, names in every if id(c) not in groups}
     return list(sized.values())
 
 
-def _written_inputs(
-    driver: Driver, plan: Inputs, observer: Observer
-) -> tuple[list[int], list[int]]:
-    """Return the inputs that the callable wrote into, and the inputs whose version counters eager
-    advances."""
+def _writes(run: CaptureRun) -> Writes:
+    driver, plan, observer = run.job.driver, run.plan, run.observer
+    tensors = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
+    bumped = [t for t in tensors if driver.storage(t) in observer.memory.version_bumped]
     written: list[int] = []
     counted: list[int] = []
     for index in written_groups(driver, plan, observer):
         group = plan.groups[index]
         written += group.members
-        if group.buffer is not None and driver.storage(group.buffer) in observer.version_bumped:
+        if (
+            group.buffer is not None
+            and driver.storage(group.buffer) in observer.memory.version_bumped
+        ):
             counted += group.members
-    return sorted(written), sorted(counted)
+    return Writes(tensors, sorted(written), bumped, sorted(counted))
 
 
-def _writes(observer: Observer, driver: Driver, device: torch.device) -> Callable[[Tensor], bool]:
-    return lambda t: lies_on(t, device) and driver.storage(t) in observer.written
+def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:
+    device, driver, written = run.job.device, run.job.driver, run.observer.memory.written
+    return lambda t: lies_on(t, device) and driver.storage(t) in written
 
 
-def _stepped(before: StateWalk, writes: Callable[[Tensor], bool]) -> list[Optimizer]:
-    """Return the optimizers that step in compiled code: it wrote their parameters."""
-    found = {id(o): o for _, o in before.held.values() if isinstance(o, Optimizer)}
+def _stepped(run: CaptureRun) -> list[Optimizer]:
+    """Return the optimizers that step in compiled code, as their written parameters show."""
+    held, writes = run.snapshot.walk.held.values(), _is_written(run)
+    found = {id(o): o for _, o in held if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]

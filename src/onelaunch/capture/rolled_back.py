@@ -1,4 +1,4 @@
-"""Runs of a callable of which everything is put back: a warm-up ahead of the first call, say."""
+"""Runs of a callable whose effects are undone: a warm-up ahead of the first call, say."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
-from onelaunch.unwinding import Settings, same_modes
+from onelaunch.unwinding import TorchSettings, same_modes
 from onelaunch.watch.compiled_accesses import watching
 from onelaunch.watch.observer import Observer
 
 
 @dataclass(slots=True)
 class Effects:
-    """The effects of a run, which is to happen under `observer`.
+    """The effects of a run under `observer`.
 
     Attributes:
         restore: puts Python's state back, before another run for the same call.
-        found: the slots that it changed; known, and restored, after the run.
+        found: the changed slots, known and restored after the run.
     """
 
     observer: Observer
@@ -48,7 +48,7 @@ def rolled_back(
     """Return a context for a run on `inputs` that restores everything at its end.
 
     Args:
-        reads: returns the reads of the callable, those of the run included.
+        reads: returns the reads of the callable, this run included.
     """
     before = reached.walk()
     rollback = RunRollback(before)
@@ -56,15 +56,14 @@ def rolled_back(
     observer = watching(driver, device, inputs, held, save=True)
     effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
-    settings = Settings()
+    settings = TorchSettings()
     with same_modes(), preserved_random_state(device):
         try:
             yield effects
         finally:
             settings.restore()
-            if generators.sure():
-                generators.restore()
-            effects.observer.restore()
+            generators.restore()
+            effects.observer.memory.restore()
             _, effects.found = reached.changed(before)
             effects.restore()
             # The tensors of a backward keep AccumulateGrad nodes on this stream.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from torch import Tensor
 
@@ -15,136 +15,135 @@ from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.counts import Counts, number_slot
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
 from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.io_plan import Inputs, plan_inputs
+from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
-from onelaunch.capture.run import CaptureJob, CaptureRun, PlainRun, Retry
+from onelaunch.capture.run import CaptureRun, PlainRun, Retry
 from onelaunch.capture.survivors import late_refusal
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
-from onelaunch.optimizers.steps import Steps, every_key
-from onelaunch.optimizers.trials import ScalarTrials
-from onelaunch.state.slots import gradient_of
+from onelaunch.optimizers.steps import Steps, every_key, keys_kept
+from onelaunch.state.slots import description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
-from onelaunch.watch.difference import Difference
-from onelaunch.watch.ledger import TRIES, moved, optimizers_in
-from onelaunch.watch.lifted import Lifted
+from onelaunch.watch.difference import TRIES, RunDifference
+from onelaunch.watch.ledger import moved, optimizers_in
+from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
 _MOST = 200
 """The most characters of an error's first line."""
 _OF_DEVICES = ("OL103", "OL109")
-"""The codes of what a device refuses in code whose operations nobody watches."""
+"""Refusals of a device, in code whose operations nobody watches."""
 
 
 @dataclass(slots=True)
 class CaptureSession:
-    """Attempts at the capture of one call, until one succeeds, with what each of them showed."""
+    """Attempts at the capture of one call until one succeeds, and the lessons of each."""
 
     job: CaptureJob
     serves_one_call: bool = False
     """True if numbers that the caller varies are constants for this call alone."""
+    undo: Callable[[], None] = field(init=False)
+    """Restores Python's state from before the captured run."""
     _number_trials: NumberTrials = field(default_factory=NumberTrials)
-    _plain: PlainRun = field(default_factory=PlainRun)
-    _counts_on_device: list[Slot] = field(default_factory=list)
-    """The counted numbers that the device needs."""
+    _baseline: PlainRun = field(default_factory=PlainRun)
     _state_inputs: list[Slot] = field(default_factory=list)
-    """State that is passed to the callable like arguments, because the callable replaces it."""
-    _trials: ScalarTrials = field(default_factory=ScalarTrials)
+    """State that is passed like arguments, because the callable replaces it."""
+    _constant: set[tuple[int, Any]] = field(default_factory=set)
+    """(id of a group, key) of optimizers' numbers that no recording follows, and the like for
+    slots."""
+    _stored: set[tuple[int, str]] = field(default_factory=set)
+    """The same of numbers that steps set themselves, in any attempt."""
     _retries: list[str] = field(default_factory=list)
     """The reasons for the attempts after the first."""
     _outlasted: bool = False
     """True if an attempt showed an optimizer that unexpectedly outlives it."""
     _rewind: Rewind | None = None
     _by_value: set[int] = field(default_factory=set)
-    """The 0-dim host tensors, by input number, that the callable reads on the host."""
-    _lifted: Lifted | None = None
+    """Indices of 0-dim host tensors that the callable reads on the host."""
+    _constants: DeviceConstants | None = None
     """The host values that the callable copies to the device."""
     _host_inputs: list[object] | None = None
     """The values that compiled code got in the run before this attempt, if known."""
+    _resized: bool = False
+    """True if the run before found state of another size, and not only a smaller one."""
     _differing: int = 0
-    """The number of attempts in which it got something else."""
+    """The number of attempts in which compiled code got other values."""
     _runs: list[CaptureRun] = field(default_factory=list)
-    """The runs of this attempt, as far as they were watched."""
+    """The watched runs of this attempt."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:
-        """Capture the call ``fn(*args, **kwargs)`` whose flattened form is given.
-
-        Whether it succeeds or not, the state that the callable reaches is as it was before. `fn`
-        runs once in each attempt: what it prints or writes to files stays.
-        """
-        # Torch imports it at the first operation under a mode: 1 s, which is no part of a capture.
-        importlib.import_module("torch._dynamo")
+        """Capture the call ``fn(*args, **kwargs)``, given in flattened form. The state that the
+        callable reaches is as before. A success keeps only changes in Python that no replay writes;
+        see `undo`. `fn` runs once in each attempt, so prints and files stay."""
         started = time.perf_counter()
         job = self.job
-        if job.known is None:
+        if job.compiled_study is None:
             self._rewind = job.driver.rewind(job.device)
         if job.forward is not None:
             job.forward.rewind = self._rewind
         if job.device.type != "cpu":
-            before = job.known or job.earlier
-            self._lifted = Lifted(job.device, before.brought if before else ())
-        self._host_inputs = job.known and job.known.host_inputs
+            before = job.compiled_study or job.previous_run
+            self._constants = DeviceConstants(job.device, before.copied_to_device if before else ())
+        self._host_inputs = job.compiled_study and job.compiled_study.host_inputs
         while True:
-            if self._lifted is not None:
-                self._lifted.make()
+            if self._constants is not None:
+                self._constants.make()
             try:
-                return self._attempt(tree, tensors, started)
+                return self._try_once(tree, tensors, started)
             except Retry as retry:
                 self._retries.append(str(retry))
-                continue
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)
                 raise
             except Exception as error:
-                # Also an exception of the callable's own: a stand-in may do less than a number, and
-                # without stand-ins the next attempt shows whether the callable raises it.
-                if job.following:
-                    let_go(error)
-                    self._unfollow(job.following.names())
-                    self._retries.append("it fails with stand-ins for numbers")
-                    continue
-                if job.counting:
-                    let_go(error)
-                    self._stop_counting()
-                    self._retries.append("it fails with stand-ins for the numbers that it counts")
-                    continue
-                if not isinstance(error, CaptureError):
-                    if not job.callee.in_place:
-                        raise
-                    error = _only_here(error)
                 let_go(error)
-                unfollowed = [o for run in self._runs for o in run.observer.admission.unfollowed]
-                if self._wanted_by_host() or self._trials.keep(unfollowed):
-                    self._retries.append("the host reads a number that was on the device")
-                    continue
-                if self._lifted is not None and self._lifted.misses():
-                    self._retries.append("host values that it brings to the device are kept there")
-                    continue
-                if self._lifted is not None and self._lifted.exhausted:
-                    error = self._changed() or error
-                error = self._as_written(error)
-                error.where = error.where or job.line(error.code)
-                raise error
+                lesson = self._lesson(error)
+                if lesson is None:
+                    if not isinstance(error, CaptureError) and not job.callee.in_place:
+                        raise
+                    error = self._refusal(error)
+                    raise error
+                self._retries.append(lesson)
             finally:
                 self._release()
 
-    def _stop_counting(self) -> None:
-        self.job.counting = ()
-        self._counts_on_device.clear()
+    def _lesson(self, error: Exception) -> str | None:
+        """Have the next attempt do without the cause of a failure, and name it. None if another
+        attempt would fail likewise."""
+        # Also an exception of the callable's own: a stand-in may do less than a number, and
+        # without stand-ins the next attempt shows whether the callable raises it.
+        if self.job.following:
+            self._unfollow(self.job.following.names())
+            return "it fails with stand-ins for numbers"
+        if isinstance(error, CaptureError):
+            if self._wanted_by_host():
+                return "the host reads a number that was on the device"
+            if self._constants is not None and self._constants.misses():
+                return "host values that it brings to the device are kept there"
+        places = [place for run in self._runs for place in run.steps.places]
+        if places:
+            self._unfollow(places)
+            return "it fails with stand-ins for numbers of an optimizer"
+        return None
+
+    def _refusal(self, error: Exception) -> CaptureError:
+        """Return the refusal of the capture, with a line."""
+        found = error if isinstance(error, CaptureError) else _only_here(error)
+        if self._constants is not None and self._constants.exhausted:
+            found = self._changed() or found
+        found = self._as_written(found)
+        found.where = found.where or self.job.line(found.code)
+        return found
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
         """Have the next attempt take numbers for constants.
-
-        Args:
-            escaped: the numbers.
-            only_this_call: see `Unfollowed`.
 
         Raises:
             Unfollowed: there are arguments among them.
@@ -152,26 +151,27 @@ class CaptureSession:
         following = self.job.following
         positions = [i for i in following.arguments if i in escaped]
         self.job.following = following.without(escaped)
+        self._constant |= {place[:2] for place in escaped if isinstance(place, tuple)}
         self.serves_one_call = only_this_call
         if positions:
             raise Unfollowed(positions, only_this_call)
 
-    def _retry_without_stand_ins(self) -> NoReturn:
-        """Have the next attempt run without stand-ins, as a baseline for the one after it. If there
-        was a baseline already, have it take all numbers for constants.
+    def _retry_without_stand_ins(self, numbers: Numbers) -> NoReturn:
+        """Have the next attempt run without stand-ins, as a baseline for the attempt after it. If
+        there was a baseline already, all numbers become constants.
 
         Raises:
-            Retry: to that end.
+            Retry: always.
         """
-        if self._plain.ledger is None:
-            self._plain.due = True
+        if self._baseline.ledger is None:
+            self._baseline.due = True
         else:
-            self._unfollow(self.job.following.names())
+            self._unfollow(numbers.names())
         raise Retry("a run with stand-ins for numbers is not like the one before it")
 
     def _wanted_by_host(self) -> bool:
-        """Return whether the refused value is an argument that the host has: a 0-dim tensor that
-        was copied to the device. The next attempt leaves it on the host."""
+        """Return whether the host asked for a 0-dim host tensor that was copied to the device. The
+        next attempt leaves this argument on the host."""
         found = {
             index
             for run in self._runs
@@ -182,24 +182,24 @@ class CaptureSession:
         return bool(found)
 
     def _changed(self) -> CaptureError | None:
-        """Return the refusal of a difference between this run and the one before it, or None."""
-        if self.job.known is not None:
+        """Return the refusal of a difference from the run before, or None."""
+        if self.job.compiled_study is not None:
             return CaptureError("OL117", _OTHER_VALUES)
         differences = (run.differs for run in self._runs if run.differs is not None)
         return next((difference.refusal() for difference in differences), None)
 
     def _as_written(self, error: CaptureError) -> CaptureError:
-        """Return the refusal of the user's line for a device's refusal of the code compiled of it,
-        which names neither."""
-        known = self.job.known
+        """Return the refusal of the user's line, where a device refused the code compiled for
+        it."""
+        known = self.job.compiled_study
         if known is None or known.suspected is None or known.refused is not None:
             return error
         late = isinstance(error, CompiledInCapture)
         return error if late or error.code not in _OF_DEVICES else copy.copy(known.suspected)
 
     def _pinned(self, snapshot: StateSnapshot, state: Sequence[Tensor]) -> set[int]:
-        """Return the storages that the callable reaches by address, and not as `state` alone: that
-        is read in place where it lies in memory of a tensor that is no input."""
+        """Return the storages that the callable reaches by address, rather than by `state` alone.
+        State is read in place where it lies in the memory of a tensor that is no input."""
         of_state = set(map(self.job.driver.storage, state))
         read = {id(t) for slot, t in snapshot.walk.tensors() if snapshot.walk.is_read(slot)}
         read.difference_update(map(id, state))
@@ -215,56 +215,58 @@ class CaptureSession:
         while self._runs:
             run = self._runs.pop()
             run.observer.forget()
-            run.result = run.outputs = None
+            run.returned.tensors, run.returned.staying, run.returned.outputs = None, [], None
 
-    def _attempt(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
+    def _try_once(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
         """Capture once, and undo everything if that fails.
 
         Raises:
-            Retry: the next attempt knows a fact that this one had to find out.
+            Retry: this attempt found out a fact that the next has to know.
         """
         job, driver, device = self.job, self.job.driver, self.job.device
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
-        all_state_inputs = (*self._state_inputs, *map(number_slot, self._counts_on_device))
-        state = [cast(Tensor, slot.read()) for slot in all_state_inputs]
+        state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
         pinned = self._pinned(snapshot, state)
-        kept, lasts = self._trials.kept(snapshot.walk), lasting(optimizers_in(snapshot.walk))
-        steps = Steps(kept, driver.demands_capturable, self._trials.seed, lasts)
+        kept = every_key if self._baseline.due else keys_kept(snapshot.walk, self._constant)
+        lasts = lasting(optimizers_in(snapshot.walk))
+        steps = Steps(kept, driver.demands_capturable, lasts, self._stored)
         plan = plan_inputs(driver, [*tensors, *state], device, pinned)
         plan.varying = dict(job.varying)
         plan.give_by_value(self._by_value)
-        counts, brought = Counts(job.counting, device), tuple(self._counts_on_device)
-        run = CaptureRun(
-            job, snapshot, plan, steps, counts, all_state_inputs, brought, self._lifted
-        )
-        following = Following() if self._plain.due else job.following
-        run.varied, run.plain = Numbers(following, device, self._number_trials.seed), self._plain
+        following = job.following
+        if self._baseline.due:
+            following = Following(counted=following.counted)
+        numbers = Numbers(following, device, self._number_trials.seed)
+        inputs = tuple(self._state_inputs)
+        run = CaptureRun(job, snapshot, plan, steps, numbers, inputs, self._constants)
+        run.baseline = self._baseline
         graph: Graph | None = None
         try:
             before, self._host_inputs = self._host_inputs, None
             graph, statics = self._recorded(run, tree)
             self._agree(before, run)
             self._retry_if_incomplete(run)
-            numbers = self._followed(run, graph)
+            followed = self._followed(run, graph)
             error = late_refusal(run)
             if error is not None:
                 raise error
-            scalars = self._trials.patch(driver, device, job.pool, steps, graph)
-            if scalars is None:
-                raise Retry("numbers of an optimizer are constants in the recording")
             rewound = self._rewind is not None and self._rewind.used
-            pure = not (run.found or run.varied or rewound)
+            pure = not (run.effects.changes or run.numbers or rewound)
             if job.in_place is not None and run.differs is None and pure:
                 graph = self._rebound(graph, run, tree, job.in_place)
-            results = statics[: len(statics) - len(run.lasting)]
-            captured = captured_call(run, graph, results, scalars, started)
-            captured.retries = tuple(self._retries)
-            captured.followed = numbers
-            captured.reads_more = job.callee.read_more(job.reached, snapshot.walk, run.found)
-            captured.differs = self._unexplained(captured, run)
-            if job.strict and captured.differs is not None:
-                raise captured.differs.refusal()
+            results = statics[: len(statics) - len(run.effects.lasting)]
+            captured = captured_call(run, graph, results, started, self._retries)
+            captured.followed = followed
+            compared, row = captured.compared, job.differed_in_a_row
+            compared.reads_more = job.callee.read_more(
+                job.reached, snapshot.walk, run.effects.changes
+            )
+            compared.differs = differs = self._unexplained(captured, run)
+            compared.resized = self._resized
+            if differs and row is not None and row + 1 >= differs.tries:
+                raise differs.refusal()
+            self.undo = snapshot.restorer(run.reads)
             return captured
         except BaseException as error:
             self._roll_back(run, graph, error)
@@ -275,9 +277,11 @@ class CaptureSession:
 
         def body(capture: Capture) -> list[Tensor]:
             self._run(run, capture, tree)
-            assert run.outputs is not None
-            kept = run.result if job.static_outputs or job.forward else ()
-            return [*kept, *run.lasting]
+            assert run.returned.outputs is not None
+            return [
+                *(run.returned.tensors if job.forward else run.returned.staying),
+                *run.effects.lasting,
+            ]
 
         return job.driver.capture(
             body,
@@ -292,17 +296,20 @@ class CaptureSession:
         run.stage(capture)
         self._runs.append(run)
         ledger = run.observer.ledger
-        if run.varied and ledger is not None and not ledger.compares:
-            self._retry_without_stand_ins()
-        run.execute(capture, tree)
+        alone = ledger is not None and not ledger.compares
+        if not (run.numbers.varied and alone):
+            run.execute(capture, tree)
+        if run.numbers.varied and alone:  # perhaps the run has shown optimizers' numbers
+            self._retry_without_stand_ins(run.numbers)
 
     def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
-        """Raise `Retry` if compiled code got other host values than in the run before this.
+        """Compare the host values that compiled code got with those of the run before.
 
         Raises:
-            CaptureError: OL117, so it does each time.
+            Retry: they differ.
+            CaptureError: OL117, they differ each time.
         """
-        if self.job.known is None:
+        if self.job.compiled_study is None:
             return
         self._host_inputs = run.host_inputs
         if run.host_inputs == before:
@@ -314,20 +321,18 @@ class CaptureSession:
 
     def _retry_if_incomplete(self, run: CaptureRun) -> None:
         """Raise `Retry` if the run showed a fact that the attempt should have known."""
-        if run.again:
-            self._state_inputs += run.again
+        if run.missing_inputs:
+            self._state_inputs += run.missing_inputs
             raise Retry("state that the callable replaces became inputs")
-        if run.counts.escaped:
-            self._stop_counting()
-            raise Retry(
-                "a number that the callable moves on is kept elsewhere too, or asked for its type"
-            )
-        if run.counts.wanted:
-            self._counts_on_device += run.counts.wanted
-            raise Retry("numbers that the callable moves on became inputs")
+        escaped = run.numbers.escaped() + run.steps.set_places()
+        if escaped:
+            self._unfollow(escaped)
+            raise Retry("numbers are constants in the recording, or a step sets them")
+        if run.effects.moved:
+            self._count(run)
         if self._rewind is not None and not self._rewind.done:
             raise Retry("the places in the stream of random numbers are known now")
-        if self.job.pool.written_by_others(run.lasting):
+        if self.job.pool.written_by_others(run.effects.lasting):
             # A launch of an earlier recording would overwrite the gradients that this one leaves.
             self.job.pool = self.job.apart()
             raise Retry("gradients lie in memory that other recordings write")
@@ -335,90 +340,117 @@ class CaptureSession:
             self._outlasted = True  # a callable that makes and keeps another is not asked twice
             raise Retry("an optimizer made in the call outlives it")
 
+    def _count(self, run: CaptureRun) -> NoReturn:
+        """Have the next attempt count the numbers that optimizers move on.
+
+        Raises:
+            Retry: always, but for a refusal.
+            CaptureError: OL120, OL122, no recording can count a number.
+        """
+        job, counted = self.job, self.job.following.counted
+        known = {slot.id for slot in counted} | self._constant
+        for change in run.effects.moved:
+            counts = type(change.before) is int and run.snapshot.walk.is_read(change.slot)
+            if not counts or change.slot.id in known or job.forward:
+                raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
+        counted = (*counted, *(change.slot for change in run.effects.moved))
+        job.following = replace(job.following, counted=counted)
+        raise Retry("numbers that an optimizer moves on are counted")
+
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:
         """Return the numbers that each call reads.
 
         Raises:
-            Retry: some of them are constants, or their scalars are to be others.
+            Retry: some are constants, or need other scalars.
         """
-        numbers, job = run.varied, self.job
-        if self._plain.due:
+        numbers, job = run.numbers, self.job
+        if self._baseline.due:
             assert run.observer.ledger is not None
-            self._plain.note(run.observer.ledger)
+            self._baseline.note(run.observer.ledger)
             raise Retry("the same with stand-ins for numbers")
         if not numbers:
             return FollowedNumbers.none()
-        found = None
-        if run.differs is not None:
-            self._retry_without_stand_ins()
-        escaped = numbers.escaped()
-        if not escaped:
-            trials = self._number_trials
-            found = trials.follow(job.driver, job.device, job.pool, numbers, graph)
-            escaped = numbers.escaped()
-            if found is None and trials.exhausted:
-                escaped = job.following.names()
+        if run.differs is not None and numbers.varied:
+            self._retry_without_stand_ins(numbers)
+        trials = self._number_trials
+        found = trials.follow(job.driver, job.device, job.pool, numbers, graph)
+        escaped = numbers.names() if found is None and trials.exhausted else numbers.escaped()
         if escaped:
             self._unfollow(escaped)
-            raise Retry("numbers that the caller varies are constants in the recording")
+            raise Retry("numbers are constants in the recording")
         if found is None:
             raise Retry("the scalars of numbers are to be others")
-        if not found.write_current(*numbers.arguments):
-            self._unfollow(job.following.names(), only_this_call=True)
+        if not found.serves_own:
+            self._unfollow(numbers.names(), only_this_call=True)
             raise Retry("no recording that follows numbers serves these")
         return found
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
         """Undo a failed attempt: free its recording, and restore the state that the run changed.
-
-        The driver puts its stream and allocator back itself, and `CaptureRun` the host's random
-        numbers.
-        """
-        again = self.job.runs_again(error)
+        The driver restores its stream and allocator, and `CaptureRun` the host's random numbers."""
+        again = run.runs_again(error)
         try:
             if graph is not None:
                 graph.reset()
             else:
                 distributed.abandon_step(value for _, value in run.snapshot.walk.held.values())
         finally:
-            run.snapshot.undo(run.found, run.reads, again)
+            run.snapshot.undo(run.effects.changes, run.reads, again)
             run.plan.release()  # frames of the traceback refer to it for good
 
-    def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> Difference | None:
-        """Return the difference from the run before, unless guarded values differ too: then each
-        gets a recording."""
-        earlier, differs = self.job.earlier, run.differs or self._plain.differs
-        if earlier is None or differs is None or captured.changed_numbers or self._counts_on_device:
+    def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
+        """Return the difference from the run before, unless different guarded values explain it.
+
+        Raises:
+            Retry: the run before found state of another size. The next attempt is compared with
+                this one.
+        """
+        earlier, differs = self.job.previous_run, run.differs or self._baseline.differs
+        brought = run.numbers.brought  # to the device, which did not need them in the run before
+        if earlier is None or differs is None or captured.changed_numbers or brought:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
-        own = {change.slot.id for change in run.found if change.slot.key is not gradient_of}
+        own = {
+            change.slot.id for change in run.effects.changes if change.slot.key is not gradient_of
+        }
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
         kept = {*run.snapshot.walk.held, *earlier.held} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
-        return None if moved(earlier, guarded) else differs
+        if moved(earlier, guarded):
+            return None
+        # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it
+        # only ever grows, beyond what a call brings, none of them comes again.
+        described = [(s.id, s.read()) for s in map(description_slot, captured.hidden)]
+        sizes = [math.prod(spec.shape) for spec in captured.inputs.specs]
+        brought = len(sizes) - len(captured.hidden)
+        grows = differs.grows and max(sizes[brought:], default=0) > max(sizes[:brought], default=0)
+        if not moved(earlier, described) or (grows and not self.job.shrinks):
+            return differs
+        self._resized |= not grows
+        self.job.previous_run = run.observer.ledger
+        raise Retry("the run before it found state of another size")
 
     def _rebound(self, graph: Graph, run: CaptureRun, tree: Tree, in_place: InPlace) -> Graph:
-        """Make kernels reach the caller's memory, as far as that is proven right.
-
-        The callable is captured again for it, so it must have no Python effects.
-        """
+        """Make kernels reach the caller's memory, as far as that is proven right. The callable is
+        captured again for it, so it must have no Python effects."""
         job, driver, device, forward = self.job, self.job.driver, self.job.device, self.job.forward
         pinned = {driver.storage(t) for ts in run.snapshot.held.values() for t in ts}
 
         def body(capture: Capture) -> None:
             snapshot = replace(run.snapshot, held=dict(run.snapshot.held))
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
-            steps, counts = Steps(every_key, driver.demands_capturable), Counts((), device)
+            steps = Steps(every_key, driver.demands_capturable)
             own = job if forward is None else replace(job, forward=copy.copy(forward))
-            again = CaptureRun(own, snapshot, plan, steps, counts, lifted=self._lifted)
+            none = Numbers.none()
+            again = CaptureRun(own, snapshot, plan, steps, none, constants=self._constants)
             self._run(again, capture, tree)
             if forward is not None:  # nothing of its autograd graph is to outlive it
-                again.job, again.result, again.outputs = job, None, None
+                again.job, again.returned.tensors, again.returned.outputs = job, None, None
 
         observer = run.observer
-        state = [t for t in observer.written.values() if not observer.known(t)]
+        state = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
         read = ([], {}) if forward is None else forward.read_after(run.plan, pinned)
         if read is None:
             return graph
@@ -434,8 +466,9 @@ class CaptureSession:
 
 
 def _only_here(error: Exception) -> CaptureError:
-    """Return the refusal of compiled code that fails under capture: AOTAutograd's, for arguments
-    that share memory and require grad, whose stand-ins are no views of each other."""
+    """Return the refusal of compiled code that fails under capture alone. AOTAutograd's code does
+    so for arguments that share memory and require grad: their stand-ins are no views of each
+    other."""
     line = str(error).partition("\n")[0]
     what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
     refusal = CaptureError("OL109", what)
@@ -444,6 +477,6 @@ def _only_here(error: Exception) -> CaptureError:
 
 
 def _rebound_inputs(plan: Inputs, graph: Graph) -> set[int]:
-    """Return the inputs that kernels read where the caller has them."""
+    """Return the indices of inputs that kernels read where the caller has them."""
     pairs = zip(plan.groups, graph.travels, strict=True)
     return {i for group, how in pairs if how == Travel.REBIND for i in group.members}

@@ -18,6 +18,7 @@ from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
+from onelaunch.gc_pause import FROZEN_AT_START
 from onelaunch.state.slots import Slot
 from onelaunch.watch.observer import Observer
 
@@ -25,13 +26,11 @@ _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `c
 
 
 def late_refusal(run: CaptureRun) -> CaptureError | None:
-    """Return the refusal of a capture that seemed to succeed, or None.
-
-    It is refused if a tensor of the callable's state was moved, if stand-ins for arguments were no
-    views of each other where AOTAutograd's code expects it, or if a tensor made in the run is kept
-    where no slot leads: a hook's list, a tensor's attribute, an iterator. No replay would renew
-    such a tensor, and each would overwrite it.
-    """
+    """Return the refusal of a capture that seemed to succeed, or None. The callable may have moved
+    a tensor of its state. Stand-ins for arguments may be no views of each other where AOTAutograd's
+    code expects views. Or something keeps a tensor of the run where no slot leads: a hook's list, a
+    tensor's attribute, an iterator. No replay would renew this tensor, and each would overwrite
+    it."""
     observer = run.observer
     moved = run.snapshot.moved()
     if moved is not None:
@@ -40,18 +39,18 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
             what = f"a tensor of the callable's state, {TensorSpec.of(t)}, is given other memory"
             return CaptureError("OL105", what, fix=WRITE_IN_PLACE)
         what = f"a tensor of the callable's state became {list(t.shape)}"
-        return CaptureError("OL107", what, where=observer.reshaped_at(t))
+        return CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
     if run.job.forward is not None and run.job.callee.in_place and _writes_shared(run):
         what = "arguments of compiled code share memory and require grad, and it writes to one"
         return CaptureError("OL113", what)
     dropped = _dropped(run)
-    lasting = [part for t in run.lasting for part in (t, local(t))]
-    expected = [*run.result, *lasting, *run.plan.statics, *dropped]
+    lasting = [part for t in run.effects.lasting for part in (t, local(t))]
+    expected = [*run.returned.tensors, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward
     stray = _survivor(observer, expected, forward.holders if forward else ())
     if stray is None:
         return None
-    spec, where = TensorSpec.of(stray), observer.made_at(stray)
+    spec, where = TensorSpec.of(stray), observer.memory.made_at(stray)
     if _on_a_context(stray):
         what = f"the context of an autograd.Function keeps a tensor made in the call, {spec}"
         return CaptureError("OL105", what, where=where, fix=_SAVED)
@@ -60,8 +59,7 @@ def late_refusal(run: CaptureRun) -> CaptureError | None:
 
 
 def _writes_shared(run: CaptureRun) -> bool:
-    """Return whether the callable writes to one of several arguments that share memory, of which
-    any requires grad."""
+    """Return whether the callable writes to arguments that share memory and require grad."""
     plan = run.plan
     written = [plan.groups[i] for i in written_groups(run.job.driver, plan, run.observer)]
     shared = [group.members for group in written if len(group.members) > 1]
@@ -83,10 +81,12 @@ def _survivor(
     """Return an unexpected tensor of the recording's memory that is still alive after the run."""
     # Views keep the tensor that they were made from. cuDNN makes another tensor over the weights'
     # storage, which the observer keeps.
-    ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.own
+    ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.memory.own
 
     def find() -> tuple[Tensor, Sequence[object]] | None:
-        made = {id(t): t for t in (made() for made in observer.made_tensors) if t is not None}
+        made = {
+            id(t): t for t in (made() for made in observer.memory.made_tensors) if t is not None
+        }
         # One without elements has no memory that a replay could write over.
         alive = [t for key, t in made.items() if t.numel() and key not in ids]
         del made
@@ -114,10 +114,8 @@ def _survivor(
 
 
 def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]]:
-    """Return the caches of `functools` that hold a tensor as a result, or in a key.
-
-    What they hold can go: the function that they are of computes it again.
-    """
+    """Return the caches of `functools` that hold a tensor as a result, or in a key. Their contents
+    can go: the cached function computes them again."""
     of_keys = [
         owner for key in holders if isinstance(key, tuple) for owner in gc.get_referrers(key)
     ]
@@ -125,8 +123,8 @@ def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]
 
 
 def _references(objects: Sequence[object]) -> list[int]:
-    """Count the references to each object from Python. C++ has one of its own to the object of a
-    tensor that something else in C++ holds too."""
+    """Count the references to each object from Python. C++ holds one reference to the object of a
+    tensor that C++ shares."""
     return [
         sys.getrefcount(o) - (isinstance(o, Tensor) and o._use_count() > 1)  # pyright: ignore
         for o in objects
@@ -134,36 +132,28 @@ def _references(objects: Sequence[object]) -> list[int]:
 
 
 _ALONE = _references([object()])[0]
-"""The references counted for an object to which only the list refers."""
-
-
-_FROZEN_AT_START = 10_000
-"""More objects than an interpreter freezes itself: Python 3.12 some 400. Where a program has called
-`gc.freeze`, torch's alone are ten times as many."""
+"""The count for an object that only the list refers to."""
 
 
 def _holders(objects: Sequence[object]) -> list[list[object]]:
-    """Return the holders of each object in a list, except the list; None for a holder that
-    `gc.freeze` hides.
-
-    The search goes through every object of the process, once: 30 ms, and more in a large one.
-    """
+    """Return the holders of each object, except the list; None for a holder that `gc.freeze` hides.
+    The search goes through every object of the process once: 30 ms and more."""
     found: dict[int, list[object]] = {id(o): [] for o in objects}
     asked = tuple(objects)  # since Python 3.13 it is among those that hold them
     for holder in gc.get_referrers(*asked) if asked else ():
         if holder is not objects and holder is not asked:
             for one in {id(o) for o in gc.get_referents(holder)} & found.keys():
                 found[one].append(holder)
-    if gc.get_freeze_count() > _FROZEN_AT_START:
+    if gc.get_freeze_count() > FROZEN_AT_START:
         for o, count in zip(objects, _references(objects), strict=True):
             found[id(o)] += [None] * (count - _ALONE > len(found[id(o)]))
     return [found[id(o)] for o in objects]
 
 
 def _dropped(run: CaptureRun) -> list[Tensor]:
-    """Return the tensors in containers that the callable replaced and only the snapshot still
-    holds; a GradScaler replaces its findings so in each step."""
-    found, before = run.found, run.snapshot.walk
+    """Return the tensors in replaced containers that only the snapshot still holds. A GradScaler
+    replaces its container of findings in each step."""
+    found, before = run.effects.changes, run.snapshot.walk
     containers = [c.before for c in found if isinstance(c.before, dict | list)]
     if not containers:
         return []

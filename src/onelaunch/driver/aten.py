@@ -6,15 +6,17 @@ import atexit
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
 
 def imagined() -> bool:
-    """Tell whether operations are on tensors without memory. DTensor runs one that way to learn how
-    to split it; that is no work of the device, and leaves nothing to repeat."""
+    """Tell whether operations are on tensors without memory. DTensor runs such operations to learn
+    how to split them: they are no work of the device."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -63,14 +65,14 @@ class Operator:
         text: how it prints.
         bound: its C++, called by replays; a functional collective with the wait for its results.
         label: its name in a message.
-        composite: made of other operations, which are recorded instead.
-        describes: gives numbers about metadata, so that they are no host read.
+        composite: True if it consists of other operations, which are recorded instead.
+        describes: True if its numbers are about metadata, so that they are no host read.
         outs: arguments for the memory of the results.
-        idle: nothing to repeat: metadata only, or memory left undefined.
-        reshapes: gives the tensor itself other sizes, strides or memory (``t.resize_``).
-        wraps: gives a tensor of another class over the argument's memory.
-        writes: may write memory of its arguments; see `written`.
-        collective: goes to other processes, and gives something to wait for.
+        idle: True if there is nothing to repeat: metadata only, or memory left undefined.
+        reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
+        wraps: True if it gives a tensor of another class over the argument's memory.
+        writes: True if it may write memory of its arguments; see `written`.
+        collective: True if it goes to other processes, and gives something to wait for.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
@@ -85,6 +87,7 @@ class Operator:
         known = func.namespace != "prim"  # those are TorchScript's, which the dispatcher has not
         whole = known and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
         self.composite = known and has_kernel(self.name, _IMPLICIT) and not whole
+        self._makes_views = known and has_kernel(self.name, "ADInplaceOrView")
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.idle = self.reshapes or self.name in _UNDEFINED
@@ -113,16 +116,19 @@ class Operator:
         return mapped(result, lambda v: done if isinstance(v, torch.ScriptObject) else v)
 
     def decomposed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a composite operation by its C++, for a mode to see what it is made of.
+        """Run a composite operation by its C++, for a mode to see its parts.
 
-        A mode gets it whole in inference mode, where no autograd takes it apart before. Not by
-        `decompose`, which prefers torch's references in Python, and those give other bits. And not
-        below the views' key, as a mode is called: a view made there does not require grad where
-        eager's does, and some products ask that to choose how to multiply.
+        In inference mode a mode gets it whole, as no autograd takes it apart. `decompose` prefers
+        torch's references in Python, whose results differ in bits. Modes are called below the
+        views' key, where a view does not require grad as eager's does. Some products choose their
+        way by that, so this runs above the key. An operation with a kernel for that key (`chunk`,
+        `narrow`) runs by this kernel, on tensors that are no views yet.
         """
         included = torch._C._dispatch_tls_local_include_set()
         excluded = torch._C._dispatch_tls_local_exclude_set()
-        with torch._C._ForceDispatchKeyGuard(included, excluded.remove(_KEY.ADInplaceOrView)):
+        if not self._makes_views:
+            excluded = excluded.remove(_KEY.ADInplaceOrView)
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
             return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -143,7 +149,8 @@ class Operator:
         return found
 
     def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """List those that the schema names; the call advances their version counters."""
+        """List the tensors that the schema declares as written; the call advances their
+        versions."""
         found: list[Tensor] = []
         for i, name in self._writes:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
@@ -151,10 +158,8 @@ class Operator:
 
 
 class Collective:
-    """A call that goes to other processes, and waits for its end: its results are read next.
-
-    It holds the process group, whose threads must have ended before the interpreter does.
-    """
+    """A call that goes to other processes, and waits for its end: its results are read next. It
+    holds the process group, whose threads must have ended before the interpreter does."""
 
     alive: ClassVar[weakref.WeakSet[Collective]] = weakref.WeakSet()
 
@@ -172,7 +177,7 @@ class Collective:
 
     @classmethod
     def release(cls) -> None:
-        """Let go of every process group; none of the calls can be repeated after that."""
+        """Let go of every process group; no call can be repeated after that."""
         for step in list(cls.alive):
             step._call = ()
 
@@ -181,7 +186,7 @@ atexit.register(Collective.release)
 
 
 def wait(result: Any) -> None:
-    """Wait for what a collective returned."""
+    """Wait for the results of a collective."""
     for value in leaves(result):
         if isinstance(value, torch.ScriptObject):
             distributed.Work.unbox(value).wait()
@@ -199,17 +204,24 @@ def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-_operators: dict[int, Operator] = {}
-"""id of an overload, which the value keeps alive -> what is known of it. The hash of an overload
-itself is computed in Python, anew each time."""
+def by_overload(analysis: Callable[[torch._ops.OpOverload], T]) -> Callable[..., T]:
+    """Cache a function of an overload. An overload's own hash is computed in Python each time."""
+    known: dict[int, tuple[torch._ops.OpOverload, T]] = {}
+
+    @functools.wraps(analysis)
+    def cached(func: torch._ops.OpOverload) -> T:
+        found = known.get(id(func))
+        if found is None:
+            found = known[id(func)] = func, analysis(func)
+        return found[1]
+
+    return cached
 
 
+@by_overload
 def operator(func: torch._ops.OpOverload) -> Operator:
     """Analyse an overload, once. 0.1 us."""
-    found = _operators.get(id(func))
-    if found is None:
-        found = _operators[id(func)] = Operator(func)
-    return found
+    return Operator(func)
 
 
 def leaves(value: Any) -> Iterator[Any]:

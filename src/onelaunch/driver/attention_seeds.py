@@ -1,35 +1,33 @@
 """Seeds that an operator hands to its backward.
 
 Memory-efficient attention keeps the seed of its dropout, and the place in the stream of random
-numbers, for its backward: on the host in eager, where its backward reads them there, and on the
-device in a capture, where no host may. To read those of a capture on the host ends the process
-(pytorch#172233).
-
-Flash and cuDNN attention keep theirs on the device always; dropout itself keeps the mask.
+numbers, for its backward. In eager they are on the host, where the backward reads them. In a
+capture they are on the device; a read by the host would end the process (pytorch#172233). Flash and
+cuDNN attention keep theirs on the device always; dropout itself keeps the mask.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from onelaunch.driver.aten import by_overload
 from onelaunch.unwinding import DispatchMode
 
 _FAMILY = "efficient_attention"
 
 
 class Seeds(NamedTuple):
-    """The arguments and results of an operator, by place, that eager has on the host."""
+    """Positions of an operator's arguments and results that are on the host in eager."""
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
 
 
-@functools.cache
+@by_overload
 def seeds_of(func: torch._ops.OpOverload) -> Seeds:
     """Find the seeds among the arguments and results of an operator."""
     schema = func._schema
@@ -47,8 +45,7 @@ def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
 
 class SeedsOfCapture(DispatchMode):
     """A mode for an eager run over the autograd graph of a capture, whose seeds are on the device.
-
-    An operator is given them on the host, where it reads them outside of a capture. A part of the
+    An operator gets its seeds on the host, where it reads them outside of a capture. A part of the
     forward that runs again (a checkpoint) gives its seeds on the device, as in the capture:
     checkpoints compare.
 

@@ -1,10 +1,10 @@
 """The answer to a callable that asks whether it is being captured.
 
 Some take another way then: transformers makes an attention mask that a call does without, so that
-another kernel runs, which draws other numbers. A graphed callable does what it does in a call, so
-it is told no. Where that way reads on the host, which a capture refuses, there may be one without:
-runs of both are compared and rolled back, and it is captured and told yes. On a machine without
-CUDA the answers are the same.
+another kernel runs, which draws other numbers. A graphed callable does the same as in a call, so
+the answer is no. If this way reads on the host, which a capture refuses, the other way may not.
+Runs of both are then compared and rolled back, and a capture with the answer yes follows. On a
+machine without CUDA the answers are the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from onelaunch.source import PACKAGE, TORCH
+
 _graphs: Any = torch.cuda.graphs
-_TRUTHFUL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-"""Code that gets the true answer. Told of a capture where there is none, an optimizer that cannot
-be captured would refuse to step, and collectives would rely on the capture."""
+_TRUTHFUL = (TORCH, os.path.join(PACKAGE, "driver", ""))
+"""Code that gets the true answer. After a false yes an optimizer that cannot be captured would
+refuse to step, and collectives would rely on a capture."""
 _lock = threading.Lock()
 _active: list[tuple[int, Asking]] = []
 _truth: Any = None

@@ -26,6 +26,6 @@ def raw() -> AbstractContextManager[object]:
 
 
 no_functions = torch._C.DisableTorchFunction
-"""A context without function modes. A mode that is on takes each look at a tensor, `t.shape` say,
-for a function, at 3 us in place of 0.1. In a backward they are on; while torch calls the dispatcher
-for a function of the caller's they are off."""
+"""A context without function modes. Under a mode each look at a tensor, such as `t.shape`, counts
+as a function: 3 us instead of 0.1. In a backward modes are on; while torch calls the dispatcher for
+the caller's function they are off."""

@@ -1,8 +1,8 @@
-"""The distance of results from those of another run, in one of three measures.
+"""The distance between the results of two runs, in one of three measures.
 
-`close` allows each element its own rounding: no element may depend on what differs. `apart` is of
-the farthest element: other kernels may have run, but they computed the same. `relative_error` is of
-all elements together: the precision of a whole engine.
+`close` allows each element its own rounding: no element may depend on the difference of the runs.
+`apart` is of the farthest element: other kernels may have run, but they computed the same.
+`relative_error` is of all elements together: the precision of a whole engine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from onelaunch.driver.select import driver_of
 
 _PIECE = 2**20
-"""Number of elements that are compared at once, in 20 bytes of the device's memory each."""
+"""The number of elements compared at once, in 20 bytes of the device's memory each."""
 _SAMPLE = 2**14
-"""Number of elements from which the usual magnitude of a result is taken."""
+"""The number of elements for the usual magnitude of a result."""
 
 
 def is_inexact(t: Tensor) -> bool:
@@ -41,12 +41,9 @@ def rounding(t: Tensor) -> float:
 
 def close(a: Tensor, b: Tensor) -> bool:
     """Return whether two results are the same except for rounding, element by element; integers
-    exactly. Waits for the device once.
-
-    Kernels of another size round differently, TF32 and bfloat16 by much; dependence on padding is
-    far beyond that. If a sum cancels, its rounding is that of its terms, so an element may also
-    differ by a share of the usual magnitude of its result.
-    """
+    exactly. Waits for the device once. Kernels of another size round differently, TF32 and bfloat16
+    by much; dependence on padding is far beyond that. A sum that cancels has the rounding of its
+    terms. So an element may also differ by a share of the usual magnitude of its result."""
     if not a.numel():
         return True
     if not is_inexact(a):
@@ -76,7 +73,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the distance of the farthest element of any result, as a part of the result's largest
-    element; 1 for results of other shapes. NaN counts as 0, and infinity as 1."""
+    element. 1 for results of other shapes. NaN counts as 0, and infinity as 1."""
     if [t.shape for t in a] != [t.shape for t in b]:
         return 1.0
     found = 0.0

@@ -1,12 +1,12 @@
-"""Function modes of ours: torch's own code does not notice them, and they are on in backwards and
-in the functions of tensor classes."""
+"""Function modes of ours, which torch's own code does not notice. They are on in backwards and in
+the functions of tensor classes."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -23,12 +23,10 @@ _BACKWARDS = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd
 
 
 class UnnoticedMode(FunctionMode):
-    """A function mode that `torch.overrides.has_torch_function` does not notice.
-
-    Torch turns a mode off while the mode handles a function. For a backward that would be all that
-    runs in it: hooks, an `autograd.Function`, the recomputation of a checkpoint; for a class with a
-    `__torch_function__`, all that this one does. This mode is on again there.
-    """
+    """A function mode that `torch.overrides.has_torch_function` does not notice. Torch turns a mode
+    off while the mode handles a function. That would exclude everything in a backward: hooks, an
+    `autograd.Function`, the recomputation of a checkpoint. It would exclude the
+    `__torch_function__` of a class too. This mode is on again there."""
 
     concerns: frozenset[Any]
     """The functions of torch's that it does not just run."""
@@ -66,8 +64,8 @@ class UnnoticedMode(FunctionMode):
 
 
 def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch's from a mode that handles it: as torch would, but with the modes
-    on in the `__torch_function__` of the classes of its arguments, `types`."""
+    """Call a function of torch's from a mode that handles it. The modes are on in the
+    `__torch_function__` of the classes of its arguments, `types`."""
     if types and not _C._len_torch_function_stack():
         with _on_again():
             for kind in types:
@@ -78,8 +76,8 @@ def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _overriding(types: Any) -> Any:
-    """Return the classes, if torch asks one of them what a function does. It gives `Tensor` too,
-    and classes while they are not asked, or whose instances alone have one."""
+    """Return the classes of arguments if torch asks any of them to handle a function. Torch also
+    passes `Tensor`, and classes that are off or handle functions in instances alone."""
     if not types or not _C._is_torch_function_enabled():
         return ()
     found = [getattr(kind, "__torch_function__", None) for kind in types]
@@ -110,7 +108,7 @@ def _on_again() -> Generator[None]:
         _off.modes = off
 
 
-class _Engine:
+class _ModeKeepingEngine:
     """A substitute for autograd's engine that turns the modes on again around a backward. The
     engine's threads get the modes of the thread that calls it."""
 
@@ -126,13 +124,11 @@ class _Engine:
         return getattr(self.engine, name)
 
 
-class _Unnoticed:
-    """Substitutes for what torch asks and runs, as long as any such mode is on: for
-    `torch.overrides.has_torch_function`, which does not count the modes, and for the engine.
-
-    `nn.TransformerEncoder` and `nn.MultiheadAttention` ask it whether to take their fused
-    operations, whose results are others, and to pack sequences, which zeroes what is masked.
-    """
+class _UnnoticedModes:
+    """Substitutes while any unnoticed mode is on: for `torch.overrides.has_torch_function`, which
+    then does not count the modes, and for the engine. `nn.TransformerEncoder` and
+    `nn.MultiheadAttention` use fused operations, with other results, only if this function finds
+    nothing. So they decide on packing sequences, which zeroes masked elements."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +143,7 @@ class _Unnoticed:
                 self._asked = torch.overrides.has_torch_function
                 torch.overrides.has_torch_function = self._answer
                 self._engine = _Variable._execution_engine
-                _Variable._execution_engine = _Engine(self._engine)
+                _Variable._execution_engine = _ModeKeepingEngine(self._engine)
 
     def end(self) -> None:
         with self._lock:
@@ -155,6 +151,14 @@ class _Unnoticed:
             if not self._active:
                 torch.overrides.has_torch_function = self._asked
                 _Variable._execution_engine = self._engine
+
+    def wrap_engine(self, wrap: Callable[[Any], Any]) -> None:
+        """Put a substitute for the engine below this one, for the process."""
+        with self._lock:
+            if self._active:
+                self._engine = _Variable._execution_engine.engine = wrap(self._engine)
+            else:
+                _Variable._execution_engine = wrap(_Variable._execution_engine)
 
     def _answer(self, relevant_args: Any) -> bool:
         count = _C._len_torch_function_stack()
@@ -178,4 +182,5 @@ def _without_modes(count: int) -> Generator[None]:
             _C._push_on_torch_function_stack(mode)
 
 
-_unnoticed = _Unnoticed()
+_unnoticed = _UnnoticedModes()
+wrap_engine = _unnoticed.wrap_engine

@@ -14,24 +14,25 @@ from onelaunch.driver.host_reads import FACTORIES, is_places, parts_of
 
 _C: Any = torch._C
 _saving_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+_ALIGN: tuple[Any, ...] = (torch.ctc_loss, torch.nn.functional.ctc_loss)
+_LENGTHS = ("input_lengths", "target_lengths")
 _PUTS: tuple[Any, ...] = (Tensor.index_put, torch.index_put, Tensor.index_put_, torch.index_put_)
 
 
 class HostFactories(UnnoticedMode):
-    """A mode that makes such tensors on the host, and copies them by an operation that modes see.
-
-    Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor and a copy
-    of it, and autograd keeps the copy. In a capture the `Observer` swaps it for one that the
-    recording keeps; see `watch.lifted`.
+    """A mode that makes tensors of Python numbers on the host, and copies them by an operation that
+    modes see. Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor
+    and a copy, and autograd keeps the copy. In a capture the `Observer` swaps it for a copy that
+    the recording keeps; see `watch.lifted`.
 
     Args:
         device: the device of the copies.
         whole: True if a backward, if there is one, runs while the mode is on.
-        masks: whether the host counts its masks, and fills by those of the device; compiled code
-            has ways of its own.
+        masks: whether the host counts its own masks, and the device's masks are filled. Compiled
+            code has ways of its own.
     """
 
-    concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__})
+    concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__, *_ALIGN})
 
     def __init__(self, device: torch.device, whole: bool = False, masks: bool = True) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class HostFactories(UnnoticedMode):
         self._whole = whole
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's, by way of the host if it is such a one; see
+        """Run a function of torch's, by way of the host if it makes a tensor; see
         `UnnoticedMode`."""
         if func is Tensor.__setitem__ or func in _PUTS:
             done = self._filled(func, args, kwargs)
@@ -48,6 +49,9 @@ class HostFactories(UnnoticedMode):
                 return done[0]
         if self._kind == "cpu":  # nothing is brought anywhere
             return call(func, types, args, kwargs)
+        if func in _ALIGN:
+            args = (*args[:2], *map(_read_by_host, args[2:4]), *args[4:])
+            kwargs |= {name: _read_by_host(kwargs[name]) for name in _LENGTHS if name in kwargs}
         if func in FACTORIES:
             device = self._target(func, args, kwargs)
             if device is not None:
@@ -68,7 +72,7 @@ class HostFactories(UnnoticedMode):
 
     def _filled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor | None] | None:
         """Do ``x[mask] = value`` and the like without counting the mask, and return the result in a
-        tuple; None where that is impossible."""
+        tuple. None where that is impossible."""
         if len(args) < 3 or kwargs.get("accumulate", any(args[3:])):
             return None
         x, index, value = args[:3]
@@ -88,8 +92,8 @@ class HostFactories(UnnoticedMode):
         return _brought(index, device, self._must_save_alike() or not self._masks)
 
     def _must_save_alike(self) -> bool:
-        """Return whether autograd must save what it saves in eager. A checkpoint compares that with
-        what the forward saves when it runs again, in a backward where this mode may be off."""
+        """Return whether autograd must save the same tensors as in eager. A checkpoint compares
+        them with its second forward, in a backward where this mode may be off."""
         return not self._whole and torch.is_grad_enabled() and _saving_hooks(False) is not None
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
@@ -106,6 +110,13 @@ class HostFactories(UnnoticedMode):
             device = args[0].device if method else default_device()
         device = torch.device(device)
         return device if device.type == self._kind else None
+
+
+def _read_by_host(lengths: Any) -> Any:
+    """Return the lengths of `ctc_loss` as numbers, if torch reads them on the host. Under a
+    dispatch mode torch would compute with them instead, beside tensors of the device."""
+    on_host = isinstance(lengths, Tensor) and lengths.device.type == "cpu"
+    return lengths.tolist() if on_host else lengths
 
 
 def _by_way_of_the_host(
@@ -138,9 +149,9 @@ def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:
 
 
 def _fills(value: Any, x: Tensor, mask: Tensor) -> bool:
-    """Return whether each place of a mask gets the same value: one number, of which torch would
-    make a tensor as large as the mask has places, or on the host, read it there; or one row. The
-    gradient of a value would be summed in another order than eager's."""
+    """Return whether each place of a mask gets the same value: a number or a row. Torch would make
+    a tensor of a number, or read it there on the host. The gradient of a value would be summed in
+    another order than eager's."""
     if not isinstance(value, Tensor) or value.dtype != x.dtype:
         return False
     if value.requires_grad and torch.is_grad_enabled():
@@ -174,11 +185,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _brought(index: Any, device: torch.device, alike: bool) -> Any:
-    """Return an index with its lists, arrays and host tensors replaced by tensors on the device;
-    the index itself if it has none.
+    """Return an index with its lists, arrays and host tensors replaced by tensors on the device.
+    The index itself if there are none.
 
     Args:
-        alike: whether host tensors and masks stay, as autograd saves these as they are.
+        alike: whether host tensors and masks stay, as autograd saves them unchanged.
     """
     given = parts_of(index)
     parts: list[Any] = []

@@ -1,7 +1,5 @@
 """Reads of a tensor by the host, seen at the Python function: `item`, `tolist`, `numpy`, printing.
-
-What C++ reads by an operation comes to `driver.refusals` instead, by way of `watch.admission`.
-"""
+Reads by operations in C++ come to `driver.refusals` instead, by way of `watch.admission`."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.function_modes import UnnoticedMode, call
-from onelaunch.driver.refusals import BY_LIST, CHECKED, READS
-from onelaunch.source import library_calls
+from onelaunch.driver.refusals import BY_LIST, CHECKED, READS, SHOWN_LATER, SHOWS
+from onelaunch.frames.origins import library_calls
 
 FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 """Functions that make a tensor of numbers, without the dispatcher."""
 
 _OF_LISTS = frozenset({*FACTORIES, Tensor.new})
-"""Functions that read the tensors in a list so."""
+"""Functions that read the tensors in a list without the dispatcher."""
 _JOINED = "torch.stack([a, b]), which joins tensors on the device"
 
 
 class HostReads(UnnoticedMode):
-    """A mode that passes every such read to `refuse`, and every index that is a list: torch makes a
-    tensor on the device of it, without the dispatcher.
+    """A mode that passes every read by the host to `refuse`. It also passes every index that is a
+    list: torch makes a tensor on the device without the dispatcher.
 
     Args:
         owns: tells whether a tensor's memory is the device's.
@@ -52,7 +50,7 @@ class HostReads(UnnoticedMode):
         """The function of torch's that is under way, if it reads an argument inside."""
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's, unless it is such a read; see `UnnoticedMode`."""
+        """Run a function of torch's, unless it reads on the host; see `UnnoticedMode`."""
         if func is Tensor.__repr__ and is_asked_for_class():
             return type(args[0]).__name__
         read = READS.get(func)
@@ -84,14 +82,15 @@ class HostReads(UnnoticedMode):
         return call(func, types, args, kwargs)
 
     def read(self, t: Tensor, how: str, fix: str | None = None) -> None:
-        """Take a tensor for one that the host reads."""
+        """Count a tensor as read by the host."""
         if self._owns(t):
+            fix = SHOWN_LATER if how in SHOWS else fix
             self._refuse("OL101", f"the host reads a tensor in a capture: {how}", t, fix)
         self._note(t)
 
 
 def _listed(values: Any) -> Iterator[Tensor]:
-    """List the tensors in sequences among values, however deep; not those among the values."""
+    """List the tensors in sequences among values, however deep, without the values themselves."""
     for value in values if isinstance(values, Sequence) else ():
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             yield from (part for part in value if isinstance(part, Tensor))
@@ -108,8 +107,8 @@ _ASKS_CLASS = frozenset({("torchao/kernel/intmm.py", "safe_int_mm")})
 
 
 def parts_of(index: Any) -> tuple[Any, ...]:
-    """Return the parts of an index. None of a short list or array that has sequences, slices or
-    tensors in it: torch takes it for a tuple, and says that it will not."""
+    """Return the parts of an index, or None for a short list or array with sequences, slices or
+    tensors inside. Torch takes it for a tuple, with a warning that this will end."""
     if isinstance(index, tuple):
         return index  # pyright: ignore[reportUnknownVariableType]
     if not _is_sequence(index) or len(index) >= _LONG:
@@ -123,7 +122,7 @@ def parts_of(index: Any) -> tuple[Any, ...]:
 
 def is_places(part: Any) -> bool:
     """Return whether a part of an index is a list or array of numbers, which is copied to the
-    device; nested ones count."""
+    device. Nested lists count."""
     kind = getattr(getattr(part, "dtype", None), "kind", None)
     if kind is not None:
         return _is_sequence(part) and len(part) > 0 and kind in "iub"
@@ -148,8 +147,8 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _selects(index: Any) -> bool:
-    """Return whether an index has an integer tensor without dimensions in it, whose value torch
-    reads to take a view there."""
+    """Return whether an index has an integer tensor without dimensions, whose value torch reads to
+    make a view."""
     return any(
         isinstance(part, Tensor)
         and not part.dim()

@@ -1,6 +1,7 @@
 """Known causes of refusals inside libraries: a function of a library, and the way to do without.
 
-A refusal names the user's line; what is to be changed is often an option of a class made elsewhere.
+A refusal names the user's line, but the code to change is often an option of a class made
+elsewhere.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _SCHEDULED = (
 
 
 class Cause(NamedTuple):
-    """A function of a library that does what a capture refuses.
+    """A function of a library with operations that a capture refuses.
 
     Attributes:
         file: its file: the package's folder, and the path in it.
@@ -257,11 +258,12 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def fix_within(code: str, calls: Iterable[tuple[str, str]]) -> str | None:
-    """Find the way to do without what a library does that is refused with a code, by the first
-    cause of the table that runs.
+    """Return the way to do without a library's refused function, by the first matching cause of the
+    table.
 
     Args:
-        calls: see `source.library_calls`.
+        code: the code of the refusal.
+        calls: see `frames.origins.library_calls`.
     """
     running = set(calls)
     files = {file for file, _ in running}

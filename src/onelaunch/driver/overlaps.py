@@ -37,7 +37,7 @@ class Overlaps:
 
 
 def joined(driver: Driver, tensors: Sequence[Tensor]) -> list[int]:
-    """Return for each tensor the first one that it shares memory with, through others too, or
+    """Return for each tensor the first tensor that it shares memory with, through others too, or
     itself."""
     first = list(range(len(tensors)))
     for i, j, _ in Overlaps(driver)(*tensors):

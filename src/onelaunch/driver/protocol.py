@@ -4,8 +4,8 @@ Two drivers exist: `cuda` records real CUDA graphs; `tape` records ATen operatio
 fixed addresses, on any machine. The packages above speak to both through this protocol, and the
 tests of the contract run on both.
 
-A recording is made of *ports* and a body. Input ports bring the caller's bytes to a buffer of the
-recording, output ports take bytes of the recording to memory of the caller; each launch is told
+A recording consists of *ports* and a body. Input ports bring the caller's bytes to a buffer of the
+recording, output ports take bytes of the recording to memory of the caller. Each launch is told
 where both are.
 """
 
@@ -39,22 +39,22 @@ class Travel(StrEnum):
     PAD = "pad"
     """A node that copies a smaller input and fills up the rest."""
     REBIND = "rebind"
-    """None: the kernels that read it are re-pointed to the caller's memory."""
+    """No copy: the kernels that read it are re-pointed to the caller's memory."""
     ADDRESS = "address"
-    """None: it is read where it was in the capture, and a call must have that very memory."""
+    """No copy: it is read where it was in the capture, and a call must have that very memory."""
     HOST = "host"
-    """None: the device does not use it."""
+    """No copy: the device does not use it."""
 
 
 class Provenance(Enum):
-    """The provenance of memory that a capture meets."""
+    """The provenance of memory in a capture."""
 
     CAPTURE = auto()
     """The capture itself: it lies in its pool."""
     MEANWHILE = auto()
     """Another thread has made it since the capture began."""
     BEFORE = auto()
-    """It was there before, or nothing is known of it."""
+    """It was there before, or its origin is unknown."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class InPlace:
     """The tensors that kernels are to reach where the caller has them, where that is proven.
 
     Attributes:
-        inputs: those with at least so many bytes; None: none.
+        inputs: the least bytes of an input; None: no inputs.
         outputs: likewise.
     """
 
@@ -71,7 +71,8 @@ class InPlace:
 
 
 class Released(RuntimeError):
-    """A launch of a recording that another thread reset, so the caller looks further."""
+    """A launch of a recording that another thread reset, or that has `lost` something. The caller
+    looks further."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class Region:
         return self.stop - self.start
 
     def is_sparse(self, t: Tensor) -> bool:
-        """Return whether a memcpy of these bytes, which `t` touches, copies gaps for the most part:
-        a strided `copy_` moves less then."""
+        """Return whether most of a memcpy of these bytes, which `t` touches, would be gaps. A
+        strided `copy_` moves less then."""
         return self.nbytes > max(2 * t.numel() * t.element_size(), 512)
 
     def overlaps(self, other: Region) -> bool:
@@ -105,8 +106,7 @@ class DevicePool(Protocol):
         ...
 
     def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        """Count the bytes that no later recording can use while `graph` and these tensors of it
-        exist."""
+        """Count the bytes that no later recording can use while `graph` and its `tensors` exist."""
         ...
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
@@ -114,8 +114,8 @@ class DevicePool(Protocol):
         ...
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        """Tell whether recordings older than the last capture may write to these tensors of it,
-        which then lie in memory that the pool had before."""
+        """Tell whether recordings older than the last capture may write to its `tensors`. They then
+        lie in memory that the pool had before."""
         ...
 
 
@@ -162,8 +162,8 @@ class Rewind(Protocol):
 
     @property
     def done(self) -> bool:
-        """True if the last capture is final; else its graph is no good, and the same is to be
-        captured again."""
+        """True if the last capture is final; else its graph is no good, and another has to
+        follow."""
         ...
 
     @property
@@ -180,8 +180,8 @@ class AmbiguousMatch(Exception):
     """A value that looks like one of the numbers, and may be half an address.
 
     Attributes:
-        places: its places. If another recording, with other numbers, has matches at the same
-            places, they are the numbers.
+        places: its places. They hold the numbers if another recording, with other numbers, has
+            matches at the same places.
     """
 
     def __init__(self, places: Ambiguities) -> None:
@@ -235,6 +235,12 @@ class Graph(Protocol):
         """Device bytes that the driver took for its own structures, outside the pool."""
         ...
 
+    @property
+    def lost(self) -> str | None:
+        """The loss, in words, of a library's data for the recording, such as a plan of cuFFT. None
+        while it can be launched."""
+        ...
+
     def launch(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Bring the sources in, run, take the results to the targets; asynchronous on a device.
 
@@ -242,7 +248,7 @@ class Graph(Protocol):
         per port, in order, of the captured dtype, sizes and strides. Safe from any thread.
 
         Raises:
-            Released: the recording was reset.
+            Released: the recording was reset, or has `lost` what it needs.
         """
         ...
 
@@ -277,18 +283,18 @@ class Driver(Protocol):
     """True if the host's kernels and random generators serve the device."""
 
     compiler: Literal["inductor", "aten"] | None
-    """The compiler whose code is recorded like torch's own, if there is one."""
+    """The compiler with code that is recorded like torch's own; None: no compiler."""
 
     demands_capturable: bool
     """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
-    one."""
+    optimizer."""
 
     float32_rounding: float
     """The relative difference between two float32 kernels that compute the same."""
 
     lock: RLock
-    """The lock of `exclusive`. A backward runs in a thread for which the holder may be waiting, and
-    so may only try it."""
+    """The lock of `exclusive`. The holder may wait for the thread of a backward, which may
+    therefore only try it."""
 
     # Memory. `t` is any strided tensor of this driver.
     def region(self, t: Tensor) -> Region:
@@ -314,13 +320,13 @@ class Driver(Protocol):
         ...
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
-        """Allocate uint8 memory of shape (nbytes,), a storage of its own, aligned for every kernel:
-        from the pool inside `capture`, from the ordinary allocator outside."""
+        """Allocate uint8 memory of shape (nbytes,), with a storage of its own, aligned for every
+        kernel. It is from the pool inside `capture`, from the ordinary allocator outside."""
         ...
 
     def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
         """Make a function that allocates a tensor of this kind, its values undefined, in the
-        ordinary allocator. It runs at every call, so it is the quickest way there is."""
+        ordinary allocator. It runs at every call, so it must be quick."""
         ...
 
     def sized_allocator(
@@ -347,8 +353,8 @@ class Driver(Protocol):
         """Make a pool, without recordings.
 
         Args:
-            beside: a pool that has memory of its own, though its launches and those of the new one
-                must not overlap: a backward reads what a forward wrote.
+            beside: a pool of separate memory whose launches must not overlap with the new pool's. A
+                backward reads memory that a forward wrote.
         """
         ...
 
@@ -389,7 +395,8 @@ class Driver(Protocol):
         """Make a `Rewind` for the captures of one recording.
 
         Args:
-            after: the one of a recording whose saved states this one may set: a backward's forward.
+            after: another recording's rewind, whose saved states this recording may set. For a
+                backward it is the forward's.
         """
         ...
 
@@ -402,13 +409,10 @@ class Driver(Protocol):
         bundled: bool = False,
         rewind: Rewind | None = None,
     ) -> tuple[Graph, T]:
-        """Record what `body` does, and return the graph with the body's result.
-
-        Afterwards memory that existed before, and the random state, are as they were. On any
-        exception everything is freed, and the exception comes through.
-
-        Tensors that the body's result refers to stay valid memory of the recording; later
-        recordings of the pool may reuse the rest of its memory.
+        """Record the operations of `body`, and return the graph with the body's result. Afterwards
+        older memory and the random state are as they were. On any exception everything is freed,
+        and the exception comes through. Tensors that the body's result refers to stay valid memory
+        of the recording; later recordings of the pool may reuse the rest of its memory.
 
         Args:
             stream: made by `new_stream`; None: the stream of warm-ups.
@@ -436,13 +440,13 @@ class Driver(Protocol):
         where the caller has them.
 
         `body` is recorded again, at other addresses, so it must have no effects of its own. Each
-        port is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit;
-        `state`, the tensors that the recording writes, is restored after the trial. Ports that
-        cannot be proven are copied. `graph` itself is returned where nothing could be rebound.
+        port is rebound only if a trial on poisoned buffers agrees with `graph` bit for bit.
+        `state`, the tensors that the recording writes, is restored after the trial. Ports without a
+        proof are copied. `graph` itself is returned where nothing could be rebound.
 
         Args:
-            filled: tensors in the recording's memory that are read after a launch, beside its
-                outputs: what a backward has saved.
+            filled: tensors in the recording's memory, beside its outputs, that are read after a
+                launch: saved tensors of a backward.
             stream: see `capture`.
         """
         ...

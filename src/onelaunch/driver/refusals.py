@@ -1,14 +1,13 @@
 """The operations that a capture refuses: the same table for every driver.
 
-The CUDA column of ``tests/device/refusals_cuda.json`` is where these rows come from: operations
-that read device memory on the host, or whose result is as large as the data says. Operators without
-a row are refused by the tags that they were defined with. `error_here` finds the user's line, by
-`source.py`.
+Its rows come from the CUDA column of ``tests/device/refusals_cuda.json``. The operations read
+device memory on the host, or have a result whose size depends on data. Operators without a row are
+refused by the tags that they were defined with. `error_here` finds the user's line, by `source.py`.
 """
 
 from __future__ import annotations
 
-import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from onelaunch.driver.aten import operator
+from onelaunch.driver.aten import by_overload, operator
 from onelaunch.driver.known_causes import OWN_DROPOUT, PADDED, UNNESTED, fix_within
 from onelaunch.errors import CaptureError
-from onelaunch.source import library_calls, user_frame
+from onelaunch.frames.origins import library_calls
+from onelaunch.source import Place, user_frame
 
 _KEEP = "keep the value on the device, or read it after the call"
 _INDEX = (
@@ -59,16 +59,26 @@ READ_BY_HOST = (
 
 
 @dataclass(frozen=True)
-class Refusal:
+class OperatorRefusal:
     """The reason why one operation cannot be captured."""
 
     code: str
     fix: str | None
     """The code to write instead; None: that of the code."""
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
-    """A condition on the arguments; None: refused always."""
+    """A condition on the arguments, which may be symbols: see `_known`. None: refused always."""
     what: str | None = None
     """The fault, where it is not a need for the value of a tensor."""
+
+
+def _known(condition: bool | torch.SymBool) -> bool:
+    """Return whether a condition is true of all sizes and numbers that a compiled graph may get. A
+    symbol's truth value would tie the graph to the present size, or end the compilation."""
+    if isinstance(condition, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(condition)
+    return condition
 
 
 def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -80,7 +90,7 @@ def _masked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def _masked_values(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     # One mask and one value is a masked_fill on the device.
     return _masked(args, kwargs) and not (
-        args[2].numel() == 1 and sum(i is not None for i in args[1]) == 1
+        _known(args[2].numel() == 1) and sum(i is not None for i in args[1]) == 1
     )
 
 
@@ -91,36 +101,41 @@ def _unsized(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def _unbounded(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     low = args[2] if len(args) > 2 else kwargs.get("min", 0)
     high = args[3] if len(args) > 3 else kwargs.get("max", 0)
-    return low == high
+    return not _known(low != high)
 
 
 def _drops(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     dropout, training = args[11:13]
-    return training and dropout > 0
+    return not _known(training == 0) and not _known(dropout == 0)
 
 
 def _in_float32(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return args[0].is_cuda and args[0].dtype is torch.float32
 
 
-REFUSALS: dict[str, Refusal] = {
+REFUSALS: dict[str, OperatorRefusal] = {
     # Host reads.
-    "aten::_local_scalar_dense": Refusal("OL101", _INDEX),
-    "aten::item": Refusal("OL101", _INDEX),
-    "aten::is_nonzero": Refusal("OL101", _CHOICE),
-    "aten::equal": Refusal("OL101", "(a == b).all() stays on the device"),
-    "aten::allclose": Refusal("OL101", "torch.isclose(a, b).all() stays on the device"),
-    "aten::_linalg_check_errors": Refusal(
+    "aten::_local_scalar_dense": OperatorRefusal("OL101", _INDEX),
+    "aten::item": OperatorRefusal("OL101", _INDEX),
+    "aten::is_nonzero": OperatorRefusal("OL101", _CHOICE),
+    "aten::equal": OperatorRefusal(
+        "OL101",
+        "(a == b).all() stays on the device; torch.istft asks so of its window: "
+        "`frames = torch.fft.irfft(s, n, dim=-2) * window[:, None]`, laid over each other by "
+        "F.fold, and divided by F.fold of the squares of the window, does not",
+    ),
+    "aten::allclose": OperatorRefusal("OL101", "torch.isclose(a, b).all() stays on the device"),
+    "aten::_linalg_check_errors": OperatorRefusal(
         "OL101",
         "the `_ex` form, which returns the error code as a tensor: torch.linalg.inv_ex(a), "
         "torch.linalg.solve_ex(a, b), torch.linalg.cholesky_ex(a)",
     ),
-    "aten::normal.float_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
-    "aten::normal.Tensor_Tensor": Refusal("OL101", "mean + std * torch.randn_like(std)"),
-    "aten::histc": Refusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
-    "aten::_nested_tensor_from_mask_left_aligned": Refusal("OL101", UNNESTED),
+    "aten::normal.float_Tensor": OperatorRefusal("OL101", "mean + std * torch.randn_like(std)"),
+    "aten::normal.Tensor_Tensor": OperatorRefusal("OL101", "mean + std * torch.randn_like(std)"),
+    "aten::histc": OperatorRefusal("OL101", "torch.histc(x, bins, min=low, max=high)", _unbounded),
+    "aten::_nested_tensor_from_mask_left_aligned": OperatorRefusal("OL101", UNNESTED),
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/GroupedMMUtils.h
-    "aten::_grouped_mm": Refusal(
+    "aten::_grouped_mm": OperatorRefusal(
         "OL109",
         "half precision, `model.bfloat16()`, which has a kernel of its own; or for experts of "
         '`transformers`, `experts_implementation="batched_mm"` in the configuration',
@@ -128,30 +143,30 @@ REFUSALS: dict[str, Refusal] = {
         "`grouped_mm` in float32 reads its offsets on the host, on CUDA",
     ),
     # Sizes that depend on data.
-    "aten::_nested_tensor_from_mask": Refusal("OL102", UNNESTED),
-    "aten::nonzero": Refusal("OL102", _FOUND),
-    "aten::nonzero_numpy": Refusal("OL102", _FOUND),
-    "aten::argwhere": Refusal("OL102", _FOUND),
-    "aten::masked_select": Refusal("OL102", _SELECTED),
-    "aten::_unique": Refusal("OL102", _FIXED),
-    "aten::_unique2": Refusal("OL102", _FIXED),
-    "aten::unique_dim": Refusal("OL102", _FIXED),
-    "aten::unique_consecutive": Refusal("OL102", _FIXED),
-    "aten::unique_dim_consecutive": Refusal("OL102", _FIXED),
-    "aten::bincount": Refusal(
+    "aten::_nested_tensor_from_mask": OperatorRefusal("OL102", UNNESTED),
+    "aten::nonzero": OperatorRefusal("OL102", _FOUND),
+    "aten::nonzero_numpy": OperatorRefusal("OL102", _FOUND),
+    "aten::argwhere": OperatorRefusal("OL102", _FOUND),
+    "aten::masked_select": OperatorRefusal("OL102", _SELECTED),
+    "aten::_unique": OperatorRefusal("OL102", _FIXED),
+    "aten::_unique2": OperatorRefusal("OL102", _FIXED),
+    "aten::unique_dim": OperatorRefusal("OL102", _FIXED),
+    "aten::unique_consecutive": OperatorRefusal("OL102", _FIXED),
+    "aten::unique_dim_consecutive": OperatorRefusal("OL102", _FIXED),
+    "aten::bincount": OperatorRefusal(
         "OL102", "torch.zeros(n, device=x.device).scatter_add_(0, x, weights)"
     ),
-    "aten::repeat_interleave.Tensor": Refusal(
+    "aten::repeat_interleave.Tensor": OperatorRefusal(
         "OL102", "torch.repeat_interleave(x, repeats, output_size=n)", _unsized
     ),
-    "aten::index.Tensor": Refusal("OL102", _SELECTED, _masked),
-    "aten::index_put_": Refusal("OL102", _ASSIGNED, _masked_values),
-    "aten::index_put": Refusal("OL102", _ASSIGNED, _masked_values),
-    "aten::_index_put_impl_": Refusal("OL102", _ASSIGNED, _masked_values),
-    "aten::_to_sparse": Refusal("OL102", _FIXED),
-    "aten::_pack_padded_sequence": Refusal("OL102", PADDED),
+    "aten::index.Tensor": OperatorRefusal("OL102", _SELECTED, _masked),
+    "aten::index_put_": OperatorRefusal("OL102", _ASSIGNED, _masked_values),
+    "aten::index_put": OperatorRefusal("OL102", _ASSIGNED, _masked_values),
+    "aten::_index_put_impl_": OperatorRefusal("OL102", _ASSIGNED, _masked_values),
+    "aten::_to_sparse": OperatorRefusal("OL102", _FIXED),
+    "aten::_pack_padded_sequence": OperatorRefusal("OL102", PADDED),
     # https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cudnn/RNN.cpp
-    "aten::_cudnn_rnn": Refusal(
+    "aten::_cudnn_rnn": OperatorRefusal(
         "OL106",
         OWN_DROPOUT,
         _drops,
@@ -159,7 +174,7 @@ REFUSALS: dict[str, Refusal] = {
         "seeds anew after torch.manual_seed",
     ),
 }
-"""Operation (``aten::name`` for every overload, or ``aten::name.overload``) to its refusal."""
+"""Operation (``aten::name`` for every overload, or ``aten::name.overload``) -> its refusal."""
 
 
 _BY_TAG: dict[torch.Tag, tuple[str, str, str | None]] = {
@@ -187,6 +202,9 @@ READS: dict[Callable[..., Any], str] = {
 }
 """Methods of a tensor that read its memory on the host, with their names in a message."""
 
+SHOWS = frozenset({"print or repr", "format"})
+"""The names of methods that show a tensor to a person."""
+
 
 CHECKED: dict[Any, tuple[str, str]] = {
     torch.nn.functional.one_hot: (
@@ -203,7 +221,7 @@ CHECKED: dict[Any, tuple[str, str]] = {
         "x[i.view(1)] = y; x[:, i.view(1)] = y.unsqueeze(1), for `x[:, i] = y`",
     ),
 }
-"""Functions that read an argument inside, where no operation shows it, to a message and a fix."""
+"""Function that reads an argument inside, where no operation shows it -> a message and a fix."""
 
 BY_LIST = (
     "an index that is no list, which torch copies to the device each time: write `v[:, -1:]` for "
@@ -212,7 +230,7 @@ BY_LIST = (
 """The fix for `v[:, [0, 2]]`."""
 
 
-def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
+def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> OperatorRefusal | None:
     """Find the reason why a capture cannot contain this call on device tensors, or None.
 
     Costs less than a microsecond; reads no tensor's data.
@@ -221,8 +239,8 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Refu
     return row if row is None or row.when is None or row.when(args, kwargs) else None
 
 
-@functools.cache
-def _row(op: OpOverload) -> Refusal | None:
+@by_overload
+def _row(op: OpOverload) -> OperatorRefusal | None:
     """Return the row of an operator, whatever its arguments; a tag of PyTorch's makes one too."""
     name = op.name()
     row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
@@ -231,13 +249,31 @@ def _row(op: OpOverload) -> Refusal | None:
     return row
 
 
-def _tagged(op: OpOverload, tag: torch.Tag) -> Refusal:
+def _tagged(op: OpOverload, tag: torch.Tag) -> OperatorRefusal:
     code, meaning, fix = _BY_TAG[tag]
     name = op.name().removeprefix("aten::")
-    return Refusal(code, fix, what=f"`{name}` is tagged `{tag.name}`: {meaning}")
+    return OperatorRefusal(code, fix, what=f"`{name}` is tagged `{tag.name}`: {meaning}")
 
 
 def error_here(code: str, what: str, *, fix: str | None = None) -> CaptureError:
     """Make a `CaptureError` for the line of user code that is running now."""
-    fix = fix_within(code, library_calls()) or fix
-    return CaptureError(code, what, where=user_frame(), fix=fix)
+    place = user_frame()
+    fix = fix_within(code, library_calls()) or fix_of_line(code, place) or fix
+    return CaptureError(code, what, where=place, fix=fix)
+
+
+def fix_of_line(code: str, place: Place | None) -> str | None:
+    """Return the replacement of a line that only shows or checks a value; None for other lines.
+    Such a line chooses nothing that `torch.where` could choose on the device."""
+    if place is None or code not in _OF_VALUES:
+        return None
+    found = _STATEMENT.match(place.source)
+    return found and (CHECKED_LATER if found[1] == "assert" else SHOWN_LATER)
+
+
+_OF_VALUES = frozenset({"OL101", "OL103", "OL104"})
+_STATEMENT = re.compile(r"(assert|print)\b")
+SHOWN_LATER = "print after the call, `y = fast(x); print(y)`: what is to be shown is a result"
+"""The fix for a tensor that is printed, formatted or logged."""
+CHECKED_LATER = "return the condition, and check it after the call: `y, ok = fast(x); assert ok`"
+"""The fix for an assertion."""

@@ -23,7 +23,7 @@ class _Substitute(NamedTuple):
 
 
 class _Substituted:
-    """The functions of one module, while any capture has something in their place."""
+    """The functions of a module, while any capture replaces them."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -69,7 +69,7 @@ def substituted(
     save: Callable[[], Tensor],
     restore: Callable[[Tensor], None],
 ) -> Generator[None]:
-    """Have ``module.get_rng_state`` and ``module.set_rng_state`` be `save` and `restore`, where
+    """Replace ``module.get_rng_state`` and ``module.set_rng_state`` by `save` and `restore`, where
     ``here(device)``. Two drivers may capture at once, each in a thread."""
     substitute = _Substitute(here, save, restore)
     with _lock:

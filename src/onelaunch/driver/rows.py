@@ -14,8 +14,8 @@ def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | N
 
     Args:
         dims: the dimensions in which they may differ.
-        fill: for each the value of the added rows; None repeats the last real one. Where two grow,
-            the later goes first.
+        fill: for each the value of the added rows; None repeats the last real row. If both of two
+            dimensions grow, the later goes first.
     """
     first_rows(made, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):

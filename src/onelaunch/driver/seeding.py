@@ -1,7 +1,7 @@
 """Seeding in a capture: watched, and undone afterwards; and the generators of Python and NumPy,
 which no replay advances.
 
-The numbers that a replay draws are the driver's affair: `cuda/graph.py` and `tape/graph.py`.
+The drivers make the numbers that a replay draws.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ import random
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from onelaunch.call_events import hook, is_profiled, set_profile
+from onelaunch.driver.refusals import DRAWN
+from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.source import Place, is_users
+from onelaunch.source import TORCH, Place, is_users, line_of
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
-"""The C methods of a `random.Random` on which all its others are built."""
+"""The C methods of a `random.Random` that all other methods use."""
+_SEEDS = frozenset({"seed", "setstate"})
+"""The C methods of a `random.Random` that set its state."""
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 DRAWING = r"\brandom\.|\brng\."
 SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
@@ -43,16 +49,24 @@ class _HostGenerator(NamedTuple):
         name: the name in a message.
         read, write: functions for its state.
         state: the state at the start, as bytes.
+        shared: the generator, if it is one of the process; None for one that the call reaches.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
     state: bytes
+    shared: object = None
 
     @classmethod
-    def of(cls, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Self:
-        return cls(name, read, write, pickle.dumps(read()))
+    def of(
+        cls,
+        name: str,
+        read: Callable[[], Any],
+        write: Callable[[Any], object],
+        shared: object = None,
+    ) -> Self:
+        return cls(name, read, write, pickle.dumps(read()), shared)
 
 
 class HostGenerators:
@@ -63,11 +77,12 @@ class HostGenerators:
     """
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
-        self._all = [_HostGenerator.of("of `random`", random.getstate, random.setstate)]
+        self._others = _other_threads()  # before the states are read, and after, in `refuse_drawn`
+        self._all = [_HostGenerator.of("of `random`", random.getstate, random.setstate, _PYTHONS)]
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
-            made = _HostGenerator.of("of `numpy.random`", numpys.get_state, numpys.set_state)
-            self._all.append(made)
+            name, shared = "of `numpy.random`", numpys.get_state.__self__
+            self._all.append(_HostGenerator.of(name, numpys.get_state, numpys.set_state, shared))
         kinds: tuple[type, ...] = (random.Random,)
         if numpys is not None:
             kinds += numpys.RandomState, numpys.Generator, numpys.BitGenerator
@@ -76,28 +91,77 @@ class HostGenerators:
             if access is not None:
                 self._all.append(_HostGenerator.of(f"`{name}`", *access))
 
+    def _moved(self) -> list[_HostGenerator]:
+        return [one for one in self._all if pickle.dumps(one.read()) != one.state]
+
     def moved(self) -> str | None:
-        """Name one that has been advanced since, or None."""
-        moved = (one.name for one in self._all if pickle.dumps(one.read()) != one.state)
-        return next(moved, None)
+        """Name a generator that has been advanced since, or None."""
+        return next((one.name for one in self._moved()), None)
+
+    def refuse_drawn(self, fn: object, reads: Reads | None) -> None:
+        """Refuse a call that has advanced a generator, which no replay does.
+
+        Args:
+            fn: the callable.
+            reads: the reads of its runs; None if they are not known.
+
+        Raises:
+            CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A
+                generator of the process then counts only if the callable reads its module.
+        """
+        moved = self._moved()
+        sure = self._sure()
+        ours = (one for one in moved if sure or _may_draw_from(one.shared, reads))
+        found = next(ours, None)
+        if found is None:
+            return
+        self.restore()
+        what = f"the generator {found.name} is advanced in the call"
+        raise CaptureError("OL117", what, where=line_of(fn, DRAWING), fix=DRAWN)
 
     def restore(self) -> None:
-        """Put them back to where they were."""
+        """Restore the states from the start: of the process's only if no other thread ran since,
+        which would draw its numbers again."""
+        sure = self._sure()
         for one in self._all:
-            one.write(pickle.loads(one.state))
+            if sure or one.shared is None:
+                one.write(pickle.loads(one.state))
 
-    def sure(self) -> bool:
-        """Tell whether no other thread can have advanced one."""
-        return not any(map(_may_draw, threading.enumerate()))
+    def _sure(self) -> bool:
+        """Tell whether no other thread can have advanced a generator: none ran since the start."""
+        return _other_threads() == self._others
 
 
-def _may_draw(thread: threading.Thread) -> bool:
-    """Return whether a thread may draw numbers by itself. The engine's draw only while a backward
-    waits for them; those of torch's compiler, and of the progress bar that it shows, never do."""
-    if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):
-        return False
-    runs = getattr(thread, "_target", None) or type(thread)
-    return getattr(runs, "__module__", "").partition(".")[0] not in ("torch", "tqdm")
+def _may_draw_from(shared: object, reads: Reads | None) -> bool:
+    """Return whether runs with these reads may have drawn from a generator of the process."""
+    if shared is None or reads is None:
+        return True
+    for value in reads.alive():
+        if value is shared or (isinstance(value, ModuleType) and _gives(value, shared)):
+            return True
+    read = (names.get(n) for names, uses in reads.globals.values() for n in uses)
+    return any(getattr(value, "__self__", None) is shared for value in read)
+
+
+def _gives(module: ModuleType, shared: object) -> bool:
+    """Return whether a module has methods of a generator as its functions."""
+    return any(getattr(value, "__self__", None) is shared for value in vars(module).values())
+
+
+def _other_threads() -> dict[threading.Thread, tuple[object, ...]]:
+    """Return how far each other thread has come: its frame, the instruction there, and its CPU
+    time. Threads of autograd's engine draw only while a backward waits for them."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)  # in a cycle with its own locals
+    clock = getattr(time, "pthread_getcpuclockid", None)  # not on macOS and Windows
+    found: dict[threading.Thread, tuple[object, ...]] = {}
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):
+            continue
+        frame = frames.get(thread.ident or 0)
+        spent = None if frame is None or clock is None else time.clock_gettime(clock(thread.ident))
+        found[thread] = frame, frame and frame.f_lasti, spent
+    return found
 
 
 def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
@@ -118,7 +182,7 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
 
 
 class RandomState:
-    """The generators that a capture may advance: the default one, and those given."""
+    """The generators that a capture may advance: the default generator, and the given ones."""
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = [torch.default_generator, *generators]
@@ -129,15 +193,15 @@ class RandomState:
         return [g.get_state() for g in self._generators]
 
     def moved(self) -> bool:
-        """Tell whether a generator changed since `accept`, by something else than an operation."""
+        """Tell whether a generator changed since `accept`, except by an operation."""
         return not all(map(torch.equal, self._read(), self._now))
 
     def accept(self) -> None:
-        """Take the present state as the one that the recorded operations left."""
+        """Take the present state for the state that the recorded operations left."""
         self._now = self._read()
 
     def restore(self) -> None:
-        """Put every generator back to where it was when this object was made."""
+        """Restore every generator's state from the making of this object."""
         for generator, state in zip(self._generators, self._before, strict=True):
             generator.set_state(state)
 
@@ -163,26 +227,34 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
 
 @dataclass(frozen=True)
 class _Watch:
-    refusal: Callable[[str], BaseException]
+    refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        if self.draw is not None and called.__name__ in _DRAWS:
-            if getattr(called, "__self__", None) is _PYTHONS and not _is_compiling(frame):
-                raise self.draw(called.__name__)
+        if getattr(called, "__self__", None) is _PYTHONS:
+            # A call that seeds it as the last call did leaves its state as it was.
+            seeds = self.refusal if self.draw is not None and called.__name__ in _SEEDS else None
+            error = self.draw if called.__name__ in _DRAWS else seeds
+            if error is not None and not _is_compiling(frame):
+                raise error(called.__name__)
             return
         watched = called.__name__ in self.methods
-        ours = watched and isinstance(getattr(called, "__self__", None), torch.Generator)
+        if not (watched and isinstance(getattr(called, "__self__", None), torch.Generator)):
+            return
         # A read is a checkpoint's, which Dynamo only steps around.
-        if ours and (called.__name__ in _GETTERS or not _is_compiling(frame)):
+        steps_around = called.__name__ not in _GETTERS and _is_compiling(frame)
+        if self.refusal is not None and not steps_around:
             raise self.refusal(called.__name__)
+
+
+_DYNAMO = os.path.join(TORCH, "_dynamo", "")
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
     # Dynamo puts the state back to where it was when it has traced a function.
     while frame is not None and not is_users(frame.f_code.co_filename):
-        if os.path.join("torch", "_dynamo") + os.sep in frame.f_code.co_filename:
+        if frame.f_code.co_filename.startswith(_DYNAMO):
             return True
         frame = frame.f_back
     return False
@@ -190,20 +262,21 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 @contextmanager
 def watching_seeds(
-    refusal: Callable[[str], BaseException],
+    refusal: Callable[[str], BaseException] | None,
     *,
     reads: bool = False,
     draw: Callable[[str], BaseException] | None = None,
     frames: FrameWatch | None = None,
 ) -> Generator[None]:
-    """Raise `refusal(method)` where this thread calls a generator's method that sets its state.
-
-    It finds the line, and calls that leave the state as it was too. It slows calls down (by about
-    0.1 us each), and does nothing while a profiler has the interpreter's hook.
+    """Raise `refusal(method)` where this thread calls a generator's method that sets its state. It
+    finds the line, also of calls that leave the state as it was. It slows calls down (by about 0.1
+    us each), and does nothing while a profiler has the interpreter's hook.
 
     Args:
+        refusal: None to watch for `draw` only.
         reads: raise also where it reads the state: for a backward that draws the numbers again.
-        draw: ``draw(method)`` is raised where Python's own generator draws a number.
+        draw: ``draw(method)`` is raised where Python's own generator draws a number, and
+            ``refusal(method)`` where it is seeded.
         frames: watches the functions that run, too.
     """
     before = sys.getprofile()
@@ -229,13 +302,11 @@ def watching_seeds(
 def seeded_once(
     refusal: Callable[[], BaseException], redraw: Callable[[], None]
 ) -> Generator[None]:
-    """Raise `refusal` if the host's default generator is seeded meanwhile.
-
-    `torch.manual_seed` runs where Dynamo has turned the interpreter's hooks off, so
-    `watching_seeds` does not see it; but it leaves another state than `redraw`, which repeats what
-    was drawn, even where it sets the seed of last time, for a number is drawn before. For devices
-    with generators of their own, whose graphs cannot repeat a seeding. The state is put back.
-    """
+    """Raise `refusal` if the host's default generator is seeded meanwhile. `watching_seeds` misses
+    `torch.manual_seed`, which runs where Dynamo has turned the interpreter's hooks off. But the
+    state after it differs from `redraw`'s, which repeats the draws: a number is drawn first, so
+    even last time's seed shows. For devices with generators of their own, whose graphs cannot
+    repeat a seeding. The state is put back."""
     state = torch.get_rng_state()
     torch.rand((), device="cpu")  # whatever the default device is
     drawn = torch.get_rng_state()

@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
 
-
-def _cuda() -> Driver:
-    from onelaunch.driver.cuda import CudaDriver
-
-    return CudaDriver()
-
-
-def _tape() -> Driver:
-    from onelaunch.driver.tape.driver import TapeDriver
-
-    return TapeDriver()
-
-
-_MAKERS: dict[str, Callable[[], Driver]] = {"cpu": _tape, "cuda": _cuda}
-"""Functions that make a driver, by device type."""
+_MAKERS: dict[str, str | Callable[[], Driver]] = {
+    "cpu": "onelaunch.testing.driver:TapeDriver",
+    "cuda": "onelaunch.driver.cuda:CudaDriver",
+}
+"""Device type -> what makes its driver, or the place of that, imported for the first call."""
 
 
 def register(kind: str, make: Callable[[], Driver]) -> None:
@@ -36,7 +27,9 @@ def register(kind: str, make: Callable[[], Driver]) -> None:
 @cache
 def driver_of(kind: str) -> Driver:
     """Find the driver of a device type; it is made once."""
-    return _MAKERS[kind]()
+    make = _MAKERS[kind]
+    make = resolve_name(make) if isinstance(make, str) else make
+    return make()
 
 
 def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:

@@ -39,4 +39,4 @@ def watching_resizes(
 
 
 resize: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
-"""The method as it is outside of every watch."""
+"""The method outside of every watch."""

@@ -3,7 +3,7 @@
 Torch loads it by its entry point (``torch_dynamo_backends``), where nothing else of onelaunch is
 imported.
 
-backend.py   the backend, and what `torch._dynamo.reset` calls
+backend.py   the backend, and its `reset` for `torch._dynamo.reset`
 policy.py    cudagraph_policy: the same recordings under `mode="reduce-overhead"`
 function.py  SplitFunction: a function that `ol.graph` cannot capture whole, by the same graphs
 settings.py  `mode` and `options` of `torch.compile`

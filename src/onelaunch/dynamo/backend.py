@@ -23,14 +23,14 @@ from onelaunch.driver.select import driver_of, select
 from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example, fake_mode
 from onelaunch.dynamo.numbers import beside
-from onelaunch.dynamo.region import Region, region_of
-from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.region import CompiledRegion, region_of
+from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.split import compiled_parts, refused_nodes
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
-_regions: weakref.WeakSet[Region] = weakref.WeakSet()
+_regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
 
 
 def onelaunch(
@@ -40,17 +40,17 @@ def onelaunch(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph, and record what it becomes: the backend ``"onelaunch"`` of `torch.compile`.
+    """Compile and record a graph: the backend ``"onelaunch"`` of `torch.compile`.
 
     On a device without CUDA graphs the compiled code runs as it is.
 
     Args:
-        mode: of Inductor, as `torch.compile` takes it; its own CUDA graphs stay off.
+        mode: Inductor's, as `torch.compile` takes it; its own CUDA graphs stay off.
         options: ``codegen``: ``"inductor"``, or ``"eager"`` for torch's own kernels, which takes
-            seconds less. ``on_refusal``: ``"eager"``, what cannot be captured runs as it is between
+            seconds less. ``on_refusal``: ``"eager"`` runs parts that cannot be captured between
             recordings, with one warning; or ``"raise"``. ``buckets``, for sizes that Dynamo takes
             as symbolic, ``pool``, ``warmup``, ``max_recordings``, ``max_in_flight``, ``inputs`` and
-            ``gradients`` as for `ol.graph`; recordings share one pool unless another is given. All
+            ``gradients`` as for `ol.graph`. Recordings share one pool unless another is given. All
             others are Inductor's.
 
     Raises:
@@ -62,7 +62,7 @@ def onelaunch(
         >>> f(torch.zeros(2))
         tensor([1., 1.])
     """
-    settings = Settings.of(mode, options)
+    settings = CompileSettings.of(mode, options)
     _to_be_reset()
     driver, device = driver_and_device(graph, inputs)
     compiler = settings.compiler(driver)
@@ -74,7 +74,6 @@ def onelaunch(
 def driver_and_device(
     graph: torch.fx.GraphModule, inputs: Sequence[Any]
 ) -> tuple[Driver, torch.device]:
-    """Return the driver and device of a graph's tensors."""
     values = [*inputs, *map(example, graph.graph.nodes)]
     return select(t for t in values if isinstance(t, Tensor))
 
@@ -84,13 +83,13 @@ def record_graph(
     inputs: Sequence[Any],
     device: torch.device,
     compiler: Backend,
-    settings: Settings,
-    regions: weakref.WeakSet[Region],
+    settings: CompileSettings,
+    regions: weakref.WeakSet[CompiledRegion],
 ) -> Callable[..., Any]:
-    """Compile a graph, and record what it becomes.
+    """Compile and record a graph.
 
     Args:
-        regions: where the regions that this makes are noted.
+        regions: gets the regions that this makes.
     """
 
     apart = beside(graph, inputs, device)
@@ -131,8 +130,8 @@ def record_graph(
 
 @contextmanager
 def _compiling(device: torch.device, mode: Any) -> Generator[None]:
-    """Return a context to compile in after Dynamo's end, one thread at a time; and while none warms
-    up, since torch's flags of dispatch modes are the process's."""
+    """Return a context to compile in after Dynamo's end, in one thread at a time. Meanwhile no
+    thread warms up, since torch's flags of dispatch modes are the process's."""
     frames: Any = importlib.import_module("torch._dynamo.convert_frame")
     session: Any = getattr(torch.compiler, "_compile_session_context", nullcontext)
     exclusive = driver_of(device.type).exclusive()
@@ -141,12 +140,12 @@ def _compiling(device: torch.device, mode: Any) -> Generator[None]:
 
 
 def _guards(mode: Any) -> tuple[int, int]:
-    """Return how many guards compilation has added, and how many it left out after Dynamo's end."""
+    """Return the numbers of guards that compilation has added, and left out after Dynamo's end."""
     env = mode.shape_env
     return (0, 0) if env is None else (len(env.guards), env.counter["ignored_backward_guard"])
 
 
-def note_region(region: Region) -> None:
+def note_region(region: CompiledRegion) -> None:
     """Have `graphs` count a region, and `reset` free its recordings."""
     _regions.add(region)
 
@@ -167,15 +166,15 @@ setattr(onelaunch, "reset", reset)  # noqa: B010
 
 
 def _to_be_reset() -> None:
-    """Have the next `torch._dynamo.reset` call ours: torch forgets a backend there, and functions
-    that were compiled before compile again."""
+    """Have the next `torch._dynamo.reset` call ours. It forgets a backend, and functions compile
+    again."""
     frames: Any = importlib.import_module("torch._dynamo.eval_frame")
     frames.cached_backends.setdefault(id(onelaunch), onelaunch)
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:
-    """Return a callable that raises the error. Raised while Dynamo compiles, it would be wrapped in
-    an error of Dynamo's."""
+    """Return a callable that raises the error. Dynamo would wrap an error raised while it
+    compiles."""
 
     def refuse(*args: Any) -> Any:
         raise copy.copy(error)

@@ -1,8 +1,8 @@
 """Constants of the host in a graph of Dynamo's, taken to the device.
 
-``x + torch.tensor([1.0, 2.0]).to(x.device)`` makes its tensor on the host in each call, always the
-same. It is made once, when the graph is compiled, and lies on the device from then on, so that no
-part of the graph runs on the host for its sake.
+``x + torch.tensor([1.0, 2.0]).to(x.device)`` makes the same tensor on the host in each call. Here
+it is made once, when the graph is compiled, and stays on the device, so that no part of the graph
+runs on the host for its sake.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Constants:
     values: Sequence[Tensor]
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the whole, of the compiled graph."""
+        """Return the compiled graph as a function of its own inputs."""
         values = self.values
         return lambda *args: run(*args, *values)
 
 
 def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Constants | None:
-    """Return a graph whose operations on the device find the constants of the host there, numbers
-    that they assign to elements too; or None if it is as it was."""
+    """Return a graph whose operations find host constants on the device, or None if nothing
+    changed. Numbers that are assigned to elements count too."""
     mode = fake_mode(graph)
     if mode is None:
         return None
@@ -80,8 +80,8 @@ def take_constants(graph: Graph, inputs: Sequence[Any], device: torch.device) ->
 
 
 def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
-    """Have ``y[0] = 1.0`` copy from the device: on CUDA, torch puts the number into a tensor of the
-    host, and copies that. Return whether there is such an assignment."""
+    """Have ``y[0] = 1.0`` copy from the device, and return whether there is such an assignment. On
+    CUDA torch would copy the number from a tensor of the host."""
     found = False
     for node in graph.graph.find_nodes(op="call_function", target=operator.setitem):
         args: Any = node.args
@@ -99,8 +99,8 @@ def _fill_assigned(graph: Graph, device: torch.device, mode: Any) -> bool:
 
 
 def _values(graph: Graph, device: torch.device) -> Mapping[Node, Tensor]:
-    """Compute the host tensors that depend on no input and no random number; none at all if one of
-    them is written, or used on the host beside others, where it may be."""
+    """Compute the host tensors that depend on no input and no random number. Return none if any of
+    them is written, or may be by a use on the host beside others."""
     values: dict[Node, Any] = {}
     versions: dict[Node, int] = {}
     for node in graph.graph.nodes:
@@ -145,11 +145,9 @@ class _Certain(DispatchMode):
 
 
 def _takes(user: Node, value: Tensor, device: torch.device) -> bool:
-    """Return whether an operation gives the same with a constant that lies on the device.
-
-    A kernel takes a number of the host in its own precision, and one of the device in that of the
-    tensors, so for halves it does not.
-    """
+    """Return whether an operation gives the same result with a constant on the device. A kernel
+    takes a host number in its own precision, and a device number in that of the tensors. For halves
+    the results differ."""
     made: Any = example(user)
     is_number = not value.dim() and user.target is not operator.setitem
     others = len(user.all_input_nodes) > 1
@@ -162,8 +160,7 @@ def _works_on(node: Node, device: torch.device) -> bool:
 
 
 def _made(graph: Graph, device: torch.device) -> Sequence[tuple[Node, Any]]:
-    """Return the tensors of the device that torch makes over a tensor of the host, and the numbers
-    they are made of."""
+    """Return (node, number) of device tensors that torch makes over a tensor of the host."""
     found: list[tuple[Node, Any]] = []
     for node in graph.graph.nodes:
         place = 1 if node.op == "call_method" else 0
@@ -187,8 +184,8 @@ def _given(graph: Graph, node: Node, value: Tensor, mode: Any) -> Node:
 
 
 def _read_there(graph: Graph, user: Node, node: Node, given: Node) -> None:
-    """Have an operation read an input for a constant. One that only moves it to the device gets a
-    copy of its own, since it may return it, or something may write to it."""
+    """Have an operation read an input for a constant. A mere move to the device gets a copy of its
+    own, which may be returned or written."""
     if user.all_input_nodes == [node]:
         with graph.graph.inserting_before(user):
             given = _copied(graph, given)

@@ -12,8 +12,7 @@ from onelaunch.native import FAILURES, compiled
 
 Run = Callable[..., Any]
 Choice = tuple[bytes, tuple[object, ...], bytes, Run]
-"""Places, the objects that are there in each call, the other places, and what takes the arguments
-at these; see `choice`."""
+"""(fixed places, their objects, moving places, a function of the arguments there); see `choice`."""
 
 
 class Dispatch(Protocol):
@@ -51,7 +50,7 @@ def _native() -> Any:
 
 
 class PlainDispatch:
-    """A dispatch in Python: what `native/dispatch.c` does in C."""
+    """A dispatch in Python, like `native/dispatch.c`."""
 
     def __init__(self, otherwise: Run) -> None:
         self._otherwise = otherwise
@@ -64,12 +63,10 @@ class PlainDispatch:
         return self._otherwise(*args)
 
     def add(self, program: Choice) -> None:
-        """See `Dispatch`."""
         fixed, given, moving, run = program
         self._programs.append((_items(fixed), given, _items(moving), run))
 
     def forget(self) -> None:
-        """See `Dispatch`."""
         self._programs = []
 
 

@@ -1,4 +1,4 @@
-"""A function that cannot be captured whole: the graphs that Dynamo finds in it are."""
+"""A function that cannot be captured whole: the graphs that Dynamo finds in it are recorded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from onelaunch.capture.compilation import eager_aten
 from onelaunch.dynamo.backend import driver_and_device, record_graph
-from onelaunch.dynamo.region import Region
-from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.region import CompiledRegion
+from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.stats import GraphStats, SplitModule
@@ -22,11 +22,9 @@ R = TypeVar("R")
 
 
 class SplitFunction(InPieces[P, R]):
-    """A function, graphed whole where it can be captured. Made by `graph`.
-
-    A signature that is refused runs as `torch.compile` runs it: Dynamo follows its Python, breaks
-    off where it cannot, and what lies between the breaks is recorded.
-    """
+    """A function, graphed whole where it can be captured. Made by `graph`. A signature that is
+    refused runs as `torch.compile` runs it. Dynamo follows its Python and breaks off where it
+    cannot; the graphs between the breaks are recorded."""
 
     PIECES = "what Dynamo compiles of it"
 
@@ -40,8 +38,8 @@ class SplitFunction(InPieces[P, R]):
         super().__init__(fn, options, pool, root)
         self._refusals = {}
         self._told = Told()
-        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
-        backend = _backend(Settings.of_graph(options, self._pool), self._regions)
+        self._regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
+        backend = _backend(CompileSettings.of_graph(options, self._pool), self._regions)
         self._pieces: Callable[..., R] = torch.compile(fn, backend=backend)
         weakref.finalize(self, _reset, self._regions)  # Dynamo keeps them as long as the code
 
@@ -59,16 +57,18 @@ class SplitFunction(InPieces[P, R]):
         return self._refusals.values()
 
     def reset(self) -> None:
-        """Free every recording of the whole and of its pieces, and forget every signature and
-        refusal; see `Graphed.reset`."""
+        """Free every recording of the whole and its pieces, and forget every signature and refusal;
+        see `Graphed.reset`."""
         super().reset()
         _reset(self._regions)
         self._refusals.clear()
         self._told.reset()
 
 
-def _backend(settings: Settings, regions: weakref.WeakSet[Region]) -> Callable[..., Any]:
-    """Return a backend for Dynamo that notes the regions it makes."""
+def _backend(
+    settings: CompileSettings, regions: weakref.WeakSet[CompiledRegion]
+) -> Callable[..., Any]:
+    """Return a backend for Dynamo that adds its regions to `regions`."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         driver, device = driver_and_device(graph, inputs)
@@ -78,6 +78,6 @@ def _backend(settings: Settings, regions: weakref.WeakSet[Region]) -> Callable[.
     return compile_graph
 
 
-def _reset(regions: weakref.WeakSet[Region]) -> None:
+def _reset(regions: weakref.WeakSet[CompiledRegion]) -> None:
     for region in list(regions):
         region.reset()

@@ -12,12 +12,12 @@ from onelaunch.source import Place, is_users
 
 
 def line_of_node(node: torch.fx.Node) -> str | None:
-    """Return the innermost line of the user's that made a node, as a message has it."""
+    """Return the user's innermost line that made a node, in the form of a message."""
     return line_in(node.meta.get("stack_trace") or "")
 
 
 def line_in(stack: str) -> str | None:
-    """Return the innermost line of the user's in the text of a stack, as a message has it."""
+    """Return the user's innermost line in the text of a stack, in the form of a message."""
     places = list(_places(stack))
     chosen = next((place for place in reversed(places) if is_users(place.filename)), None)
     return None if chosen is None else str(chosen)

@@ -94,7 +94,7 @@ class Beside:
     Attributes:
         graph, inputs: the graph that is left, and examples of its inputs: those that were `kept`,
             and a host tensor for each scalar.
-        host: what is computed of the `numbers` among the inputs: the scalars, then results.
+        host: the graph that computes the scalars, then results, from the inputs `numbers`.
         dtypes: of the scalars.
         fills: the scalars that fill tensors, whose dtypes may not hold each value.
         results: for each result of the whole its place in what `host` returns, or None.
@@ -158,8 +158,8 @@ def _behind(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _number_first(graph: Graph) -> None:
-    """Replace ``n += x`` and ``n / x``, of a number, by what eager makes of them: a tensor in its
-    place would be written, or divided."""
+    """Rewrite ``n += x`` and ``n / x``, where `n` is a number, as eager computes them: a tensor in
+    the number's place would be written, or divided."""
     for node in graph.graph.nodes:
         if node.target not in _NUMBER_FIRST or isinstance(_value(node.args[0]), Tensor):
             continue
@@ -225,7 +225,7 @@ def floats_elsewhere(graph: Graph) -> Generator[None]:
 
 
 def _computed(graph: Graph, sources: Sequence[Node]) -> Mapping[Node, None]:
-    """Return what is computed of these numbers, and of constants, alone."""
+    """Return the nodes that are computed from `sources` and constants alone."""
     found = dict.fromkeys(sources)
     for node in graph.graph.nodes:
         given = node.all_input_nodes
@@ -365,7 +365,7 @@ def _parted(
     mode: Any,
     device: torch.device,
 ) -> Beside:
-    """Part a graph into what is computed of numbers, and the rest."""
+    """Part a graph into the computation of its numbers and the rest."""
     given = inputs_of(graph)
     host, rest = torch.fx.Graph(), torch.fx.Graph()
     on_host: dict[Node, Node] = {}

@@ -1,7 +1,7 @@
 """Recordings for ``mode="reduce-overhead"``: Inductor's own hook for CUDA graphs (torch 2.12).
 
-Inductor compiles, and decides what can be captured. What it would give to its CUDA graph trees, a
-function of a list of inputs, without autograd, is a region here.
+Inductor compiles, and decides what can be captured. It would give its CUDA graph trees a function
+of a list of inputs, without autograd: this is a region here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.driver.select import select
 from onelaunch.dynamo.backend import note_region
 from onelaunch.dynamo.lines import function_in, line_in
-from onelaunch.dynamo.region import Region
-from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.region import CompiledRegion
+from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.errors import ArgumentError, CaptureError
 from onelaunch.runtime.pool import Pool
 from onelaunch.source import levels_to_user
@@ -32,16 +32,17 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def cudagraph_policy(*, pool: Pool | None = None, warmup: int = 3, max_recordings: int = 64) -> Any:
-    """Make a policy for ``torch._inductor.config.cudagraph_policy``: what Inductor compiles with
-    ``mode="reduce-overhead"`` replays through onelaunch.
+    """Make a policy for ``torch._inductor.config.cudagraph_policy``: code that Inductor compiles
+    with ``mode="reduce-overhead"`` replays through onelaunch.
 
     Set it for the whole process: a backward is compiled when it first runs. Inductor's caches hold
     the same code with and without it.
 
     Args:
-        pool: of the recordings; they share that of the backend ``"onelaunch"`` otherwise.
+        pool: the pool of the recordings; by default they share that of the backend ``"onelaunch"``.
         warmup: calls of a signature before its capture, at least 3.
-        max_recordings: of each compiled graph; beyond that it runs as it is, with one warning.
+        max_recordings: the most of each compiled graph; beyond that it runs as it is, with one
+            warning.
 
     Raises:
         ArgumentError: OL401, this torch has no such hook, or a value that an option cannot have.
@@ -55,7 +56,7 @@ def cudagraph_policy(*, pool: Pool | None = None, warmup: int = 3, max_recording
         tensor([1., 1.])
     """
     options = {"pool": pool, "warmup": warmup, "max_recordings": max_recordings}
-    return _policy_class()(Settings.of(None, options))
+    return _policy_class()(CompileSettings.of(None, options))
 
 
 @functools.cache
@@ -72,11 +73,12 @@ def _policy_class() -> type[Any]:
 class _Hooks:
     """The methods of the policy that are not torch's own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CompileSettings) -> None:
         self._settings = settings
-        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self._regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
         self._compiled = threading.local()
-        """`graph`: what this thread compiles. Inductor shows it before it asks to wrap its code."""
+        """`graph`: the graph that this thread compiles. Inductor shows it before it asks to wrap
+        its code."""
 
     def __deepcopy__(self, memo: object) -> _Hooks:
         """Return itself: torch copies its settings when it reads them."""
@@ -101,8 +103,8 @@ class _Hooks:
         mutated_input_idxs: Collection[int] = (),
         **unused: Any,
     ) -> Boxed:
-        """Return the code of a graph with its recordings; or the code itself, once the parts that
-        Inductor has made of it have theirs."""
+        """Return the code of a graph with its recordings, or the code itself if its parts have
+        recordings."""
         graph = self._compiled.graph()
         name = function_in(stack_traces) + (" backward" if is_backward else "")
         static, written = set(static_input_idxs), set(mutated_input_idxs)
@@ -122,11 +124,11 @@ class _Hooks:
         return model
 
     def reset(self) -> None:
-        """Free the recordings of everything that was compiled with this policy."""
+        """Free all recordings of this policy."""
         for region in list(self._regions):
             region.reset()
 
-    def _note(self, region: Region) -> None:
+    def _note(self, region: CompiledRegion) -> None:
         self._regions.add(region)
         note_region(region)
 
@@ -142,8 +144,8 @@ class RecordedCode:
 
     def __init__(
         self,
-        settings: Settings,
-        note: Callable[[Region], object],
+        settings: CompileSettings,
+        note: Callable[[CompiledRegion], object],
         name: str,
         is_backward: bool,
         model: Boxed,
@@ -157,11 +159,11 @@ class RecordedCode:
         self._model = model
         self._static = static
         self._written = written
-        self._region: Region | None = None
+        self._region: CompiledRegion | None = None
         self._making = threading.Lock()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Replay, or whatever a call of these inputs is to do; empties the list."""
+        """Replay, warm up, capture or run, and empty the list."""
         given = tuple(inputs)
         inputs.clear()
         driver, device = select(t for t in given if isinstance(t, Tensor))
@@ -182,7 +184,7 @@ class RecordedCode:
                 region = self._region = self._region or self._made(given, device)
         return [given[r[0]] if type(r) is tuple else r for r in region.call(*given)]
 
-    def _made(self, given: Sequence[Any], device: torch.device) -> Region:
+    def _made(self, given: Sequence[Any], device: torch.device) -> CompiledRegion:
         # Of what a forward has saved only parameters are where they were.
         kind = nn.Parameter if self._is_backward else Tensor
         static = {i: f"input {i}" for i in sorted(self._static) if isinstance(given[i], kind)}
@@ -190,22 +192,23 @@ class RecordedCode:
         run = functools.partial(self._run, self._code(given), static)
         shown = functools.partial(_shown, run, written)
         count = len(given)
-        region = Region(self._name, run, shown, static, (), None, count, device, self._settings)
+        region = CompiledRegion(
+            self._name, run, shown, static, (), None, count, device, self._settings
+        )
         self._note(region)
         return region
 
     def _code(self, given: Sequence[Any]) -> Boxed:
-        """Return the code, which takes the memory of its inputs to be aligned, for any."""
+        """Return the code for unaligned inputs too, although it takes their memory to be
+        aligned."""
         utils: Any = importlib.import_module("torch._inductor.utils")
         tensors = [i for i, t in enumerate(given) if isinstance(t, Tensor)]
         return utils.align_inputs_from_check_idxs(self._model, tensors, self._written)
 
     def _run(self, model: Boxed, static: Collection[int], *args: Any) -> list[Any]:
-        """Run the code. A result that is an input is its place, in a tuple of one.
-
-        A backward may make its results in the memory of what was saved for it (AOTAutograd's
-        donated buffers). A recording has copies of that, and such a result is its own.
-        """
+        """Run the code. A result that is an input is its place, in a tuple of one. A backward may
+        make its results in memory saved for it (AOTAutograd's donated buffers). A recording has
+        copies of the saved memory, and such a result is its own."""
         results = model(list(args))
         given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor)}
         if self._is_backward:
@@ -221,7 +224,7 @@ class RecordedCode:
 
 
 def _shown(run: Callable[..., list[Any]], written: Sequence[int], *args: Any) -> list[Any]:
-    """Run the code, whose operations nobody sees, and show what it writes."""
+    """Run the code, whose operations are hidden, and show its writes."""
     with _disable_current_modes():
         results = run(*args)
     for place in written:

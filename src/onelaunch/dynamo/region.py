@@ -1,4 +1,4 @@
-"""One compiled graph: its recordings, for each set of parameters that it is called with."""
+"""One compiled graph: its recordings, for each set of parameters in its calls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onelaunch.dynamo.dispatch import choice, dispatch
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
-from onelaunch.dynamo.settings import Settings
+from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.padding.bucketed import graphed
+from onelaunch.padding.graphed import graphed
 from onelaunch.replay.call_path import Miss
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
@@ -41,7 +41,7 @@ _MOST_PROGRAMS = 256
 
 
 Split = Callable[[torch.fx.GraphModule, object, CaptureError], Callable[..., Any] | None]
-"""Compiles a graph in parts: around an operator, for the reason given. None if it has none."""
+"""Compiles a graph in parts around an operator, for a reason. None without this operator."""
 
 
 class RegionCallee(Callee):
@@ -49,52 +49,59 @@ class RegionCallee(Callee):
 
     Args:
         fn: the compiled graph.
-        shown: the graph itself, whose operations can be watched.
+        eager_form: the graph itself, whose operations can be watched.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], shown: Callable[..., Any], statics: Unchanging
+        self, fn: Callable[..., Any], eager_form: Callable[..., Any], statics: Unchanging
     ) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
-        self._shown = shown
+        self._eager_form = eager_form
         self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
 
     @property
-    def shown(self) -> Callable[..., Any]:
-        """See `Callee.shown`."""
-        return self._shown
+    def eager_form(self) -> Callable[..., Any]:
+        """See `Callee.eager_form`."""
+        return self._eager_form
 
     @property
     def in_place(self) -> bool:
-        """See `Callee.in_place`: what one graph makes is often what the next one reads."""
+        """See `Callee.in_place`: the next graph often reads the results of this one."""
         return True
 
-    def watch(self, step_aside: Callable[[], object] | None = None) -> FrameWatch | None:
-        """Return no watch: Dynamo has seen what the code reads."""
+    def read_watch(
+        self, device: torch.device, step_aside: Callable[[], object] | None = None
+    ) -> FrameWatch | None:
+        """Return no watch: Dynamo has seen the reads of the code."""
         return None
 
-    def saw(self, watch: FrameWatch | None) -> None:
+    def store_reads(self, watch: FrameWatch | None) -> None:
         """Keep the reads as they are."""
 
 
 class _Refusing(Graphed[..., Any]):
-    """The recordings of a graph that a refusal splits. That of a backward is a warning, as ever."""
+    """The recordings of a graph that a refusal splits. A backward's refusal is a warning, as
+    ever."""
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         raise error
 
 
-class Program:
+class RegionProgram:
     """A region over one set of parameters, and its recordings."""
 
-    def __init__(self, region: Region, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, region: CompiledRegion, tensors: tuple[Tensor, ...]) -> None:
         self.given = tensors
         statics = region.named(tensors)
         run = region.bound(region.run, statics)
-        shown = run if region.shown is region.run else region.bound(region.shown, statics)
-        callee = RegionCallee(run, shown, statics)
+        eager_form = (
+            run if region.eager_form is region.run else region.bound(region.eager_form, statics)
+        )
+        callee = RegionCallee(run, eager_form, statics)
         options = replace(region.settings.graph, buckets=region.buckets())
-        if shown is not run:  # the first call shows the graph; compiled code must run before too
+        if (
+            eager_form is not run
+        ):  # the first call shows the graph; compiled code must run before too
             options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
         # A sharded module's forward may be refused after it has run, which cannot be done again.
         splits = region.may_split and not distributed.initialized()
@@ -102,13 +109,13 @@ class Program:
         self.graphed: Graphed[..., Any] = kind(run, options, region.settings.pool, None, callee)
 
 
-class Region:
+class CompiledRegion:
     """A compiled graph; each of its calls is one launch.
 
     Args:
         run: the compiled graph.
-        shown: the graph itself, or `run` where that shows its operations.
-        static: places of the inputs that are read where they are, and their names.
+        eager_form: the graph itself, or `run` where that shows its operations.
+        static: place of an input that is read where it is -> its name.
         numbers: places of inputs that are host tensors of one number, and read on the device.
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
@@ -122,18 +129,18 @@ class Region:
         self,
         name: str,
         run: Callable[..., Any],
-        shown: Callable[..., Any],
+        eager_form: Callable[..., Any],
         static: Mapping[int, str],
         numbers: Iterable[int],
         sizes: Sized | None,
         count: int,
         device: torch.device,
-        settings: Settings,
+        settings: CompileSettings,
         split: Callable[[object, CaptureError], Callable[..., Any] | None] | None = None,
     ) -> None:
         self.name = name
         self.run = run
-        self.shown = shown
+        self.eager_form = eager_form
         self.settings = settings
         self._numbers = tuple(numbers)
         self._sizes = sizes
@@ -143,21 +150,20 @@ class Region:
         self._splitting = threading.Lock()
         self._parts: Callable[..., Any] | None = None
         self._stopped_in: object = None
-        self._programs: list[Program] = []
+        self._programs: list[RegionProgram] = []
         self.call = dispatch(self._missed)
         self._place(static)
 
     @property
     def may_split(self) -> bool:
-        """True if a refusal splits it, where an operator of its graph is what was refused."""
+        """True if a refusal of an operator in its graph splits it."""
         return self._split is not None
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[RegionProgram]:
         """Return a program for each set of parameters so far."""
         return list(self._programs)
 
     def reset(self) -> None:
-        """Free all recordings."""
         programs, self._programs = self._programs, []
         self.call.forget()
         for program in programs:
@@ -172,7 +178,7 @@ class Region:
         return Unchanging(zip(self._static.values(), tensors, strict=True))
 
     def bound(self, run: Callable[..., Any], statics: Unchanging) -> Callable[..., Any]:
-        """Return a function of the inputs that move; the others are those of `statics`."""
+        """Return a function of the moving inputs; the others are those of `statics`."""
         static, moving, device = tuple(self._static), self._moving, self._device
         sizes = {} if self._sizes is None else self._sizes.numbers
 
@@ -203,7 +209,7 @@ class Region:
         self._add_program(args)
         return self.call(*args)
 
-    def _tried(self, program: Program, *moving: Any) -> Any:
+    def _tried(self, program: RegionProgram, *moving: Any) -> Any:
         """Call a program, or go on in parts where it is refused."""
         try:
             return program.graphed(*moving)
@@ -214,8 +220,8 @@ class Region:
         return self.call(*(given[place] for place in range(self._count)))
 
     def _split_for(self, error: CaptureError) -> None:
-        """Go on in parts, without the operator that a capture was refused for; or as a whole, whose
-        refusals are warnings from now on."""
+        """Go on in parts around the refused operator. Without it in the graph go on as a whole,
+        whose refusals are warnings from now on."""
         with self._splitting:  # another thread may have done it
             if self._split is None:
                 return
@@ -230,10 +236,8 @@ class Region:
         self._moving = tuple(i for i in range(self._count) if i not in static and i not in derived)
 
     def _add_program(self, args: Sequence[Any]) -> None:
-        """Add the program of a new set of static inputs.
-
-        A buffer that a module replaces, where its parameters stay, becomes an ordinary input.
-        """
+        """Add the program of a new set of static inputs. A buffer that a module replaces, where its
+        parameters stay, becomes an ordinary input."""
         statics = tuple(args[place] for place in self._static)
         for program in self._programs:
             pairs = list(zip(self._static, program.given, statics, strict=True))
@@ -246,7 +250,7 @@ class Region:
                 return
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
-        program = Program(self, statics)
+        program = RegionProgram(self, statics)
         self._programs.append(program)
         run = partial(self._tried, program) if self.may_split else program.graphed
         self.call.add(choice(tuple(self._static), statics, self._moving, run))
@@ -257,9 +261,9 @@ def region_of(
     inputs: Sequence[Any],
     device: torch.device,
     compiler: Backend,
-    settings: Settings,
+    settings: CompileSettings,
     split: Split,
-) -> Region:
+) -> CompiledRegion:
     """Compile a graph of Dynamo's, or a part of one."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     static = {i: n.name for i, n in enumerate(placeholders) if _is_static(n, inputs[i])}
@@ -274,13 +278,13 @@ def region_of(
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_of(graph)
     with floats_elsewhere(graph):
-        run, shown = compiled_graph(graph, given, compiler)
+        run, eager_form = compiled_graph(graph, given, compiler)
     may_split = settings.graph.on_refusal != "raise" and sizes is None
-    split_here = partial(split, shown) if may_split else None
+    split_here = partial(split, eager_form) if may_split else None
     if compiler is eager_aten:
-        shown = run
-    return Region(
-        name, run, shown, static, numbers, sizes, len(inputs), device, settings, split_here
+        eager_form = run
+    return CompiledRegion(
+        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, split_here
     )
 
 
@@ -294,8 +298,8 @@ def _operator_in(traceback: TracebackType | None) -> object:
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:
-    """Return whether an input is a parameter or an attribute of a module, or is marked as static
-    by `torch._dynamo.mark_static_address`."""
+    """Return whether an input is a parameter or an attribute of a module, or is marked as static by
+    `torch._dynamo.mark_static_address`."""
     marks = node.meta.get("tensor_dict") or {}
     return isinstance(value, Tensor) and (
         isinstance(value, nn.Parameter) or "_dynamo_static_input_type" in marks

@@ -22,12 +22,12 @@ _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompileSettings:
     """The options of one `torch.compile`.
 
     Attributes:
         codegen: Inductor's kernels, or torch's own.
-        mode, inductor: what Inductor is told.
+        mode, inductor: the mode and options for Inductor.
         graph: the options of the recordings.
     """
 
@@ -38,11 +38,11 @@ class Settings:
     pool: PoolManager
 
     @classmethod
-    def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> Settings:
+    def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> CompileSettings:
         """Return the settings; options that are not ours are Inductor's.
 
         Raises:
-            ArgumentError: OL401: an option that neither has, or a value that one of ours cannot be.
+            ArgumentError: OL401, an unknown option, or a value that an option of ours cannot have.
         """
         given = dict(options or {})
         codegen = given.pop("codegen", "inductor")
@@ -63,21 +63,21 @@ class Settings:
         return cls(codegen, mode, given, Options(on_refusal=refusal, **ours), shared)
 
     @classmethod
-    def of_graph(cls, options: Options, pool: PoolManager) -> Settings:
+    def of_graph(cls, options: Options, pool: PoolManager) -> CompileSettings:
         """Return the settings for the pieces of a callable that `graph` made."""
         mode = "max-autotune-no-cudagraphs" if options.compile == "max-autotune" else None
         pieces = replace(options, compile=False, on_refusal="eager")
         return cls("inductor" if options.compile else "eager", mode, {}, pieces, pool)
 
     def compiler(self, driver: Driver) -> Backend:
-        """Return what compiles graphs for a driver."""
+        """Return the backend that compiles graphs for a driver."""
         if self.codegen == "eager":
             return eager_aten
         return backend_of(driver, self.mode, self.inductor)
 
 
 def _refuse_unknown(options: Iterable[str]) -> None:
-    """Refuse what is no option of Inductor's either, whose own code is not reached in each case."""
+    """Refuse options that Inductor lacks too, as its own check is not always reached."""
     if not options:
         return
     known: list[str] = importlib.import_module("torch._inductor").list_options()
@@ -89,7 +89,7 @@ def _refuse_unknown(options: Iterable[str]) -> None:
 
 
 def _check_names(buckets: Buckets) -> None:
-    """Refuse what no graph has: positions of arguments, and numbers of results."""
+    """Refuse positions of arguments and numbers of results, which no graph has."""
     for key in (*buckets.dims, *buckets.pad):
         if not str(key).isidentifier():
             what = f"buckets of a compiled function name an argument {key!r}"

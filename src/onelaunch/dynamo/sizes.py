@@ -1,7 +1,7 @@
 """Buckets of a graph of Dynamo's: the inputs that follow a size, and the sizes that it serves.
 
-A caller's `Buckets` name dimensions of the arguments of the compiled function. A graph has inputs
-of its own, after a graph break others than those, and gets each symbolic size as one besides.
+A caller's `Buckets` name dimensions of the arguments of the compiled function. After a graph break
+a graph has other inputs. Each symbolic size is an input of its own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Sized:
 
     Attributes:
         symbols: the bucketed sizes.
-        kept: for each of them its number in `of`.
+        kept: the index in `of` of each symbol.
         dims: place of an input -> for each symbol its dimensions, or None.
         fills: place of an input -> the values that fill its padding.
-        numbers: place of an input that is a size -> place and dimension of a tensor that has it.
+        numbers: place of an input that is a size -> place and dimension of a tensor with this size.
     """
 
     of: Buckets
@@ -41,10 +41,8 @@ class Sized:
     numbers: Mapping[int, tuple[int, int]]
 
     def buckets(self, moving: Sequence[int]) -> Buckets | None:
-        """Return the buckets of a function of these inputs, or None if the graph serves none.
-
-        Call it once the graph is compiled: the compiler relies on sizes too.
-        """
+        """Return the buckets of a function of these inputs, or None if the graph serves none. Call
+        it once the graph is compiled: the compiler relies on sizes too."""
         sizes = self._served()
         if sizes is None or not all(sizes):
             return None
@@ -58,7 +56,7 @@ class Sized:
         )
 
     def _served(self) -> list[list[int]] | None:
-        """Return the sizes of which everything is true that the graph's code relies on."""
+        """Return the sizes that satisfy all conditions of the graph's code."""
         sizes = [
             [n for n in self.of.sizes[number] if n in self.env.bound_sympy(symbol)]
             for number, symbol in zip(self.kept, self.symbols, strict=True)
@@ -84,13 +82,10 @@ def _holds(relied: Any, sizes: Mapping[Any, int]) -> bool:
 
 
 def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Buckets) -> Sized | None:
-    """Return the inputs of a graph that follow bucketed sizes.
-
-    None where in its arguments, without the `static` ones, no single symbolic size stands at a
-    bucketed dimension, or another size is computed from it; where a static one has that size; and
-    where an argument that follows is not dense: its padded copy is, and the graph's code is for its
-    strides.
-    """
+    """Return the inputs of a graph that follow bucketed sizes, or None. None if no single symbolic
+    size stands at a bucketed dimension of the arguments, apart from `static` ones. None if another
+    size is computed from it, or a static argument has it. None if a following argument is not
+    dense: the graph's code is for its strides, and its padded copy is dense."""
     inputs = graph.graph.find_nodes(op="placeholder")
     shapes = {i: _shape(node) for i, node in enumerate(inputs)}
     moving = {i: shape for i, shape in shapes.items() if shape is not None and i not in static}
@@ -154,7 +149,7 @@ def _exprs(numbers: Sequence[Any]) -> list[Any]:
 
 
 def _is_dense(t: Tensor) -> bool:
-    """Return whether a tensor's strides are at any size those that `padding.pad` gives its copy."""
+    """Return whether a tensor has the strides of its copy by `padding.pad` at any size."""
     sizes, strides = _exprs(t.shape), _exprs(t.stride())
     orders = [list(range(t.dim())), *([[0, 2, 3, 1]] if t.dim() == 4 else [])]
     return any(_follows(sizes, strides, order) for order in orders)
@@ -170,7 +165,7 @@ def _follows(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int])
 
 
 def _symbolic(node: Node) -> Iterator[torch.SymInt]:
-    """Yield the symbolic sizes that an input has, or is."""
+    """Yield the symbolic sizes of an input, or the input if it is one."""
     value = example(node)
     for n in value.shape if isinstance(value, Tensor) else (value,):
         if isinstance(n, torch.SymInt):
@@ -198,5 +193,5 @@ def _is_number(n: Any) -> bool:
 
 
 def _stated(mapping: Mapping[Any, Any], node: Node) -> Any:
-    """Return what the buckets say of an input, by the name of the variable that it was."""
+    """Return an input's entry in the buckets, by the name of the variable that it was."""
     return next((v for name, v in mapping.items() if node.target == f"L_{name}_"), None)

@@ -1,10 +1,9 @@
 """Parts of a graph that cannot be captured, found before it is compiled.
 
 Every node runs once on fake tensors. Operations on tensors of the host, reads by the host and
-operators that are marked as unsafe make a part of their own, which runs as it is; what lies between
-two of them is recorded. A mode that the graph turns on and off, autocast or `no_grad`, is not cut.
-What a custom operator does inside shows only when it is captured: region.py has the graph split
-then.
+operators marked as unsafe make parts of their own, which run as they are. The parts in between are
+recorded. A mode that the graph turns on and off, autocast or `no_grad`, is not cut. A custom
+operator shows its inside only in a capture: region.py has the graph split then.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def compiled_parts(
 
 
 def _compiled(part: Graph, given: Sequence[Any], compile_part: Compile) -> Callable[..., Any]:
-    """Compile a part, whose only result is no tuple, as AOTAutograd wants it to be."""
+    """Compile a part with a single result, no tuple, as AOTAutograd wants it."""
     output = part.graph.output_node()
     if isinstance(output.args[0], tuple | list):
         return compile_part(part, given)
@@ -92,8 +91,8 @@ def _compiled(part: Graph, given: Sequence[Any], compile_part: Compile) -> Calla
 
 
 def _of_floats(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes that make or take floats that change from call to call, and that could not be
-    taken out of the graph: a part with one would be compiled for its value."""
+    """Yield the nodes with changing floats that could not be taken out of the graph. A part with
+    such a node would be compiled for its value."""
     for node in graph.graph.nodes:
         values = map(example, (node, *node.all_input_nodes))
         if node.op != "output" and any(isinstance(v, torch.SymFloat) for v in values):
@@ -101,8 +100,8 @@ def _of_floats(graph: Graph) -> Iterator[Node]:
 
 
 def _modes(graph: Graph) -> Iterator[list[Node]]:
-    """Yield the nodes from each one that turns a mode on to the one that turns it off again: a cut
-    in between would leave the part after it in another mode."""
+    """Yield the nodes from each start of a mode to its end. A cut in between would leave the next
+    part in another mode."""
     usual = {"_set_grad_enabled": torch.is_grad_enabled(), "_set_fwd_grad_enabled": True}
     depth, changed, within = 0, set[str](), list[Node]()
     for node in graph.graph.nodes:
@@ -120,8 +119,8 @@ def _modes(graph: Graph) -> Iterator[list[Node]]:
 
 
 def _parts(graph: Graph, apart: Set[Node], in_modes: Set[Node]) -> dict[Node, int]:
-    """Return the number of each node's part: in the order of the graph, since operations may write
-    what later ones read."""
+    """Return node -> number of its part, in the order of the graph, as later operations may read
+    earlier writes."""
     parts: dict[Node, int] = {}
     number, within = 0, False
     for node in graph.graph.nodes:
@@ -139,8 +138,8 @@ def _parts(graph: Graph, apart: Set[Node], in_modes: Set[Node]) -> dict[Node, in
 
 
 def _is_number(node: Node) -> bool:
-    """Return whether a node has to do with numbers alone: a size, and what is asserted of it, stay
-    beside the operation whose result has that size."""
+    """Return whether a node handles numbers alone. A size, and assertions on it, stay beside the
+    operation whose result has that size."""
     values = list(map(example, (node, *node.all_input_nodes)))
     return not isinstance(values[0], tuple | list) and (
         isinstance(values[0], torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
@@ -149,7 +148,7 @@ def _is_number(node: Node) -> bool:
 
 
 class _Fake(torch.fx.Interpreter):
-    """A run on examples of the inputs, and of the tensors that the graph holds: an optimizer's
+    """A run on examples of the inputs, and of tensors in the graph, such as an optimizer's
     parameters."""
 
     def __init__(self, graph: Graph, mode: Any) -> None:
@@ -157,8 +156,7 @@ class _Fake(torch.fx.Interpreter):
         self.mode = mode
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph as Dynamo has, and leave the grad mode, in which the graph may end, as it
-        was."""
+        """Run the graph as Dynamo has, and restore the grad mode, which the graph may change."""
         with torch.set_grad_enabled(torch.is_grad_enabled()), enable_python_dispatcher():
             return super().run(*args, **kwargs)
 
@@ -168,12 +166,9 @@ class _Fake(torch.fx.Interpreter):
         return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
 
     def run_node(self, n: Node) -> Any:
-        """Run a node. The result of one that reads data is Dynamo's: it has the symbols that other
-        nodes know it by.
-
-        So is a float that changes from call to call, which Dynamo passes as a tensor: examples have
-        forgotten its symbol.
-        """
+        """Run a node. If it reads data its result is Dynamo's, with the symbols that other nodes
+        know. A changing float is Dynamo's too: Dynamo passes it as a tensor, and examples have
+        forgotten its symbol."""
         reads = n.meta.get("unbacked_bindings")
         if n.op == "call_method" and n.target == "item" and not reads:
             known = example(n)
@@ -187,8 +182,8 @@ class _Fake(torch.fx.Interpreter):
 
 
 class _Computed(torch.autograd.Function):
-    """A stand-in that is no leaf either, for what an earlier part has computed: AOTAutograd loses
-    the gradients of writes to leaves."""
+    """A stand-in for the result of an earlier part, and no leaf either. AOTAutograd loses the
+    gradients of writes to leaves."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -200,7 +195,6 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Pass the gradient on."""
         del ctx
         return gradients[0]
 
@@ -213,7 +207,7 @@ class _Inputs(_Fake):
         self._found = inputs
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the inputs, as a graph of its own gets them."""
+        """Note the inputs, in the form that a separate graph gets."""
         with torch.enable_grad():
             self._found[target] = [
                 _Computed.apply(value.detach().requires_grad_())

@@ -1,18 +1,17 @@
-"""Callees whose code is not read (C, or machinery), and the reads of their arguments that they may
-make."""
+"""Callees whose code is not read (C, or machinery), and their possible reads of their arguments."""
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import cast
+from typing import Any, cast
 
-from onelaunch.frames.origins import is_machinery
-from onelaunch.frames.peek import BUILTIN, class_member
+from onelaunch.frames.origins import is_machinery, is_standard_machinery
+from onelaunch.frames.peek import BUILTIN, class_member, object_of
 
 
 def is_unread(function: object) -> bool:
-    """Return whether a callee is no Python code that would be seen."""
+    """Return whether the watch does not see a callee's code."""
     if isinstance(function, types.MethodType):
         function = function.__func__
     if isinstance(function, types.FunctionType):
@@ -31,12 +30,56 @@ def is_called_by_c(kind: type) -> bool:
     return isinstance(class_member(kind, "__call__"), types.WrapperDescriptorType)
 
 
-ASK = frozenset(map(id, (vars, dir, type, getattr, hasattr)))
-"""ids of functions that give, or ask for, attributes of their arguments."""
-READS_ALL = frozenset(
+def is_getattr(function: object) -> bool:
+    """Return whether a callee reads an attribute of an object by name, and nothing else."""
+    if id(function) in _NAMED:
+        return True
+    return isinstance(function, _SLOTS_OF_C) and function.__name__ == "__getattribute__"
+
+
+def reads_attributes(function: object) -> bool:
+    """Return whether an unseen callee reads attributes of its arguments."""
+    if isinstance(function, functools.partial):
+        return reads_attributes(cast(functools.partial[object], function).func)
+    named = getattr(function, "__module__", None) in _READ_ALL
+    return named or id(function) in _OPEN or is_getattr(function)
+
+
+def is_of_dict(function: Any) -> bool:
+    """Return whether a callee is a dict's method in C, bound or not."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return isinstance(function.__self__, dict)
+    return getattr(function, "__objclass__", None) is dict
+
+
+@functools.lru_cache(maxsize=4096)
+def is_standard_property(kind: type, name: str) -> bool:
+    """Return whether an attribute of a class's objects is a property of the standard library, as
+    `value` of an enumeration's members. Its code reads attributes unseen."""
+    getter = getattr(class_member(kind, name), "fget", None)
+    code = getattr(getter, "__code__", None)
+    return isinstance(code, types.CodeType) and is_standard_machinery(code.co_filename)
+
+
+def taken_apart(function: object) -> tuple[object, tuple[object, ...]]:
+    """Return the function behind partials and methods of C, and the arguments that they bind."""
+    given: tuple[object, ...] = ()
+    while isinstance(function, functools.partial):
+        partial = cast(functools.partial[object], function)
+        function, given = partial.func, (*partial.args, *partial.keywords.values(), *given)
+    if isinstance(function, _METHODS_OF_C) and (of := object_of(function)) is not None:
+        given = (of, *given)
+    return function, given
+
+
+_NAMED = frozenset(map(id, (getattr, hasattr)))
+_OPEN = frozenset(map(id, (vars, dir)))
+_READ_ALL = frozenset(
     {"copy", "copyreg", "dataclasses", "inspect", "json", "operator", "pickle", "_pickle", "pprint"}
 )
 """Modules whose functions read any attribute of their arguments."""
+_SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
+_METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (
     *(types.BuiltinFunctionType, types.MethodWrapperType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),

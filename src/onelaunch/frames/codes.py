@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import TORCH, is_container_code, is_generated, serves_machinery
@@ -26,6 +27,12 @@ _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attenti
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
 RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 _ON_OTHERS = (threading.Thread.start, ThreadPoolExecutor.submit)
+LOOKS_UP = {
+    nn.Module.__getattr__.__code__,
+    nn.Module.__setattr__.__code__,
+    nn.Module.__delattr__.__code__,
+}
+"""Code that looks up attributes of modules, after the load was noted."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
 
@@ -37,16 +44,15 @@ class CodeFacts:
     Attributes:
         unread: True if none of its frames is read: internals of the standard library, torch or
             onelaunch.
-        met: True once one of them was.
+        met: True once a frame was read.
         replaced: the arguments that it assigns anew.
         special: the first argument of a special method, such as `__call__`; else None.
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
-        aside: True if what it calls is no part of the run: an import (a finder's search, a module's
-            own code), or Dynamo's compilation of a function.
-        matters: True if a call of it is noted in itself: a backward, a higher-order operator, or
-            work for another thread.
-        noted: ids of the globals with which its loads of globals and free variables are known.
+        aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
+        matters: True if its calls are noted: a backward, a higher-order operator, or work for
+            another thread.
+        noted: ids of the globals for which its loads of globals and free variables were noted.
     """
 
     code: types.CodeType
@@ -64,17 +70,17 @@ class CodeFacts:
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
-        self.aside = self.code in _IMPORTS or name == "<module>" or (file, name) == _COMPILES
+        self.aside = self.code in _IMPORTS or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
         self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
         self._is_always_read = file != "<string>" and not is_container_code(file)
 
     def is_unread(self, frame: FrameType) -> bool:
-        """Return whether one frame is not read, which its caller may decide."""
+        """Return whether a frame is not read, which may depend on its caller."""
         return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
 
     def meet(self) -> None:
-        """Find, at its first frame, which arguments to keep of each."""
+        """Read the code, at its first frame."""
         code, self.met = self.code, True
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)

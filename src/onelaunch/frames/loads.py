@@ -1,8 +1,6 @@
-"""A reader of bytecode: the loads and stores of a function, and of which object each one is.
+"""A reader of bytecode: the loads and stores of a function, each with a symbol for its object.
 
-Each value on the function's stack gets a symbol: `self.opt.step` is the attribute `step` of the
-attribute `opt` of the variable `self`, and of nothing else that has a `step`. `watch` gives the
-symbols their values when the function has run.
+`watch` gives the symbols their values when the function has run.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ class _Reader:
         self._assigned_inside = _assigned_inside(code)
         self._stores_items = any(s.opname == "STORE_SUBSCR" for s in self._steps)
         self._branch_end = 0
-        """The end of the last branch met so far; instructions before it may not run."""
+        """The end of the last branch so far. A run may skip the instructions before it."""
         self._counters: dict[int, Symbol] = {}
         self._stores: set[Symbol] = set()
         self._unescaped: dict[int, int] = {}
-        """id of a symbol of which only items by known keys were taken yet -> its load."""
+        """id of a symbol that only gave items by known keys so far -> number of its load."""
         self._indexed: set[int] = set()
-        """ids of symbols of which an item was loaded or stored."""
+        """ids of symbols with an item that was loaded or stored."""
         self._loaded: set[Symbol] = set()
         self._always_stored: set[Symbol] = set()
         """Places that were stored before any load, whichever branches ran."""
@@ -110,7 +108,7 @@ class _Reader:
         return [self._pop() for _ in range(count)][::-1]
 
     def _other(self, step: dis.Instruction) -> None:
-        """Apply an instruction whose results are no places that can be followed."""
+        """Apply an instruction with unknown results."""
         effect = dis.stack_effect(step.opcode, step.arg, jump=False)
         self._pops(max(0, -effect))
         if effect > 0:
@@ -128,7 +126,7 @@ class _Reader:
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
         elif may_grow and _only_counts(self._steps, index, place.key, items=items):
-            use = Use.GROWS  # if the place that is stored turns out to be this one
+            use = Use.GROWS  # if it is this place that is stored
             self._counters[len(self._loads)] = known
         self._loads.append(Load(place, use))
         if use is Use.READ:
@@ -190,13 +188,23 @@ class _Reader:
 
     def _attribute(self, base: Symbol, name: str, offset: int, index: int) -> Symbol:
         if name == "__dict__":
-            following = [step.opname for step in self._steps[index + 1 : index + 3]]
-            if not (following[:1] == ["LOAD_CONST"] and following[-1].endswith("_SUBSCR")):
-                self._found.opaque.append(base)
-            return Symbol("namespace", base)
+            return self._namespace(base, index)
         symbol = Symbol("attribute", base, name, offset=offset)
         self._note(symbol, index)
         return symbol
+
+    def _namespace(self, base: Symbol, index: int) -> Symbol:
+        """Return the symbol of an object's `__dict__`. It is opaque unless a known name follows."""
+        first, second = self._steps[index + 1 : index + 3]
+        if first.opname == "CONTAINS_OP":
+            named = bool(self._stack) and self._stack[-1].kind == "constant"
+        elif first.argval == "get":
+            named = second.opname == "LOAD_CONST"
+        else:
+            named = first.opname == "LOAD_CONST" and second.opname.endswith("_SUBSCR")
+        if not named:
+            self._found.opaque.append(base)
+        return Symbol("namespace", base)
 
     def super_attribute(self, step: dis.Instruction, index: int) -> None:
         *_, base = self._pops(3)
@@ -219,10 +227,8 @@ class _Reader:
         self._stack.append(symbol)
 
     def contains(self, step: dis.Instruction, index: int) -> None:
-        """Note `"scale" in layer.__dict__`, or in `vars(layer)`."""
+        """Note `"scale" in layer.__dict__`."""
         key, place = self._pops(2)
-        if place.kind == "call" and place.base and place.base.key == "vars" and place.parts:
-            place = Symbol("namespace", place.parts[0])
         if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
             self._note(Symbol("attribute", place.base, key.key), index)
         else:
@@ -240,11 +246,11 @@ class _Reader:
         self._store(place, step)
 
     def unchanged(self, step: dis.Instruction, index: int) -> None:
-        """Leave the stack as it is: an iterator stands for the container that it goes through."""
+        """Leave the stack as it is: an iterator stands for its container."""
 
     def next_(self, step: dis.Instruction, index: int) -> None:
         base = self._stack[-1] if self._stack else UNKNOWN
-        # At the end it pops the iterator; from 3.12 the instruction there pops it and one more.
+        # At the end it pops the iterator. From 3.12 the instruction there pops two values.
         after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
         self._at.setdefault(step.argval, after)
         self._stack.append(Symbol("element", base, offset=step.offset))
@@ -260,7 +266,7 @@ class _Reader:
             self._stack += [Symbol("element", base, offset=step.offset)] * count
 
     def matched(self, step: dis.Instruction, index: int) -> None:
-        """Note `case Layer(scale=scale)`, or one by position, where the class names attributes."""
+        """Note `case Layer(scale=scale)`, or a pattern by position."""
         base, _, names = self._pops(3)
         if step.arg:
             self._found.opaque.append(base)
@@ -272,7 +278,7 @@ class _Reader:
         self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
 
     def append(self, step: dis.Instruction, index: int) -> None:
-        """Add a part to a comprehension's result, which is below the iterators of its loops."""
+        """Add a part to a comprehension's result, which lies below the iterators of its loops."""
         self._extend(step.arg or 1, self._pops(2 if step.opname == "MAP_ADD" else 1))
 
     def extended(self, step: dis.Instruction, index: int) -> None:
@@ -301,7 +307,9 @@ class _Reader:
 
     def imported(self, step: dis.Instruction, index: int) -> None:
         level, _ = self._pops(2)
-        self._stack.append(Symbol("module", key=step.argval, parts=(level,), offset=step.offset))
+        symbol = Symbol("module", key=step.argval, parts=(level,), offset=step.offset)
+        self._found.calls.append(symbol)
+        self._stack.append(symbol)
 
     def imported_from(self, step: dis.Instruction, index: int) -> None:
         base = self._stack[-1] if self._stack else UNKNOWN
@@ -311,15 +319,15 @@ class _Reader:
         if step.opname == "CALL_KW":
             self._pop()
         arguments = self._pops((step.arg or 0) + 2)
-        self._called(arguments[:2], arguments[2:], step.offset)
+        self._called(arguments[:2], arguments[2:], index)
 
     def call_spread(self, step: dis.Instruction, index: int) -> None:
         count = 3 + ((step.arg or 0) & 1)
         arguments = self._pops(count)
-        self._called(arguments[:2], arguments[2:], step.offset)
+        self._called(arguments[:2], arguments[2:], index)
 
-    def _called(self, front: list[Symbol], arguments: Iterable[Symbol], offset: int) -> None:
-        # One of the two is the callable, the other NULL or the object whose method it is.
+    def _called(self, front: list[Symbol], arguments: Iterable[Symbol], index: int) -> None:
+        # The callable, and NULL or the object whose method it is.
         first, second = front
         known = [s for s in front if s.kind != "unknown"]
         if len(known) == 2:
@@ -328,11 +336,22 @@ class _Reader:
             function = known[0] if known else UNKNOWN
         arguments = tuple(arguments)
         if function.kind == "global" and function.key == "super" and len(arguments) != 1:
-            # What is looked up there is looked up on the object; 3.12 has an instruction for it.
+            # Attributes of `super()` are attributes of the object. 3.12 has an instruction for it.
             self._stack.append(arguments[1] if arguments else self._first)
             return
+        offset, base = self._steps[index].offset, function.base
+        if function.kind == "global" and function.key == "vars" and len(arguments) == 1:
+            self._stack.append(self._namespace(arguments[0], index)._replace(offset=offset))
+            return
         symbol = Symbol("call", function, parts=arguments, offset=offset)
-        self._found.calls.append(symbol)
+        if function.key == "get" and base and base.kind == "namespace" and base.base:
+            key = arguments[1] if len(arguments) > 1 else UNKNOWN
+            if key.kind == "constant":
+                found = Symbol("attribute", base.base, key.key, offset=offset)
+                self._note(found, index)
+                symbol = Symbol("either", parts=(found, *arguments[2:]))
+        if symbol.kind == "call":
+            self._found.calls.append(symbol)
         self._stack.append(symbol)
 
 
@@ -418,15 +437,13 @@ def _only_counts(
     name: str,
     *,
     items: bool = False,
-    operators: tuple[str, ...] = ("+", "+=", "-="),
 ) -> bool:
     """Return whether the value read at `start` is only a term of the number stored there next.
 
     Args:
-        items: True for an item of a container; else it is an attribute or variable of this name.
-        operators: the operators that may be applied to it; empty for any.
+        items: True for an item of a container; False for an attribute or variable `name`.
     """
-    above, computed = 1, not operators
+    above, computed = 1, False
     for i in range(start + 1, len(steps)):
         step = steps[i]
         above += dis.stack_effect(step.opcode, step.arg, jump=False)
@@ -437,29 +454,9 @@ def _only_counts(
         if not items and step.opname in _STORES:
             return computed and above <= 0 and step.argval == name
         if step.opname.startswith("BINARY_OP"):
-            if operators and step.argrepr not in operators:
+            if step.argrepr not in ("+", "+=", "-="):
                 return False
             computed = True
         elif not step.opname.startswith(_PASSES):
             return False
     return False
-
-
-@functools.lru_cache(maxsize=4096)
-def only_counts(code: types.CodeType, name: str) -> bool:
-    """Return whether code uses a number of this name only to compute the next one: `n += 1`."""
-    steps = list(dis.get_instructions(code))
-    for i, step in enumerate(steps):
-        if _reads(step, name) and not _only_counts(steps, i, name, operators=()):
-            return False
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return all(only_counts(c, name) for c in inner)
-
-
-def _reads(step: dis.Instruction, name: str) -> bool:
-    """Return whether an attribute or variable of this name is read. A method is no number."""
-    if step.argval != name or not step.opname.startswith("LOAD_"):
-        return False
-    if step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
-        return not (step.arg or 0) & 1
-    return not step.opname.startswith(("LOAD_METHOD", "LOAD_CLOSURE", "LOAD_CONST", "LOAD_FAST"))

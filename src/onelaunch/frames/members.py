@@ -25,7 +25,7 @@ def functions_in(member: object) -> list[types.FunctionType]:
     while waiting:
         member = waiting.pop(0)
         if isinstance(member, types.FunctionType):
-            if id(member) not in found:  # one may wrap itself
+            if id(member) not in found:  # a function may wrap itself
                 found[id(member)] = member
                 waiting.append(member.__dict__.get("__wrapped__"))
         else:

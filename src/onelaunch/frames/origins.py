@@ -6,54 +6,121 @@ import functools
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from types import FrameType
 
-from onelaunch.source import PACKAGE, TORCH
+from onelaunch.source import (
+    PACKAGE,
+    PACKAGE_FOLDERS,
+    PLUMBING,
+    STANDARD,
+    TORCH,
+    is_standard,
+    is_users,
+    live,
+)
 
-_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _READ_OF_TORCH = tuple(
-    TORCH + name for name in ("nn", "optim", "distributions", "amp", "ao", "fx", "distributed/fsdp")
+    TORCH + name
+    for name in (
+        "nn",
+        "optim",
+        "distributions",
+        "amp",
+        "ao",
+        "fx",
+        "backends",
+        "functional",
+        "distributed/fsdp",
+    )
 )
 """Parts of torch that keep the user's state in Python; the rest is internal."""
 _CONTAINERS = ("collections" + os.sep, "_collections_abc.py", "_weakrefset.py", "weakref.py")
-_HOLDERS = ("configparser.py", "queue.py", "string.py", "types.py")
+_HOLDERS = ("configparser.py", "os.py", "queue.py", "string.py", "types.py")
 _READ_OF_STANDARD = (
     "<frozen _collections_abc",
-    *(os.path.join(path, name) for path in _STANDARD for name in (*_CONTAINERS, *_HOLDERS)),
+    "<frozen os>",  # `environ`
+    *(os.path.join(path, name) for path in STANDARD for name in (*_CONTAINERS, *_HOLDERS)),
 )
 """Parts of the standard library that keep the user's objects in Python; the rest is internal."""
 
 
+@functools.cache
 def is_installed(file: str) -> bool:
     """Return whether code belongs to an installed package, the standard library, or onelaunch."""
-    return (
-        "site-packages" in file
-        or "dist-packages" in file
-        or file.startswith((*_STANDARD, "<frozen", PACKAGE))
-    )
+    if file.startswith((PACKAGE, TORCH)) or is_standard(file):
+        return True
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    return file != main and file.startswith(tuple(_folders_of_packages(os.path.dirname(main))))
+
+
+def _folders_of_packages(programs: str) -> Iterator[str]:
+    """Return the folders of installed packages that this Python imports from. The program's own
+    folder is not among them, whatever its name."""
+    own = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    for path in {*own, *sys.path}:
+        named = os.path.basename(path.rstrip(os.sep)) in PACKAGE_FOLDERS
+        if path in own or (named and path != programs):
+            yield os.path.join(path, "")
 
 
 @functools.cache
 def is_machinery(file: str) -> bool:
-    """Return whether code is internal to the standard library, torch, Triton or onelaunch: not
-    read."""
+    """Return whether code is internal to the standard library, torch, Triton or onelaunch."""
     if file.startswith(TORCH):
         return not file.startswith(_READ_OF_TORCH)
-    if f"-packages{os.sep}triton{os.sep}" in file:  # a kernel's launch
-        return True
-    if "site-packages" in file or "dist-packages" in file or is_container_code(file):
+    if is_container_code(file):
         return False
-    return file.startswith((*_STANDARD, "<frozen", PACKAGE, "<onelaunch", "<__array_function__"))
+    if file.startswith((PACKAGE, "<onelaunch", "<__array_function__")) or is_standard(file):
+        return True
+    triton = getattr(sys.modules.get("triton"), "__file__", None)  # it launches kernels
+    return triton is not None and file.startswith(os.path.join(os.path.dirname(triton), ""))
+
+
+def library_calls() -> Iterator[tuple[str, str]]:
+    """Return the functions of installed libraries between the user's line and here, innermost
+    first: ``("torch/nn/modules/batchnorm.py", "forward")``."""
+    for frame in live():
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(PACKAGE) or is_standard(file):
+            continue
+        if is_installed(file):
+            yield _path_of(frame), name
+        elif is_users(file):
+            return
+
+
+def _path_of(frame: FrameType) -> str:
+    path = str(frame.f_globals.get("__name__")).replace(".", "/")
+    is_package = os.path.basename(frame.f_code.co_filename) == "__init__.py"
+    return f"{path}/__init__.py" if is_package else f"{path}.py"
+
+
+def gives_own_work(frame: FrameType) -> bool:
+    """Return whether a frame that gives work to another thread serves the callable, and neither
+    torch's compiler nor a progress bar."""
+    caller = frame.f_back
+    while caller is not None and caller.f_code.co_filename in PLUMBING:
+        caller = caller.f_back
+    if caller is None:
+        return True
+    module = str(caller.f_globals.get("__name__")).partition(".")[0]
+    return module != "tqdm" and not caller.f_code.co_filename.startswith(TORCH)
+
+
+@functools.cache
+def is_standard_machinery(file: str) -> bool:
+    return is_machinery(file) and is_standard(file)
 
 
 @functools.cache
 def is_container_code(file: str) -> bool:
-    """Return whether code is of the standard library's containers, which machinery uses too."""
+    """Return whether code belongs to the standard library's containers."""
     return file.startswith(_READ_OF_STANDARD)
 
 
 def serves_machinery(frame: FrameType) -> bool:
-    """Return whether a frame is of a container's code that machinery called."""
+    """Return whether a frame runs a container's code that machinery called."""
     if not is_container_code(frame.f_code.co_filename):
         return False
     caller = frame.f_back

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import collections.abc
+import contextvars
 import enum
 import functools
 import gc
@@ -15,17 +17,24 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.frames.stack import Use
+
 MOST = 1000
-"""Items of one object that are followed."""
+"""The most items of an object that are followed."""
 
 LEAVES = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _LEAVES = frozenset(LEAVES)
-_OPAQUE = (Tensor, torch.Stream, torch.Event)
-"""Types without attributes to follow. A CUDA stream or event that was freed leaves weak references
-to nothing behind (pytorch#183403)."""
+_OPAQUE = (torch.Stream, torch.Event)
+"""Types whose attributes are not followed. A freed CUDA stream or event leaves weak references to
+nothing behind (pytorch#183403)."""
+
+METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+"""Types of functions that are bound to an object, in Python or C."""
+VIEWS = (*map(type, ({}.keys(), {}.values(), {}.items())), collections.abc.MappingView)
+"""Types of views of a mapping's present items."""
 
 _SEALED = frozenset(_OPAQUE)
 _WITHOUT_CONTENTS = _LEAVES | _SEALED
@@ -34,7 +43,33 @@ _WITHOUT_CONTENTS = _LEAVES | _SEALED
 def has_contents(value: object) -> bool:
     """Return whether a value may have attributes or items that code reads."""
     kind = type(value)  # `isinstance` would ask the value for its class
+    if issubclass(kind, Tensor):
+        return not is_of_parts(kind) and bool(attributes_of(value))
     return kind not in _LEAVES and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__)
+
+
+def is_of_parts(kind: type) -> bool:
+    """Return whether tensors of a class are made of inner tensors, which are state by themselves.
+    Nothing refers to such a tensor weakly: `torch.utils.swap_tensors` would refuse it."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_of_tensors(kind: type, name: str) -> bool:
+    """Return whether an attribute of a class of tensors is torch's own, as `shape`."""
+    return any(name in vars(k) for k in kind.__mro__ if _package(k) in ("torch", "builtins"))
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def own_uses(value: object, uses: Mapping[str, Use]) -> Mapping[str, Use]:
+    """Return the uses without torch's own attributes of tensors, which are watched otherwise."""
+    kind = type(value)
+    if not issubclass(kind, Tensor):
+        return uses
+    return {name: use for name, use in uses.items() if not is_of_tensors(kind, name)}
 
 
 def is_key(value: object) -> bool:
@@ -63,6 +98,8 @@ def has_attributes(value: object) -> bool:
     kind = type(value)
     if kind in _LEAVES or not _SEALED.isdisjoint(kind.__mro__):
         return False
+    if issubclass(kind, Tensor) and is_of_parts(kind):
+        return False
     return id(value if issubclass(kind, type) else kind) not in BUILTIN
 
 
@@ -73,7 +110,7 @@ def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
 
 
 def peek(value: object, name: str) -> tuple[object, ...]:
-    """Return the value of an attribute, where it can be found without running user code; 1 us."""
+    """Return the value of an attribute, if it can be found without running user code; 1 us."""
     kind = type(value)
     if kind is types.ModuleType:
         found = value.__dict__
@@ -82,8 +119,10 @@ def peek(value: object, name: str) -> tuple[object, ...]:
         return ()
     if name == "__class__":
         return (kind,)
-    if kind is types.MethodType:
-        return (getattr(value, name),) if name in ("__self__", "__func__") else ()
+    if issubclass(kind, Tensor) and is_of_tensors(kind, name):
+        return ()
+    if kind in METHODS:
+        return (getattr(value, name, None),) if name in ("__self__", "__func__") else ()
     if issubclass(kind, type):
         return _of_class(cast(type, value), name)
     attributes = attributes_of(value)
@@ -138,7 +177,6 @@ def _unbound(member: object) -> object:
 
 
 def class_member(kind: type, name: str) -> object:
-    """Return a member of a class or of its bases by name, or None."""
     for parent in kind.__mro__:
         members = parent.__dict__
         if name in members:
@@ -146,10 +184,41 @@ def class_member(kind: type, name: str) -> object:
     return None
 
 
+def is_view(value: object) -> bool:
+    """Return whether a value is a view of a mapping. If its class does not keep the mapping, it is
+    an object like any other."""
+    kind = type(value)
+    return not _VIEWS.isdisjoint(kind.__mro__) and (
+        (slot := class_member(kind, "_mapping")) is None or _is_set(value, slot)
+    )
+
+
+def _is_set(value: object, slot: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+_VIEWS = frozenset(VIEWS)
+
+
+def object_of(method: Any) -> object:
+    """Return the object that a method is bound to, or the mapping of a view, which never changes.
+    None for a function of C, whose `__self__` is its module or a library's data."""
+    if is_view(method):
+        mapping = class_member(type(method), "_mapping")  # of a mapping in Python
+        return mapping.__get__(method) if mapping else gc.get_referents(method)[0]  # type: ignore
+    of = method.__self__
+    bound = type(method) is types.MethodType or class_member(type(of), method.__name__) is not None
+    return of if bound else None
+
+
 @functools.lru_cache(maxsize=1024)
 def finds_by_key(kind: type) -> bool:
-    """Return whether `d[key]` of a class of dicts is the item of that key: no code of its own
-    takes another (`super().__getitem__(key.lower())`)."""
+    """Return whether `d[key]` of a class of dicts is the item of that key, and no override takes
+    another (`super().__getitem__(key.lower())`)."""
     members = [class_member(kind, name) for name in ("__getitem__", "__missing__", "__contains__")]
     # `Counter.__missing__` is 0.
     return all(getattr(m, "__code__", None) is None or _module(m) == "collections" for m in members)
@@ -177,7 +246,7 @@ _get_attribute: Any = object.__getattribute__
 
 
 def items(value: object, keys: Iterable[object]) -> Iterator[object]:
-    """Return the items of a builtin container under these keys; all where no key is known."""
+    """Return the items of a builtin container under keys; all items where no key is known."""
     known = [key for key in keys if isinstance(key, int | str | float)]
     if isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         yield from value._modules.values()
@@ -195,7 +264,7 @@ def items(value: object, keys: Iterable[object]) -> Iterator[object]:
 
 
 def elements(value: object) -> Iterator[object]:
-    """Return the elements of a container, without running user code; of another value, itself."""
+    """Return the elements of a container, without running user code; or the value itself."""
     if isinstance(value, dict):
         yield from list(dict.values(cast(dict[Any, object], value)))[:MOST]
         yield from [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
@@ -205,6 +274,10 @@ def elements(value: object) -> Iterator[object]:
         yield from list.__iter__(cast(list[object], value))
     elif isinstance(value, tuple):
         yield from tuple.__iter__(cast(tuple[object, ...], value))
+    elif isinstance(value, contextvars.ContextVar):
+        yield from filter(has_contents, (value.get(None),))
+    elif is_view(value):
+        yield from elements(object_of(value))
     elif isinstance(value, deque | set | frozenset):
         yield from list(cast(Iterable[object], value))[:MOST]
     elif isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
@@ -216,7 +289,7 @@ def elements(value: object) -> Iterator[object]:
 
 
 def iterated_container(iterator: object) -> object:
-    """Return the container that a builtin iterator goes through; of another value, itself."""
+    """Return the container of a builtin iterator; or the value itself."""
     while isinstance(iterator, Iterator) and type(iterator).__module__ == "builtins":
         if isinstance(iterator, types.GeneratorType):
             break
@@ -228,13 +301,11 @@ def iterated_container(iterator: object) -> object:
 
 
 def keys_of(value: Any) -> Iterable[object]:
-    """Return the keys of a container of which any item may be read."""
     if isinstance(value, list | deque):
         return range(min(len(cast(list[object], value)), MOST))
     return filter(is_key, list(value)[:MOST])
 
 
 def namespaces(values: Iterable[object]) -> list[object]:
-    """Return the dicts of attributes of objects that have one."""
-    found = [attributes_of(v) for v in values if not isinstance(v, type | Tensor)]
+    found = [attributes_of(v) for v in values if not isinstance(v, type)]
     return [namespace for namespace in found if namespace is not None]

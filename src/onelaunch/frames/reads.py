@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from onelaunch.frames.stack import Use
 
 
 class StandIn:
-    """An object in the place of a plain value. A run takes it for that value, unless it asks for
-    its `type`."""
+    """An object in the place of a plain value. Only `type` tells a run the difference."""
 
     __slots__ = ()
 
-    def tell(self) -> None:
-        """Learn that the run asked."""
+    def asked(self, function: object) -> None:
+        """Learn that the run asked `type`, or `isinstance`."""
         raise NotImplementedError
 
     def fixed(self) -> Any:
-        """Return the value, which the recording must then find at each call."""
+        """Return the value, which each call must have from then on."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -36,7 +35,9 @@ class StandIn:
         return getattr(self.fixed(), name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        # Without it NumPy makes an array of objects.
+        # Without this method NumPy makes an array of objects.
+        import numpy as np  # it asks, so it is there
+
         return np.array(self.fixed(), dtype)
 
     def __copy__(self) -> Self:
@@ -53,50 +54,50 @@ class StandIn:
 
 
 @dataclass(slots=True)
-class Owner:
-    """An object whose attributes were loaded or stored."""
+class ObjectReads:
+    """The reads of one object's attributes."""
 
     ref: Callable[[], object]
     names: dict[str, Use] = field(default_factory=dict)
-    """Attribute -> how its value from before the call was used."""
+    """attribute -> the use of its value from before the call."""
     opaque: bool = False
     """True if any attribute may have been read."""
     asked: bool = False
-    """True if attributes were read by names that are not all known: those that no code was seen to
-    touch may be among them."""
+    """True if attributes were read by unknown names. An untouched attribute may be among them."""
 
 
 @dataclass(slots=True)
 class Reads:
-    """A record of all that the Python code of a callable's runs read. Keeps nothing alive, except
-    objects that have only slots."""
+    """The reads of the Python code of a callable's runs. Keeps nothing alive, except objects that
+    have only slots."""
 
-    owners: dict[int, Owner] = field(default_factory=dict)
+    owners: dict[int, ObjectReads] = field(default_factory=dict)
+    """id of an object -> the reads of its attributes."""
     globals: dict[int, tuple[dict[str, Any], dict[str, Use]]] = field(default_factory=dict)
-    """id -> the globals of a module, and the uses of the loaded ones, as in `Owner.names`."""
+    """id of a module's globals -> the globals, and name -> use."""
     variables: dict[tuple[types.CodeType, str], Use] = field(default_factory=dict)
-    """Free variables of functions, as in `Owner.names`."""
+    """(code of a function, free variable) -> use."""
     items: dict[tuple[int, object], Use] = field(default_factory=dict)
-    """(id of a container, key), as in `Owner.names`."""
+    """(id of a container, key) -> use."""
     codes: set[types.CodeType] = field(default_factory=set)
     """The code that ran."""
     backward: bool = False
     """True if a backward ran inside."""
     takes_functions: str | None = None
-    """The name of an operator called that takes functions; see `watch.operations.HigherOrder`."""
+    """The name of a called operator that takes functions; see `watch.operations.HigherOrder`."""
     noted: set[tuple[types.CodeType, int]] = field(default_factory=set)
     """(code, id of its globals) whose loads of globals and free variables are known."""
-    kinds: weakref.WeakKeyDictionary[type | types.CodeType, Owner] = field(
-        default_factory=weakref.WeakKeyDictionary[type | types.CodeType, Owner]
+    kinds: weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads] = field(
+        default_factory=weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads]
     )
-    """class, or code -> the reads of its instances, or functions: expected of one made after the
-    run too."""
+    """class -> the reads of its instances; code -> the reads of its functions. They are expected of
+    objects made after the run too."""
 
     def copy(self) -> Reads:
         """Return a copy for a run to add to, without the objects that were freed."""
         return Reads(
             {
-                key: Owner(owner.ref, dict(owner.names), owner.opaque, owner.asked)
+                key: ObjectReads(owner.ref, dict(owner.names), owner.opaque, owner.asked)
                 for key, owner in self.owners.items()
                 if owner.ref() is not None
             },
@@ -111,48 +112,47 @@ class Reads:
         )
 
     def of_globals(self, namespace: dict[str, Any]) -> dict[str, Use]:
-        """Return the uses of the globals of a module that were loaded."""
+        """Return name -> use for the globals of a module."""
         return self.globals.setdefault(id(namespace), (namespace, {}))[1]
 
-    def owner(self, value: object) -> Owner:
-        """Return the entry of an object, made if there is none."""
+    def owner(self, value: object) -> ObjectReads:
+        """Return the entry of an object, which is made if there is none."""
         found = self.owners.get(id(value))
         if found is None or found.ref() is not value:
-            found = self.owners[id(value)] = Owner(_reference(value))
+            found = self.owners[id(value)] = ObjectReads(_reference(value))
         return found
 
-    def of(self, value: object) -> Owner | None:
-        """Return the entry of an object, or None."""
+    def of(self, value: object) -> ObjectReads | None:
         found = self.owners.get(id(value))
         return found if found is not None and found.ref() is value else None
 
-    def expected(self, value: object) -> Owner | None:
-        """Return the expected reads of an object: its own, or its class's if no run has met it."""
+    def expected(self, value: object) -> ObjectReads | None:
+        """Return the expected reads of an object: its own, or its class's if it was not read."""
         found = self.of(value)
         return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
 
     def forget(self, values: Iterable[object]) -> None:
-        """Forget the reads of these objects, but not the expected reads of their classes."""
+        """Forget the reads of objects, but not the expected reads of their classes."""
         for value in values:
             if self.of(value) is not None:
                 del self.owners[id(value)]
 
     def sum_up(self) -> None:
-        """Sum up, after a run, the reads of the instances of each class; and drop objects that only
-        this keeps alive, such as a graph that the run made."""
+        """Sum up the reads of each class's instances, after a run. Drop the objects that only this
+        record keeps alive, such as a graph that the run made."""
         for key in [key for key, owner in self.owners.items() if _is_gone(owner.ref())]:
             del self.owners[key]
         for owner in self.owners.values():
             value = owner.ref()
             if value is None or isinstance(value, _NOT_ALIKE):
                 continue
-            kind = self.kinds.setdefault(_kind(value), Owner(_freed))
+            kind = self.kinds.setdefault(_kind(value), ObjectReads(_freed))
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
             kind.asked |= owner.asked
         value, count = None, -1
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
-        while len(ours) != count:  # one that held another may have been dropped
+        while len(ours) != count:  # an object that held another may have been dropped
             count = len(ours)
             for key in ours:
                 value = self.owners[key].ref()
@@ -161,18 +161,24 @@ class Reads:
                     del self.owners[key]
             ours = [key for key in ours if key in self.owners]
 
-    def exceeds(self, other: Reads, containers: set[int]) -> bool:
-        """Return whether more was read than `other` knows, of objects that are alive; of items,
-        only those of these containers."""
+    def exceeds(self, other: Reads, held: set[int]) -> bool:
+        """Return whether there are reads that `other` does not have.
+
+        Args:
+            held: ids of the objects in the state. Items of other containers do not count, nor
+                attributes of other tensors, which are the call's.
+        """
         if self.codes - other.codes or _exceed(self.variables, other.variables):
             return True
-        if _exceed({k: use for k, use in self.items.items() if k[0] in containers}, other.items):
+        if _exceed({k: use for k, use in self.items.items() if k[0] in held}, other.items):
             return True
         for key, (_, names) in self.globals.items():
             if _exceed(names, other.globals[key][1] if key in other.globals else {}):
                 return True
         for owner in self.owners.values():
             value = owner.ref()
+            if isinstance(value, Tensor) and id(value) not in held:
+                continue
             known = None if value is None else other.of(value)
             if value is not None and (
                 known is None
@@ -193,15 +199,15 @@ def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
 
 
 def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
-    """Add uses to those known, keeping the greater for each place."""
+    """Add uses to known uses, keeping the greater use of each place."""
     for place, use in uses.items():
         if use > known.get(place, -1):
             known[place] = use
 
 
 def _reference(value: object) -> Callable[[], object]:
-    """Return a weak reference to an object; a strong one where there can be none, which
-    `Reads.sum_up` drops for objects that a run made."""
+    """Return a weak reference to an object, or a strong reference, which `Reads.sum_up` may drop,
+    where a weak one is not possible."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -213,7 +219,7 @@ _NOT_ALIKE = (type, types.ModuleType)
 
 
 def _is_gone(value: object) -> bool:
-    """Return whether an object is a weak proxy of one that was freed: it can be asked nothing."""
+    """Return whether an object is a weak proxy of a freed object: it can be asked nothing."""
     if type(value) not in weakref.ProxyTypes:
         return False
     try:
@@ -224,7 +230,7 @@ def _is_gone(value: object) -> bool:
 
 
 def _kind(value: object) -> type | types.CodeType:
-    """Return the kind of an object: the same is read of all objects of a kind."""
+    """Return the kind of an object. Code reads the same attributes of all objects of a kind."""
     return value.__code__ if isinstance(value, types.FunctionType) else type(value)
 
 

@@ -1,4 +1,4 @@
-"""Bytecode read symbolically: what the values on its operand stack are, and what is used of them.
+"""Symbols for the values on the operand stack of bytecode, and their uses.
 
 `self.opt.step` is the attribute `step` of the attribute `opt` of the variable `self`, and of
 nothing else that has a `step`.
@@ -13,17 +13,17 @@ from enum import IntEnum
 from typing import Any, Literal, NamedTuple, cast
 
 Kind = Literal[
-    "variable",  # key: its name; its values are both assigned and observed ones
+    "variable",  # key: its name; its values are both assigned and observed
     "global",  # key: its name
     "constant",  # key: the value
     "attribute",  # key of base
     "namespace",  # the `__dict__` of base
     "item",  # base[other]
-    "element",  # one of the values that iterating over base gives
+    "element",  # a value from an iteration over base
     "module",  # key: an imported module
     "call",  # base(*parts)
     "parts",  # a tuple or list of parts
-    "either",  # one of the parts
+    "either",  # any of the parts
     "unknown",
 ]
 
@@ -36,7 +36,7 @@ class Symbol(NamedTuple):
     key: Any = None
     parts: tuple[Symbol, ...] = ()
     offset: int = -1
-    """Offset of the instruction that gives it; Python code that runs in it may return it."""
+    """Offset of the instruction that gives the value, directly or by Python code that it calls."""
 
 
 UNKNOWN = Symbol("unknown")
@@ -45,19 +45,19 @@ ITERATED = ".0"
 
 
 class Use(IntEnum):
-    """A use of the value that a place held before the call; the greater, the stronger."""
+    """A use of the value that a place held before the call. A greater use is a stronger use."""
 
     NONE = 0
     """Not used: the place is stored first, or only stored."""
     GROWS = 1
-    """Counted: a term of the number that is stored there next, ``n += 1``, or a list that grows."""
+    """A term of the number that is stored there next, ``n += 1``, or a list that grows."""
     ITEMS = 2
-    """Only items of it are read and stored, by known keys: ``d["n"] += 1``."""
+    """Only its items are read and stored, by known keys: ``d["n"] += 1``."""
     READ = 3
 
 
 class Load(NamedTuple):
-    """One load of a place, or a store."""
+    """A load of a place, or a store."""
 
     place: Symbol
     """An attribute, an item, a global or a free variable."""
@@ -66,12 +66,12 @@ class Load(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The part of a function's loads and calls that a frame may have come by."""
+    """The part of a function's loads and calls that a frame may have reached."""
 
     attributes: list[tuple[Symbol, dict[str, Use]]]
-    """Object -> the uses of its attributes."""
+    """(object, attribute -> use)."""
     items: list[tuple[Symbol, Use]]
-    """Items of containers, with their uses."""
+    """(item of a container, use)."""
     calls: list[Symbol]
 
 
@@ -80,15 +80,17 @@ class Loads:
     """The loads and stores in one function's code of places outside its frame."""
 
     places: dict[Symbol, Use] = field(default_factory=dict)
-    """Places but for the next three kinds, for which a name is enough."""
+    """place -> use, without the places of the next three mappings, for which a name is enough."""
     globals: dict[str, Use] = field(default_factory=dict)
     variables: dict[str, Use] = field(default_factory=dict)
     arguments: dict[str, dict[str, Use]] = field(default_factory=dict)
-    """Variable that is never assigned -> the uses of its attributes."""
+    """variable that is never assigned -> attribute -> use."""
     assigned: dict[str, list[Symbol]] = field(default_factory=dict)
+    """variable -> the values that it is assigned."""
     calls: list[Symbol] = field(default_factory=list)
+    """Calls, and imports."""
     opaque: list[Symbol] = field(default_factory=list)
-    """Objects of which any attribute may be read: `vars(o)`."""
+    """Objects that may be read by any attribute: `vars(o)`."""
     free: frozenset[str] = frozenset()
     """Names of free variables, whose cells are places."""
     cleared: frozenset[str] = frozenset()
@@ -96,10 +98,10 @@ class Loads:
     inside: frozenset[str] = frozenset()
     """Variables that functions inside may assign."""
     once: frozenset[str] = frozenset()
-    """Variables that are assigned once at most: the value at the end is the one that they got."""
+    """Variables that are assigned once at most: at the end they have the assigned value."""
     offsets: list[int] = field(default_factory=list)
     loose: set[str] = field(default_factory=set)
-    """Attributes of objects that cannot all be told afterwards, as of `queue.pop()`."""
+    """Attributes of objects that cannot all be found afterwards, as of `queue.pop()`."""
     begins: dict[Symbol, int] = field(default_factory=dict)
     """place -> offset of the first instruction that loads or stores it."""
     backward: list[tuple[int, int]] = field(default_factory=list)
@@ -107,14 +109,14 @@ class Loads:
     _reached: dict[int, Reached] = field(default_factory=dict, compare=False)
 
     def reached(self, offset: int) -> Reached:
-        """Return the part that a frame that ended at this offset may have come by."""
+        """Return the part that a frame may have reached that ended at an offset."""
         found = self._reached.get(offset)
         if found is None:
             found = self._reached[offset] = self._until(self._last(offset))
         return found
 
     def _last(self, offset: int) -> int:
-        """Return the last offset that may have run in a frame that ended at this one."""
+        """Return the last offset that may have run in a frame that ended at an offset."""
         last = offset
         for source, target in self.backward:
             if target <= last < source:
@@ -135,10 +137,10 @@ class Loads:
         return found
 
     def tells(self, symbol: Symbol, within: frozenset[str] = frozenset()) -> bool:
-        """Return whether all values of a symbol can be told when the function has run.
+        """Return whether all values of a symbol can be found when the function has run.
 
         Args:
-            within: variables whose values are being told.
+            within: variables whose values are being looked for.
         """
         kind, base = symbol.kind, symbol.base
         if kind in ("unknown", "call"):
@@ -157,18 +159,18 @@ class Loads:
         )
 
     def _changes(self, container: Symbol) -> bool:
-        """Return whether a variable is of a container that the code made, and may change."""
+        """Return whether a variable holds a container that the code made, and may change."""
         made = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
         return any(s.kind in ("unknown", "call") or s == Symbol("parts") for s in made)
 
     def instruction(self, offset: int) -> int:
-        """Return the start of the instruction around an offset; its caches are part of it."""
+        """Return the start of the instruction around an offset, caches included."""
         return self.offsets[bisect_right(self.offsets, offset) - 1]
 
 
 def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
-    """Fill in each place once, with its strongest use. Equal symbols become one object, so that its
-    values are looked up once."""
+    """Fill in each place once, with its strongest use. Equal symbols become the same object, so
+    that its values are looked up once."""
     known: dict[Symbol, Symbol] = {}
 
     def unique(symbol: Symbol) -> Symbol:
@@ -199,10 +201,6 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
         if place.kind == "attribute" and place.base is not None and not found.tells(place.base):
             found.loose.add(place.key)
     found.calls = list({unique(s): None for s in found.calls})
-    for call in found.calls:
-        if call.base is not None and call.base.key == "attrgetter":
-            names = (part.key for part in call.parts if type(part.key) is str)
-            found.loose.update(name for path in names for name in path.split("."))
     found.opaque = list({unique(s): None for s in found.opaque})
     return found
 
@@ -212,6 +210,5 @@ def _is_argument(base: Symbol | None, found: Loads) -> bool:
 
 
 def without_offset(place: Symbol) -> Symbol:
-    """Return a place without its offset in the code."""
     base = place.base and without_offset(place.base)
     return place._replace(base=base, parts=tuple(map(without_offset, place.parts)), offset=-1)

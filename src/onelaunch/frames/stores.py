@@ -1,4 +1,4 @@
-"""Stores that each run of a function's code comes by."""
+"""Stores that each run of a function's code makes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class SureStore(NamedTuple):
 
     Attributes:
         offset: the offset of its instruction.
-        variable: the variable that it starts from.
-        path: the attributes on the way to the object.
+        variable, path: the variable, and the attributes from it to the object.
         key: the attribute, or the key.
         item: True for an item.
     """
@@ -30,8 +29,8 @@ class SureStore(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that every run of the code makes, if it gets that far. Left out are stores
-    in a branch or a loop, which a jump may skip, and any in code that handles exceptions."""
+    """Return the stores that every run makes that gets past them. A jump may skip a store in a
+    branch or a loop, and exception handlers may skip any."""
     if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
         return ()
     steps = list(dis.get_instructions(code))

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def compiled(name: str) -> Any:
         raise LookupError("turned off by ONELAUNCH_NATIVE=0")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("it relies on the interpreter lock, which this Python goes without")
-    path = _built(Path(__file__).with_name(f"{name}.c"))
+    path = _built(name, (resources.files("onelaunch.native") / f"{name}.c").read_bytes())
     loader = importlib.machinery.ExtensionFileLoader(f"onelaunch_{name}", str(path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -48,12 +49,14 @@ def compiled(name: str) -> Any:
     return module
 
 
-def _built(source: Path) -> Path:
+def _built(name: str, source: bytes) -> Path:
     """Return the shared library, compiled if it is not in the cache."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    key = hashlib.sha256(source.read_bytes() + suffix.encode()).hexdigest()[:16]
+    key = hashlib.sha256(source + suffix.encode()).hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    target = Path(home) / "onelaunch" / key / f"onelaunch_{source.stem}{suffix}"
+    if not os.path.isabs(home):
+        raise LookupError("no home directory, in whose cache it would be kept")
+    target = Path(home) / "onelaunch" / key / f"onelaunch_{name}{suffix}"
     if target.exists():
         return target
     include = sysconfig.get_path("include")
@@ -61,8 +64,9 @@ def _built(source: Path) -> Path:
         raise LookupError(f"no Python.h in {include}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / target.name
-        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, source]
+        made, text = Path(scratch) / target.name, Path(scratch) / f"{name}.c"
+        text.write_bytes(source)  # what is installed may lie in a zip
+        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, text]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         os.replace(made, target)
     return target

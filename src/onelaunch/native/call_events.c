@@ -168,6 +168,10 @@ static PyObject *pause_thread(PyObject *Py_UNUSED(module), PyObject *pauses)
     int before = paused, now = PyObject_IsTrue(pauses);
     if (now < 0)
         return NULL;
+    if (now && !before) /* the interpreter makes no events, which cost more than what they skip */
+        PyThreadState_EnterTracing(PyThreadState_Get());
+    else if (before && !now)
+        PyThreadState_LeaveTracing(PyThreadState_Get());
     paused = now;
     return PyBool_FromLong(before);
 }

@@ -4,6 +4,8 @@
  * are read through the C interface that libtorch exports and keeps stable (aoti_torch_*), which
  * needs no header of torch: `place` is the offset, in the Python object, of the one pointer that an
  * at::Tensor consists of.
+ *
+ * All that a check expects is given as data; nothing is taken from how things are when it is made.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -42,12 +44,13 @@ typedef struct {
     void *inside;             /* what the pointer in `tensor` led to */
     int64_t *sizes, *strides; /* where these lie in it, or NULL: elsewhere, where they may move */
     int32_t dtype;
-    int requires_grad; /* 1 or 0, where it matters */
+    int requires_grad; /* 1 or 0; -1: it does not matter */
 } Memory;
 
 #define EACH_PART(act) /* on each object that the collector must know */                           \
     act(self->readers); act(self->expected); act(self->holders); act(self->keys);                  \
-    act(self->values); act(self->sized); act(self->lengths); act(self->tensors)
+    act(self->values); act(self->sized); act(self->lengths); act(self->tensors);                   \
+    act(self->layouts)
 
 /* The place where an object keeps its dict or its class, or a class the order of its bases; and the
  * slot with the expected one. */
@@ -67,7 +70,7 @@ typedef struct {
     PyObject *sized;              /* tuple: containers that must not grow or shrink */
     PyObject *lengths;            /* list: of `sized` */
     PyObject *tensors;            /* tuple, kept alive */
-    int grads;                    /* 1 if it matters that a tensor requires grad */
+    PyObject *layouts;            /* tuple: of `tensors`; see `remember` */
     int checking;                 /* number of checks under way */
     Own *own;
     Py_ssize_t owns;
@@ -121,34 +124,56 @@ static int requires_grad(PyObject *tensor)
     return found;
 }
 
-static int remember(Memory *m, PyObject *tensor, int grads)
+/* Copy sizes or strides, a tuple of numbers. */
+static int copy_numbers(int64_t *to, PyObject *from)
 {
-    int64_t *sizes, *strides;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++) {
+        to[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(from, i));
+        if (to[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+/* Take the layout that is expected of a tensor: its class, address, dtype as torch numbers it, sizes,
+ * strides, and whether it requires grad, or None. */
+static int remember(Memory *m, PyObject *tensor, PyObject *layout)
+{
+    PyObject *type, *shape, *steps, *grad;
+    unsigned long long data;
     if (!PyObject_TypeCheck(tensor, torch.type)) {
         PyErr_Format(PyExc_TypeError, "a %s is no tensor", Py_TYPE(tensor)->tp_name);
         return -1;
     }
-    m->object = tensor;
-    m->type = Py_TYPE(tensor);
-    m->tensor = (char *)tensor + torch.place;
-    if (grads && (m->requires_grad = requires_grad(tensor)) < 0)
-        return -1;
-    if (torch.data(m->tensor, &m->data) || torch.dim(m->tensor, &m->dim) ||
-        torch.dtype(m->tensor, &m->dtype) || torch.sizes(m->tensor, &sizes) ||
-        torch.strides(m->tensor, &strides)) {
-        PyErr_SetString(PyExc_TypeError, "a tensor without memory cannot be guarded");
+    if (!PyTuple_Check(layout)) {
+        PyErr_Format(PyExc_TypeError, "a %s is no layout", Py_TYPE(layout)->tp_name);
         return -1;
     }
-    size_t bytes = (size_t)m->dim * sizeof(int64_t);
-    m->layout = PyMem_Malloc(2 * bytes + 1);
+    if (!PyArg_ParseTuple(layout, "O!KiO!O!O", &PyType_Type, &type, &data, &m->dtype, &PyTuple_Type,
+                          &shape, &PyTuple_Type, &steps, &grad))
+        return -1;
+    m->object = tensor;
+    m->type = (PyTypeObject *)type;
+    m->tensor = (char *)tensor + torch.place;
+    m->data = (void *)(uintptr_t)data;
+    m->dim = PyTuple_GET_SIZE(shape);
+    m->requires_grad = grad == Py_None ? -1 : grad == Py_True;
+    if (PyTuple_GET_SIZE(steps) != m->dim) {
+        PyErr_SetString(PyExc_ValueError, "a layout has as many strides as sizes");
+        return -1;
+    }
+    m->layout = PyMem_Malloc(2 * (size_t)m->dim * sizeof(int64_t) + 1);
     if (!m->layout) {
         PyErr_NoMemory();
         return -1;
     }
-    memcpy(m->layout, sizes, bytes);
-    memcpy(m->layout + m->dim, strides, bytes);
+    if (copy_numbers(m->layout, shape) || copy_numbers(m->layout + m->dim, steps))
+        return -1;
+    int64_t *sizes, *strides, dim;
     m->inside = *(void **)m->tensor;
-    if (m->dim <= FEW && (uintptr_t)sizes - (uintptr_t)m->inside < NEAR) {
+    if (m->dim <= FEW && !torch.dim(m->tensor, &dim) && dim == m->dim &&
+        !torch.sizes(m->tensor, &sizes) && !torch.strides(m->tensor, &strides) &&
+        (uintptr_t)sizes - (uintptr_t)m->inside < NEAR) {
         m->sizes = sizes;
         m->strides = strides;
     }
@@ -306,7 +331,9 @@ static int same_tensors(Guard *self)
     for (Py_ssize_t i = 0; i < self->count; i++)
         if (!unmoved(&self->memory[i]))
             return 0;
-    for (Py_ssize_t i = 0; self->grads && i < self->count; i++) {
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (self->memory[i].requires_grad < 0)
+            continue;
         int now = requires_grad(PyTuple_GET_ITEM(self->tensors, i));
         if (now != self->memory[i].requires_grad)
             return now < 0 ? -1 : 0;
@@ -412,7 +439,8 @@ static int prepare(Guard *self)
     if (PyTuple_GET_SIZE(self->readers) != PyTuple_GET_SIZE(self->expected) ||
         holders != PyTuple_GET_SIZE(self->keys) || holders != PyList_GET_SIZE(self->values) ||
         sized != PyList_GET_SIZE(self->lengths) || self->watched < 0 || self->watched > holders ||
-        self->watched_sized < 0 || self->watched_sized > sized) {
+        self->watched_sized < 0 || self->watched_sized > sized ||
+        PyTuple_GET_SIZE(self->tensors) != PyTuple_GET_SIZE(self->layouts)) {
         PyErr_SetString(PyExc_ValueError, "lengths differ");
         return -1;
     }
@@ -433,22 +461,23 @@ static int prepare(Guard *self)
     self->memory = PyMem_Calloc((size_t)count + 1, sizeof(Memory));
     if (!self->memory)
         return PyErr_NoMemory(), -1;
-    for (; self->count < count; self->count++)
-        if (remember(&self->memory[self->count], PyTuple_GET_ITEM(self->tensors, self->count),
-                     self->grads))
+    while (self->count < count) { /* counted first: `clear` frees what it has so far */
+        Py_ssize_t i = self->count++;
+        if (remember(&self->memory[i], PyTuple_GET_ITEM(self->tensors, i),
+                     PyTuple_GET_ITEM(self->layouts, i)))
             return -1;
+    }
     return 0;
 }
 
 static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *readers, *expected, *holders, *keys, *values, *sized, *lengths, *tensors;
+    PyObject *readers, *expected, *holders, *keys, *values, *sized, *lengths, *tensors, *layouts;
     Py_ssize_t watched, watched_sized;
-    int grads;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nO!O!nO!p", &PyTuple_Type, &readers, &PyTuple_Type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nO!O!nO!O!", &PyTuple_Type, &readers, &PyTuple_Type,
                           &expected, &PyTuple_Type, &holders, &PyTuple_Type, &keys, &PyList_Type,
                           &values, &watched, &PyTuple_Type, &sized, &PyList_Type, &lengths,
-                          &watched_sized, &PyTuple_Type, &tensors, &grads))
+                          &watched_sized, &PyTuple_Type, &tensors, &PyTuple_Type, &layouts))
         return NULL;
     if (!torch.data) {
         PyErr_SetString(PyExc_RuntimeError, "connect() comes first");
@@ -466,8 +495,8 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kw
     self->watched_sized = watched_sized;
     self->sized = Py_NewRef(sized);
     self->lengths = Py_NewRef(lengths);
-    self->grads = grads;
     self->tensors = Py_NewRef(tensors);
+    self->layouts = Py_NewRef(layouts);
     if (prepare(self)) {
         Py_DECREF(self);
         return NULL;
@@ -516,6 +545,17 @@ static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *dtype(PyObject *Py_UNUSED(module), PyObject *tensor)
+{
+    int32_t found;
+    if (!torch.type || !PyObject_TypeCheck(tensor, torch.type) ||
+        torch.dtype((char *)tensor + torch.place, &found)) {
+        PyErr_SetString(PyExc_TypeError, "no tensor with a dtype");
+        return NULL;
+    }
+    return PyLong_FromLong(found);
+}
+
 static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -528,6 +568,7 @@ static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 static PyMethodDef methods[] = {
     {"connect", connect, METH_VARARGS, "Give the addresses of torch's functions."},
+    {"dtype", dtype, METH_O, "The number that torch's C interface has for a tensor's dtype."},
     {"unwatch", unwatch, METH_NOARGS, "Watch no dicts: read each at every call."},
     {NULL, NULL, 0, NULL},
 };

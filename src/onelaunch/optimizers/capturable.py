@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from types import FrameType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,52 +45,61 @@ _READS_STEPS = ("Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Adagrad")
 """Optimizers that compute with the number of their steps, by default on the host."""
 
 _FUSED = ("Adam", "AdamW", "Adagrad")
-"""Optimizers among them with a fused step, which keeps the number on the device; not Adagrad's on
-CUDA."""
+"""Optimizers among them with a fused step, which keeps the number on the device. Adagrad's does not
+on CUDA."""
 
 
 def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
-    """Return the reason why an optimizer's step cannot be captured, with the line to write; or
-    None.
-
-    Knows the optimizers of torch. For others the capture itself shows it.
-    """
+    """Return why an optimizer's step cannot be captured, with the line to write; or None. Knows the
+    optimizers of torch. For others the capture itself shows it."""
     kind = type(optimizer).__name__
     if not is_of_torch(optimizer):
         return None
     if kind in _NEVER:
         what, fix = _NEVER[kind]
         return f"torch.optim.{kind} {what}", fix
-    for group in optimizer.param_groups:
-        host = all(p.device.type == "cpu" for p in group["params"])
-        if group.get("fused") or (group.get("capturable") and not host):
-            continue
-        if kind == "SGD" and isinstance(group["lr"], Tensor):
-            fix = "torch.optim.SGD(..., fused=True), or a number: it may change at each call"
-            return "torch.optim.SGD reads a learning rate that is a tensor on the host", fix
-        if kind in _READS_STEPS or ("capturable" in group and not host):
-            return f"torch.optim.{kind} counts its steps on the host", _line(kind, group)
+    found = (_why_not(kind, group) for group in optimizer.param_groups)
+    return next(filter(None, found), None)
+
+
+def _why_not(kind: str, group: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the same for one of its groups."""
+    host = all(p.device.type == "cpu" for p in group["params"])
+    if group.get("fused") or (group.get("capturable") and not host):
+        return None
+    if kind == "SGD" and isinstance(group["lr"], Tensor):
+        fix = "torch.optim.SGD(..., fused=True), or a number: it may change at each call"
+        return "torch.optim.SGD reads a learning rate that is a tensor on the host", fix
+    if kind in _READS_STEPS or ("capturable" in group and not host):
+        return f"torch.optim.{kind} counts its steps on the host", _line(kind, group)
     return None
 
 
 def _line(kind: str, group: dict[str, Any]) -> str:
-    where = {p.device.type for p in group["params"]}
-    if "capturable" in group and where != {"cpu"}:
-        option = "capturable=True"
-    elif _fuses(kind, where):
-        option = "fused=True"
-    else:
-        place = "CUDA" if "cuda" in where else "a CPU"
+    option = _option(kind, group)
+    if option is None:
+        if _is_complex(group):
+            return f"with complex parameters, {_OUTSIDE}"
+        place = "CUDA" if any(p.is_cuda for p in group["params"]) else "a CPU"
         return f"on {place} {_OUTSIDE}, or take torch.optim.Adam(..., fused=True)"
     return (
-        f"torch.optim.{kind}(..., {option}), or `ol.capturable(optimizer)` before the first call, "
-        "or ol.graph(..., capturable=True), which does that"
+        f"torch.optim.{kind}(..., {option}=True), or `ol.capturable(optimizer)` before the first "
+        "call, or ol.graph(..., capturable=True), which does that"
     )
 
 
-def _fuses(kind: str, where: Collection[str]) -> bool:
-    """Return whether an optimizer that counts has a fused step on these kinds of devices."""
-    return kind in _FUSED and not (kind == "Adagrad" and "cuda" in where)
+def _option(kind: str, group: dict[str, Any]) -> Literal["capturable", "fused"] | None:
+    """Return the option with which a group of an optimizer that counts can be captured."""
+    where = {p.device.type for p in group["params"]}
+    if "capturable" in group and not where <= {"cpu"}:
+        return "capturable"
+    fuses = kind in _FUSED and not (kind == "Adagrad" and "cuda" in where)
+    return "fused" if fuses and not (_is_complex(group) or group.get("differentiable")) else None
+
+
+def _is_complex(group: dict[str, Any]) -> bool:
+    """Return whether a group has complex parameters, which no fused step takes."""
+    return any(p.is_complex() for p in group["params"])
 
 
 def refusal(optimizer: Optimizer) -> CaptureError | None:
@@ -108,7 +117,7 @@ def refusal(optimizer: Optimizer) -> CaptureError | None:
 
 
 def _is_scaled(optimizer: Optimizer) -> bool:
-    """Return whether a GradScaler steps this optimizer, having read on the host whether to."""
+    """Return whether a GradScaler steps this optimizer, after a decision on the host."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -124,7 +133,7 @@ StepHook = Callable[[Optimizer], None]
 
 @contextmanager
 def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator[None]:
-    """Call `before` and `after` around every optimizer step of this thread, and of its backwards: a
+    """Call `before` and `after` around every optimizer step of this thread and of its backwards. A
     hook on a parameter may step an optimizer in a thread of autograd."""
     watch = object()
 
@@ -152,10 +161,8 @@ _outlasting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
-    """Return, after a run, the optimizers that outlive it among these, which it stepped.
-
-    An optimizer is in a cycle with itself, so that freeing a dropped one takes a collection: 0.1 s.
-    """
+    """Return the optimizers of `passing` that outlive a finished run, which stepped them. An
+    optimizer is in a cycle with itself, so freeing a dropped one takes a collection: 0.1 s."""
     gc.collect()
     found = [optimizer for optimizer in (ref() for ref in passing) if optimizer is not None]
     _outlasting.update(found)
@@ -163,7 +170,7 @@ def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
 
 
 def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
-    """Return a function that says whether an optimizer outlives the call, as far as known before.
+    """Return a function: whether an optimizer outlives the call, as far as known before.
 
     Args:
         reached: ids of the optimizers that the call reaches.
@@ -188,7 +195,7 @@ _WATCHES = "onelaunch.optimizers.capturable.watching_steps"
 
 
 _kept: list[list[object]] = []
-"""The watches of every thread, each twice: before pytorch#173568 torch takes no reference to an
+"""The watches of every thread, each twice. Before pytorch#173568 torch takes no reference to an
 object that it keeps for a thread, and drops one as the thread ends."""
 
 
@@ -201,8 +208,8 @@ _of_thread = _OfThread()
 
 
 def _watches() -> Sequence[object]:
-    """Return the watches of this thread, or of the thread whose backward it runs: autograd copies a
-    thread's modes, and objects kept under such a name, into its own threads."""
+    """Return the watches of this thread, or of the thread whose backward it runs. Autograd copies a
+    thread's modes, and objects under such a name, into its own threads."""
     kept = torch._C._is_key_in_tls(_WATCHES)
     return torch._C._get_obj_in_tls(_WATCHES) if kept else _of_thread.watches
 
@@ -255,14 +262,14 @@ class StepOptions:
 
     def _read(self) -> dict[tuple[int, str, str], object]:
         return {
-            (id(group), key, kind): value
+            (id(group), key, kind): value.item() if isinstance(value, Tensor) else value
             for kind, group in self._groups
             for key, value in group.items()
-            if (id(group), key) not in self._patched and (is_number(value) or type(value) is tuple)
+            if (id(group), key) not in self._patched and _is_option(value, group)
         }
 
-    def restless(self) -> str | None:
-        """Return the name of an option that changed in two calls in a row, or None.
+    def restless(self) -> CaptureError | None:
+        """Return the refusal of an option that changed in two calls in a row, or None.
 
         Call it at each call that no recording fits.
         """
@@ -272,18 +279,36 @@ class StepOptions:
         self._changes = self._changes + 1 if changed else 0
         if self._changes < 2:
             return None
-        _, key, kind = changed[0]
-        return f"`{key}` of {kind}"
+        at, key, kind = changed[0]
+        value = next(group.get(key) for _, group in self._groups if id(group) == at)
+        fix = _ON_THE_DEVICE if isinstance(value, Tensor) else None
+        what = "is a tensor on the host that changes" if fix else "changes"
+        return CaptureError("OL123", f"`{key}` of {kind} {what}", fix=fix)
+
+
+_ON_THE_DEVICE = (
+    "keep it on the device, where each call reads it: `ol.capturable(optimizer)` before the first "
+    "call moves it there; or make it a number, `lr=0.1`"
+)
+
+
+def _is_option(value: object, group: dict[str, Any]) -> bool:
+    """Return whether a recording holds the value of an option. The value is a number, or a number's
+    tensor on the host, where the parameters are not."""
+    if isinstance(value, Tensor):
+        on_host = value.device.type == "cpu" and value.numel() == 1
+        return on_host and any(p.device.type != "cpu" for p in group["params"])
+    return is_number(value) or type(value) is tuple
 
 
 def capturable(optimizer: Stepper) -> Stepper:
     """Make an optimizer of torch capturable, in place: its options, and its present state.
 
-    On an accelerator: `capturable=True` in every group that has the option (Adagrad has not, and is
-    refused on CUDA), and the state and a tensor learning rate moved from the host to the
-    parameters' device. On a CPU `fused=True`. SGD, Muon, and optimizers that can be captured
-    already stay as they are. The values of the state do not change; later steps use the new
-    options, whose results may differ from the old ones' in the last bits.
+    On an accelerator every group gets `capturable=True` if it has the option (Adagrad has not, and
+    is refused on CUDA). The state and a tensor learning rate move from the host to the parameters'
+    device. On a CPU groups get `fused=True`. SGD, Muon, and optimizers that can be captured already
+    stay as they are. The values of the state do not change. Later steps use the new options, whose
+    results may differ in the last bits.
 
     Args:
         optimizer: with or without state.
@@ -309,23 +334,23 @@ def capturable(optimizer: Stepper) -> Stepper:
     if kind in _NEVER:
         what, fix = _NEVER[kind]
         raise CaptureError("OL120", f"torch.optim.{kind} {what}", fix=fix)
+    for group in optimizer.param_groups:  # first all of them: an error leaves it as it was
+        refused = _why_not(kind, group) if is_of_torch(optimizer) else None
+        if refused is not None and _option(kind, group) is None:
+            raise CaptureError("OL120", refused[0], fix=refused[1])
     for group in optimizer.param_groups:
         _convert(optimizer, kind, group)
-    refused = why_not(optimizer)
-    if refused is not None:
-        raise CaptureError("OL120", refused[0], fix=refused[1])
     settle(optimizer)
     return optimizer
 
 
 def _convert(optimizer: Optimizer, kind: str, group: dict[str, Any]) -> None:
-    where = {p.device.type for p in group["params"]}
-    if where <= {"cpu"} or kind == "Adagrad":
-        if _fuses(kind, where) and not group.get("fused"):
-            group["fused"], group["foreach"] = True, None
-            optimizer.defaults.update(fused=True, foreach=None)
-            vars(optimizer)["_step_supports_amp_scaling"] = kind != "Adagrad"
-    elif "capturable" in group:
+    option = _option(kind, group)
+    if option == "fused" and not group.get("fused"):
+        group["fused"], group["foreach"] = True, None
+        optimizer.defaults.update(fused=True, foreach=None)
+        vars(optimizer)["_step_supports_amp_scaling"] = kind != "Adagrad"
+    elif option == "capturable":
         group["capturable"] = optimizer.defaults["capturable"] = True
     lr = group.get("lr")
     for p in group["params"]:

@@ -1,45 +1,52 @@
-"""The optimizer steps of a capture, with unmistakable numbers in place of the groups' own."""
+"""The optimizer steps of a capture, with stand-ins in place of the numbers of their groups."""
 
 from __future__ import annotations
 
+import functools
 import math
-import random
+import operator
 import re
 import weakref
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Rational, Real
-from typing import Any, NamedTuple, TypeGuard, cast
+from types import CodeType
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from onelaunch.driver.aten import leaves
 from onelaunch.errors import CaptureError
-from onelaunch.frames.loads import only_counts
 from onelaunch.frames.members import functions_in
+from onelaunch.frames.stack import Use
 from onelaunch.optimizers.capturable import (
     is_number,
-    is_of_torch,
     outlasting,
     parameters_of,
     refusal,
     settle,
     watching_steps,
 )
-from onelaunch.optimizers.traced_float import ScalarTrace, unmistakable
-from onelaunch.source import is_users, line_of
+from onelaunch.source import changed_at, is_users, line_of
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import Change, StateWalk
-from onelaunch.watch.observer import LIFTS, Observer
+from onelaunch.watch.observer import Observer
 
 _SET_OUTSIDE = (
     "graph the forward and backward alone, and call the `step()` that sets it after the callable; "
     "or keep the number in a tensor on the device"
 )
 """The fix for a wrapper of an optimizer that counts in its groups, as Lookahead does."""
+
+
+class PlaceId(NamedTuple):
+    """The id of a group, with the key and item of a `NumberPlace`."""
+
+    group: int
+    key: str
+    item: int | None
 
 
 class NumberPlace(NamedTuple):
@@ -49,14 +56,34 @@ class NumberPlace(NamedTuple):
     key: str
     item: int | None
 
+    @property
+    def id(self) -> PlaceId:
+        return PlaceId(id(self.group), self.key, self.item)
+
     def read(self) -> Any:
         value = self.group[self.key]
         return value if self.item is None else value[self.item]
 
+    @property
+    def reader(self) -> Callable[[], Any]:
+        """A function like `read`, in 0.05 us."""
+        group, key, item = self
+        if item is None:
+            return functools.partial(operator.getitem, group, key)
+        return lambda: group[key][item]
+
+    def write(self, value: Any) -> None:
+        if self.item is None:
+            self.group[self.key] = value
+        else:
+            parts = list(self.group[self.key])
+            parts[self.item] = value
+            self.group[self.key] = tuple(parts)
+
 
 def places_of(group: dict[str, Any], without: Collection[str]) -> list[NumberPlace]:
     """Return the numbers of a group that could be patched. Zero is excluded, as most steps branch
-    on it, except for the learning rate, with which schedules begin and end."""
+    on it. A learning rate of zero is not: schedules begin and end with it."""
     places: list[NumberPlace] = []
     for key, value in group.items():
         if key in without or key == "params":
@@ -85,33 +112,26 @@ class Steps:
     Args:
         kept: returns the keys of an optimizer's groups whose numbers stay constants.
         capturable: see `Driver.demands_capturable`.
-        seed: of the stand-in numbers.
         lasts: returns whether an optimizer outlives the call, as far as known. One that the
             callable makes and drops is not held, and its numbers are constants like others.
+        stored: (id of a group, key) of numbers that steps set themselves, as far as known.
     """
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
     capturable: bool = False
-    seed: int = 0
     lasts: Callable[[Optimizer], bool] = lambda _: True
+    stored: set[tuple[int, str]] = field(default_factory=set)
+    stand_in: Callable[[NumberPlace], object] = NumberPlace.read
+    """Returns the stand-in for a number."""
     optimizers: list[Optimizer] = field(default_factory=list)
-    trace: ScalarTrace = field(default_factory=ScalarTrace)
-    places: dict[tuple[int, str, int | None], tuple[NumberPlace, Any]] = field(default_factory=dict)
+    places: dict[PlaceId, NumberPlace] = field(default_factory=dict)
+    """The numbers that have stand-ins."""
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=list
     )
     """(group, its content, its content during the step)."""
-    stepped: dict[int, list[Tensor]] = field(default_factory=dict)
-    """id of an optimizer -> its parameters that had a gradient as it stepped."""
-    noted: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
-    """Operations of steps that are not torch's, with their numbers; see `agree`."""
     _passing: list[weakref.ref[Optimizer]] = field(default_factory=list)
     """Optimizers that are not known to outlive the call."""
-    _counts: dict[int, list[Counter]] = field(default_factory=dict)
-    _random: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
 
     def before(self, optimizer: Optimizer) -> None:
         """Put stand-ins in place of an optimizer's numbers, before it steps."""
@@ -124,7 +144,6 @@ class Steps:
             self._hold(optimizer)
         else:
             self._passing.append(weakref.ref(optimizer))
-        self._counts[id(optimizer)] = _counters(optimizer)
         for group in optimizer.param_groups:
             before = dict(group)
             if self.capturable and group.get("fused") and not group.get("capturable"):
@@ -136,7 +155,6 @@ class Steps:
     def _hold(self, optimizer: Optimizer) -> None:
         if not any(optimizer is other for other in self.optimizers):
             self.optimizers.append(optimizer)
-        self.stepped[id(optimizer)] = [p for p in parameters_of(optimizer) if p.grad is not None]
 
     def outlasting(self) -> bool:
         """Return, after the run, whether it stepped an optimizer that unexpectedly outlives it.
@@ -157,44 +175,19 @@ class Steps:
             except CaptureError as error:
                 observer.note_refusal(error)
                 raise
-            observer.on_operation = None if is_of_torch(optimizer) else self._note
-            groups = {id(group) for group in optimizer.param_groups}
-            replaced = any(group in groups for group, _, _ in self.places)
-            observer.admission.stepping = optimizer if replaced else None
+            shown = {place.group for place in self.places}
+            observer.admission.stepping = any(id(g) in shown for g in optimizer.param_groups)
 
         def after(optimizer: Optimizer) -> None:
-            observer.on_operation = observer.admission.stepping = None
-            self.after(optimizer)
+            observer.admission.stepping = False
+            self.restore()
 
         try:
             with watching_steps(before, after):
                 yield
         finally:
-            observer.on_operation = observer.admission.stepping = None
+            observer.admission.stepping = False
             self.restore()
-
-    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
-        numbers: list[Any] = []
-        for value in leaves((args, kwargs)):
-            if isinstance(value, Tensor):
-                if value.device.type == "cpu" and func._schema.name in LIFTS:
-                    numbers += value.detach().flatten().tolist()
-            elif isinstance(value, int | float):
-                numbers.append(float(value))
-        self.noted.append((str(func), tuple(numbers)))
-
-    def agree(self, other: Steps) -> bool:
-        """Return whether two captures with different stand-ins did the same, except for terms
-        traced to these. A stand-in that got into a step untraced differs too."""
-        known = set(zip(self.trace.values, other.trace.values, strict=False))
-
-        def same(a: Any, b: Any) -> bool:
-            return a == b or (a, b) in known or repr(a) == repr(b)  # equal for two NaNs
-
-        return len(self.noted) == len(other.noted) and all(
-            name == others_name and len(numbers) == len(others) and all(map(same, numbers, others))
-            for (name, numbers), (others_name, others) in zip(self.noted, other.noted, strict=True)
-        )
 
     def dependencies(
         self,
@@ -215,7 +208,7 @@ class Steps:
         ]
         if not (self.optimizers or optimizers):  # then no schedulers either, which hold optimizers
             return list(slots)
-        patched = {(group, key) for group, key, _ in self.places}
+        patched = {(place.group, place.key) for place in self.places}
         # An optimizer's state is written as seldom as its attributes.
         states = {id(o.state): o for o in self.optimizers}
         states.update((id(inner), o) for o in self.optimizers for inner in o.state.values())
@@ -244,129 +237,124 @@ class Steps:
         ]
 
     def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
-        """Refuse a callable, `fn`, that changes the numbers of an optimizer that steps in it."""
-        groups = {id(g): type(o).__name__ for o in self.optimizers for g in o.param_groups}
-        for slot, old, new in found:
+        """Refuse a callable, `fn`, that steps a schedule of an optimizer."""
+        for slot, _, _ in found:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
                 variable = slot.name.rpartition(".")[0].rpartition(".")[2]
                 place = line_of(fn, rf"\b{re.escape(variable)}\.step\(")
                 what = f"the callable steps a schedule, {name}"
                 raise CaptureError("OL122", what, where=place)
-            if id(slot.holder) in groups and (is_number(new) or type(new) is tuple):
-                kind = groups[id(slot.holder)]
-                what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
-                place = line_of(fn, rf"\[[\"']{re.escape(str(slot.key))}[\"']\]\s*[-+*/]?=")
-                fix = None if slot.key == "lr" else _SET_OUTSIDE
-                raise CaptureError("OL122", what, where=place, fix=fix)
+
+    def moved(
+        self,
+        found: Sequence[Change],
+        before: StateWalk,
+        followed: Collection[tuple[int, object]],
+    ) -> list[Change]:
+        """Return the changes of numbers that optimizers in this run read, except mere counts.
+
+        Args:
+            followed: ids of the slots whose numbers each replay moves on.
+        """
+        held, groups = self._holders()
+
+        def is_moved(change: Change) -> bool:
+            slot, old, new = change
+            number = is_number(old) and _holder(slot, held) is not None
+            if id(slot.holder) in groups:
+                number = any(is_number(value) or type(value) is tuple for value in (old, new))
+            counts = type(old) is int and type(new) is int and before.use(slot) is Use.GROWS
+            return number and not counts and before.use(slot) is not Use.NONE
+
+        return [change for change in found if change.slot.id not in followed and is_moved(change)]
+
+    def _holders(self) -> tuple[dict[int, Optimizer], set[int]]:
+        """Return id -> optimizer for the objects in which optimizers keep numbers, and the ids of
+        their groups."""
+        held = {id(part): o for o in self.optimizers for part in _parts(o)}
+        return held, {id(group) for o in self.optimizers for group in o.param_groups}
+
+    def refuse_moved(self, change: Change, codes: Iterable[CodeType], fn: object) -> CaptureError:
+        """Return the error for a number of an optimizer that each call would have to move on."""
+        slot, old, new = change
+        held, groups = self._holders()
+        kind = type(_holder(slot, held)).__name__
+        if id(slot.holder) in groups and (id(slot.holder), slot.key) not in self.stored:
+            what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
+            place = line_of(fn, rf"\[[\"']{re.escape(str(slot.key))}[\"']\]\s*[-+*/]?=")
+            fix = None if slot.key == "lr" else _SET_OUTSIDE
+            return CaptureError("OL122", what, where=place, fix=fix)
+        what = f"{kind} counts its steps in Python, in `{slot.name}`"
+        fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
+        place = changed_at(codes, slot.key) or line_of(fn, r"\.step\(")
+        return CaptureError("OL120", what, where=place, fix=fix)
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
         for place in places_of(group, kept):
-            key = (id(group), place.key, place.item)
-            if key not in self.places:
-                number = self.trace.number(unmistakable(float(place.read()), self._random))
-                self.places[key] = (place, number)
-            number = self.places[key][1]
-            if place.item is None:
-                group[place.key] = number
-            else:
-                parts = list(group[place.key])
-                parts[place.item] = number
-                group[place.key] = tuple(parts)
+            self.places.setdefault(place.id, place)
+            place.write(self.stand_in(place))
 
-    def after(self, optimizer: Optimizer) -> None:
-        """Restore an optimizer's own numbers after its step."""
-        counts = any(_differ(group, during) for group, _, during in self._before)
-        self.restore()
-        before = self._counts.pop(id(optimizer), [])
-        moved = [c for c in before if [c.read()] != [c.value]]  # in a list a NaN equals itself
-        now = _counters(optimizer)
-        if counts or moved or [c.value for c in now] != [c.value for c in before]:
-            for counter in moved:  # an eager step may follow, which counts again
-                counter.holder[counter.key] = counter.value
-            kind = type(optimizer).__name__
-            name = f", in `{moved[0].name}`" if moved and moved[0].name else ""
-            fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
-            raise CaptureError("OL120", f"{kind} counts its steps in Python{name}", fix=fix)
+    def set_places(self) -> list[PlaceId]:
+        """Return the places of stand-ins where a step set another number."""
+        return [place for place in self.places if (place.group, place.key) in self.stored]
 
     def restore(self) -> None:
-        """Restore every optimizer's own numbers; also after a step that raised."""
-        for group, before, _ in reversed(self._before):
-            group.clear()
-            group.update(before)
+        """Put every optimizer's own numbers back, also after a step that raised. Numbers that the
+        step set itself stay."""
+        for group, before, during in reversed(self._before):
+            for key, value in during.items():
+                now = group.get(key)
+                if now is not value:
+                    self.stored.add((id(group), key))
+                elif key not in before:
+                    del group[key]
+                elif before[key] is not value:
+                    group[key] = before[key]
         self._before.clear()
 
 
-def _differ(group: dict[str, Any], during: dict[str, Any]) -> bool:
-    """Return whether a step has put other numbers into its group."""
-    numbers = {key: value for key, value in group.items() if isinstance(value, int | float)}
-    return any(
-        value is not during.get(key) and repr(value) != repr(during.get(key))
-        for key, value in numbers.items()
-    )
+def _parts(optimizer: Optimizer) -> list[object]:
+    """Return the optimizer and the dicts in which it keeps numbers."""
+    return [
+        optimizer,
+        vars(optimizer),
+        optimizer.state,
+        *optimizer.state.values(),
+        *optimizer.param_groups,
+    ]
 
 
-class Counter(NamedTuple):
-    """A number that an optimizer keeps in Python."""
-
-    holder: Any
-    key: Any
-    value: int | float
-    name: str
-    """Name of the optimizer's attribute; empty for its state."""
-
-    def read(self) -> object:
-        try:
-            return self.holder[self.key]
-        except LookupError:
-            return None
+def _holder(slot: Slot, held: Mapping[int, Optimizer]) -> Optimizer | None:
+    """Return the optimizer that a slot belongs to, by itself or in plain containers."""
+    leading: Slot | None = slot
+    while leading is not None:
+        found = held.get(id(leading.holder))
+        if found is not None:
+            return found
+        leading = leading.via
+    return None
 
 
-_WATCHED_ELSEWHERE = frozenset({"state", "param_groups", "defaults", "_step_count"})
-"""Attributes of every optimizer. Schedulers of older torch count its steps in the last."""
+def keys_kept(
+    before: StateWalk, constant: Collection[tuple[int, str]]
+) -> Callable[[Optimizer], frozenset[str]]:
+    """Return a function from an optimizer to its keys whose numbers get no stand-ins.
 
+    Args:
+        constant: (id of a group, key) of numbers that no recording follows.
+    """
 
-def _counters(optimizer: Optimizer) -> list[Counter]:
-    """Return the numbers that an optimizer keeps in Python: in its state, and, unless it is
-    torch's, in its attributes. A number that only counts, and is used for nothing, is left out."""
-    found: list[Counter] = []
-    for state in optimizer.state.values():
-        items = cast(dict[Any, Any], state).items() if isinstance(state, dict) else ()
-        found += [Counter(state, k, v, "") for k, v in items if isinstance(v, int | float)]
-    if is_of_torch(optimizer):
-        return found
-    own = vars(optimizer)
-    methods = [m for kind in type(optimizer).__mro__ for m in vars(kind).values()]
-    codes = [f.__code__ for m in methods for f in functions_in(m)[-1:]]
-    for key, value in own.items():
-        if key in _WATCHED_ELSEWHERE:
-            continue
-        if is_number(value):
-            if not all(only_counts(code, key) for code in codes):
-                found.append(Counter(own, key, value, key))
-        else:
-            found += _inside(value, key, 2)
-    return found
+    def kept(optimizer: Optimizer) -> frozenset[str]:
+        groups = {id(group) for group in optimizer.param_groups}
+        return keys_read(before, optimizer).union(k for group, k in constant if group in groups)
 
-
-def _numbers(holder: Any, name: str) -> list[Counter]:
-    """Return the numbers directly in a dict or list."""
-    items = enumerate(holder) if isinstance(holder, list) else holder.items()
-    return [Counter(holder, key, value, name) for key, value in items if is_number(value)]
-
-
-def _inside(value: Any, name: str, depth: int) -> list[Counter]:
-    """Return the numbers in plain containers."""
-    if type(value) not in (dict, list):
-        return []
-    inner = value if type(value) is list else value.values()
-    deeper = [c for part in inner for c in _inside(part, name, depth - 1)] if depth else []
-    return _numbers(value, name) + deeper
+    return kept
 
 
 def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
-    """Return the strings in the user's code that ran, except the optimizer's own class: keys of its
-    groups among them are read."""
+    """Return the strings in the user's code that ran, except the optimizer's own class. Keys of its
+    groups among these strings are read."""
     members = [member for kind in type(optimizer).__mro__ for member in vars(kind).values()]
     own = {function.__code__ for member in members for function in functions_in(member)}
     codes = before.reads.codes - own if before.reads is not None else ()

@@ -8,20 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.autograd.engine import gradients
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import flatten, unique
 
 
 class Backprop:
-    """A callable that runs another one, then the backward from the real rows of its results, and
-    returns the gradients.
-
-    The first call is at the real size: later ones send back the same from those rows, and 0 from
-    all others.
-
-    Args:
-        fn: the callable.
-    """
+    """A callable that runs `fn` and the backward from the real rows of its results, and returns the
+    gradients. The first call is at the real size. Later calls send the same gradients back from
+    real rows, and 0 from all others."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -46,7 +41,8 @@ class Backprop:
             sent = [
                 _sent(t, s, i) for i, (t, s) in enumerate(zip(roots, self._shapes, strict=True))
             ]
-            return list(torch.autograd.grad(roots, wanted, sent, materialize_grads=True))
+            pairs = zip(gradients(roots, wanted, sent), wanted, strict=True)
+            return [torch.zeros_like(t) if g is None else g for g, t in pairs]
 
 
 def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +25,6 @@ from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.runtime.signature import is_unrecordable
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
 
@@ -33,19 +32,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def graphed(
-    fn: Callable[P, R],
-    options: Options,
-    pool: PoolManager | None = None,
-    root: tuple[str, object] | None = None,
-    callee: Callee | None = None,
-) -> Graphed[P, R]:
-    """Return the graphed callable for these options."""
-    return (Graphed if options.buckets is None else Bucketed)(fn, options, pool, root, callee)
-
-
 @dataclass(slots=True)
-class Calls:
+class SizeCalls:
     """The number of calls of one size: callers' calls, and chunks of larger calls."""
 
     made: int = 0
@@ -53,12 +41,9 @@ class Calls:
 
 
 class Bucketed(Graphed[P, R]):
-    """A callable with one recording for each bucket of sizes. Made by `graph`.
-
-    A call runs at the smallest bucket that holds it: its arguments are padded to that size, and the
-    real rows of its results are returned. The first calls of a bucket run eagerly at their own
-    size.
-    """
+    """A callable with one recording for each bucket of sizes. Made by `graph`. A call runs at the
+    smallest bucket that holds it. Its arguments are padded to that size, and the real rows of its
+    results are returned. The first calls of a bucket run eagerly at their own size."""
 
     def __init__(
         self,
@@ -75,16 +60,16 @@ class Bucketed(Graphed[P, R]):
         self._buckets: Buckets = options.buckets
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
-        self._counts_by_size: dict[Sizes, Calls] = {}
+        self._counts_by_size: dict[Sizes, SizeCalls] = {}
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
         self._chunks = Chunks(self._buckets, self._callee, 4 * most, self._raises)
         self._bucketing = Bucketing(
-            self._callee, self._buckets, self._names, self.options, self._pool
+            self._callee, self._buckets, self._names, self.options, self._pool, self._fell_back
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if runs_inline():
+        if runs_inline(self):
             return self.fn(*args, **kwargs)
         try:
             known = self._table.index.get(self._read_sizes(args, kwargs))
@@ -102,7 +87,7 @@ class Bucketed(Graphed[P, R]):
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
         driver, device = self._callee.driver_and_device(flat)
-        if is_unrecordable(driver, flat):
+        if self._table.unserved.is_unrecordable(driver, flat):
             return self._inline(driver, args, kwargs)
         try:
             call = request(self._buckets, flat, self._names)
@@ -131,11 +116,17 @@ class Bucketed(Graphed[P, R]):
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
-    def _count(self, sizes: Sizes) -> Calls:
-        return self._counts_by_size.setdefault(sizes, Calls())
+    def _fell_back(self, said: tuple[str, str]) -> None:
+        """Count and tell that a call ran eagerly, since a check of its values failed."""
+        self._table.counts.eager_calls += 1
+        what, fix = said
+        self._notices.warn("OL140", what.format(self._name), what, fix)
+
+    def _count(self, sizes: Sizes) -> SizeCalls:
+        return self._counts_by_size.setdefault(sizes, SizeCalls())
 
     def _index(self, call: Request, flat: Flat) -> None:
-        """Index the recordings for calls of these sizes, so that these need no flattening."""
+        """Index the recordings for calls of these sizes, which then need no flattening."""
         index = self._table.index
         if not index:
             self._read_sizes = reader(call, flat)
@@ -144,8 +135,8 @@ class Bucketed(Graphed[P, R]):
         index[call.sizes] = self._count(call.sizes), self._paths(bucket)
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
-        """Return the call paths of a bucket's recordings; first the ones that pad nothing before
-        the launch."""
+        """Return the call paths of a bucket's recordings, without padding before the launch
+        first."""
         entries = [e for e in self._table.entries if serves(e, bucket)]
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
@@ -223,14 +214,14 @@ class Bucketed(Graphed[P, R]):
             self._recorder.capture_ahead(self, grown, named, strategy)
 
     def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Record every bucket ahead of time, the largest first, so that one pool serves them best.
+        """Record every bucket ahead of time, the largest first, which suits a shared pool.
 
         Args:
             args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
 
-        On a terminal it shows a progress bar with the seconds and bytes so far. Each bucket costs
-        the capture and two runs, at its smallest size and its own, which show that padding changes
-        nothing; the first bucket costs two runs more, and grad mode, `compile` or a pool with
+        On a terminal it shows the recordings so far, with seconds and bytes. Each bucket costs the
+        capture and two runs, at its smallest size and its own, which show that padding changes
+        nothing. The first bucket costs two runs more; grad mode, `compile` or a pool with
         `max_bytes` one run more to warm up.
         """
         flat = flatten_call(args, kwargs)
@@ -238,28 +229,19 @@ class Bucketed(Graphed[P, R]):
         if 0 in call.sizes:
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
         every = list(self._buckets.largest_first())
-        # Imported here because it takes 0.1 s, and only the progress bar needs it.
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         started = time.perf_counter()
-        progress = Progress(*columns, console=console)
-        # Where nothing is shown, rich leaves an empty line.
-        with progress if console.is_terminal else contextlib.nullcontext():
-            task = progress.add_task(self._name, total=len(every))
-            for bucket in every:
-                tensors = [
-                    t if how is None else resized(t, how, bucket)
-                    for t, how in zip(flat.tensors, call.padded, strict=True)
-                ]
-                some, named = unflatten(flat.tree, tensors)
-                cast(Any, self).capture(*some, **named)
-                if not progress.disable:  # the bytes cost a walk over the allocator's blocks
-                    seconds, size = time.perf_counter() - started, self.memory_bytes
-                    text = f"{self._name}: {seconds:.1f} s, {size / 1e6:.1f} MB"
-                    progress.update(task, advance=1, description=text)
+        for number, bucket in enumerate(every, 1):
+            tensors = [
+                t if how is None else resized(t, how, bucket)
+                for t, how in zip(flat.tensors, call.padded, strict=True)
+            ]
+            some, named = unflatten(flat.tree, tensors)
+            cast(Any, self).capture(*some, **named)
+            if sys.stderr.isatty():  # the bytes cost a walk over the allocator's blocks
+                seconds, size = time.perf_counter() - started, self.memory_bytes / 1e6
+                text = f"{self._name}: {number} of {len(every)} buckets, {seconds:.1f} s"
+                end = "\n" if number == len(every) else ""
+                print(f"\r{text}, {size:.1f} MB", end=end, file=sys.stderr, flush=True)
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

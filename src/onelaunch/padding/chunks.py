@@ -15,12 +15,12 @@ from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
+from onelaunch.padding.chunk_proof import prove_chunks
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, each_once, resized
-from onelaunch.padding.proof import prove_chunks
 from onelaunch.runtime.signature import spec_of
 from onelaunch.sizes.buckets import Buckets, Sizes
-from onelaunch.sizes.dims import Padded
+from onelaunch.sizes.dims import PaddedDims
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import StateWalk
 
@@ -44,14 +44,13 @@ class Chunks:
         return len(self._proofs)
 
     def clear(self) -> None:
-        """Forget every signature."""
         self._proofs.clear()
 
     def proof(
         self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
     ) -> Proof | CaptureError | None:
-        """Return the proof that a call may be cut into chunks along the bucketed dimension number
-        `place`, or the refusal; None if there are too many signatures to try.
+        """Return the proof that a call may be cut into chunks along bucketed dimension `place`.
+        Return the refusal if it may not, or None if there are too many signatures to try.
 
         Raises:
             CaptureError: OL140, it may not.
@@ -69,7 +68,7 @@ class Chunks:
             return None
         reached = self._callee.reached(flat)
         guard = _guard(reached.walk())
-        dry_run = DryRun(driver, device, self._callee.shown, reached, flat.tree)
+        dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
         try:
             found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
         except CaptureError as error:
@@ -112,7 +111,7 @@ def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
     return unflatten(parts[0].tree, whole)
 
 
-def _rows(t: Tensor, how: Padded | None, place: int, start: int, count: int) -> Tensor:
+def _rows(t: Tensor, how: PaddedDims | None, place: int, start: int, count: int) -> Tensor:
     """Return `count` rows of an argument from `start`, if it has that bucketed dimension."""
     dim = None if how is None else how.dim_of(place)
     return t if dim is None else t.narrow(dim, start, count)

@@ -10,24 +10,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.call.tree import Constant
-from onelaunch.capture.effects import is_unchanging
+from onelaunch.call.tree import Constant, is_unchanging
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.distance import rounding
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
-from onelaunch.padding.taint.trace import Step, reach
+from onelaunch.padding.taint.trace import TracedStep, reach
 from onelaunch.sizes.buckets import Sizes
-from onelaunch.sizes.dims import Follow
+from onelaunch.sizes.dims import SizeLink
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import Change
 from onelaunch.watch.operations import DecomposingMode
 
 
-def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
-    """Return the line through these sizes of a dimension, if it depends on that bucketed size
-    alone."""
+def line(dim: int, place: int, sizes: dict[Sizes, int]) -> SizeLink | None:
+    """Return the line through these sizes of a dimension, if it depends on a single bucketed
+    size."""
     by_size: dict[int, int] = {}
     for bucketed, size in sizes.items():
         if by_size.setdefault(bucketed[place], size) != size:
@@ -39,7 +38,7 @@ def line(dim: int, place: int, sizes: dict[Sizes, int]) -> Follow | None:
     more = low - scale * first
     if scale < 1 or any(scale * n + more != size for n, size in by_size.items()):
         return None
-    return Follow(dim, place, scale, more)
+    return SizeLink(dim, place, scale, more)
 
 
 def same_layout(t: Tensor, stride: Sequence[int]) -> bool:
@@ -47,8 +46,8 @@ def same_layout(t: Tensor, stride: Sequence[int]) -> bool:
     return t.numel() == 0 or all(n == 1 or a == b for n, a, b in pairs)
 
 
-def is_degenerate(steps: Sequence[Step], sizes: Sizes, bucket: Sizes) -> bool:
-    """Return whether at these sizes an operation gets no rows, one, or less than it reaches."""
+def is_degenerate(steps: Sequence[TracedStep], sizes: Sizes, bucket: Sizes) -> bool:
+    """Return whether an operation gets no row, a single row, or fewer rows than it reaches."""
     least = min(n for n, b in zip(sizes, bucket, strict=True) if n < b)
     return (
         least == 1
@@ -60,8 +59,8 @@ def is_degenerate(steps: Sequence[Step], sizes: Sizes, bucket: Sizes) -> bool:
 def refuse_moved_views(
     driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
 ) -> None:
-    """Refuse results of a fixed size that are views of arguments, where they lie otherwise at
-    another size. Those that follow the size are cut from the padded ones.
+    """Refuse results of a fixed size that view arguments at other places for another size. Results
+    that follow the size are cut from the padded results.
 
     Args:
         big, small: the results at two sizes.
@@ -74,8 +73,7 @@ def refuse_moved_views(
 
 
 def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
-    """Refuse a result that is a view of memory from before the call, where it lies otherwise at
-    another size.
+    """Refuse a result that views memory from before the call at other places for another size.
 
     Raises:
         CaptureError: OL140.
@@ -86,7 +84,6 @@ def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
 
 
 def moved_view(number: int) -> CaptureError:
-    """Make the error for such a result."""
     what = f"result {number} is a view of an argument or parameter, and follows the size"
     return CaptureError("OL140", what, fix="return a `.clone()`")
 
@@ -103,11 +100,11 @@ class Followed(NamedTuple):
     """
 
     bucket: Sizes
-    follows: list[tuple[Follow, ...]]
+    follows: list[tuple[SizeLink, ...]]
     shapes: dict[Sizes, tuple[int, ...]]
 
     def on_lines(self, shapes: dict[Sizes, tuple[int, ...]]) -> bool:
-        """Return whether another bucket's shapes follow the size as this one's do."""
+        """Return whether another bucket's shapes follow the size on the same lines."""
         points = {**self.shapes, **shapes}
         if len({len(found) for found in points.values()}) > 1:
             return False  # an operation for each row
@@ -134,8 +131,8 @@ class Known:
 
 
 class Jitter(DecomposingMode):
-    """A mode that adds rounding errors larger than any kernel's: an integer that they do not change
-    must not change with the kernel either."""
+    """A mode that adds rounding errors larger than any kernel's. An integer that survives them does
+    not change with the kernel."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs that show what padding changes, at any size, and are rolled back."""
+"""Rolled-back runs at any size, which show the effects of padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.call_events import is_profiled
 from onelaunch.capture.rolled_back import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.gc_pause import no_collection
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import Change
 
@@ -33,7 +35,7 @@ class DryRun:
 
     Attributes:
         found: the changes of the last run, which are undone.
-        written: the numbers of the tensors that the last run wrote into.
+        written: the indices of the tensors that the last run wrote into.
     """
 
     driver: Driver
@@ -49,14 +51,16 @@ class DryRun:
         """Run on these tensors, restore everything, and return the result, flattened."""
         args, kwargs = unflatten(self.tree, list(inputs))
         known = self.reached.reads
-        watch = None if known is None or is_profiled() else FrameWatch(known.copy())
-        seen = nullcontext() if watch is None else watch.watching()
+        watch = None if known is None or is_profiled() else FrameWatch(known.copy(), self.device)
+        seen = nullcontext() if watch is None else watch.active()
         undone = rolled_back(
             self.driver, self.device, inputs, self.reached, lambda: watch and watch.reads
         )
-        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer, seen:
-            result = self.fn(*args, **kwargs)
-            storages = effects.observer.written.keys()
+        with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
+            draws = watching_seeds(None, draw=effects.observer.refuse_draw, frames=watch)
+            with no_collection(), seen, draws:
+                result = self.fn(*args, **kwargs)
+            storages = effects.observer.memory.written.keys()
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages
             )

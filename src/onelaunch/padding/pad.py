@@ -17,22 +17,24 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.tree import Flat, Tree
+from onelaunch.capture.marks import give_marks
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import ArgumentError
+from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
-from onelaunch.sizes.dims import Follow, Padded, Varying
+from onelaunch.sizes.dims import PaddedDims, SizeLink, Varying
 
 
 class Request(NamedTuple):
     """A call, as buckets see it.
 
     Attributes:
-        sizes: of the bucketed dimensions.
+        sizes: the call's sizes of the bucketed dimensions.
         padded: for each tensor its padding, or None.
     """
 
     sizes: Sizes
-    padded: tuple[Padded | None, ...]
+    padded: tuple[PaddedDims | None, ...]
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
-    """Refuse buckets that name arguments which `fn` cannot have, as far as its signature is known.
+    """Refuse buckets that name arguments beyond the known signature of `fn`.
 
     Raises:
         ArgumentError: OL401, with the names of the parameters.
@@ -99,14 +101,13 @@ def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
 
 
 def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
-    """Return the sizes of a call, and the dimensions in which each of its tensors is padded.
-
-    A tensor whose dimensions are not stated is padded if it has the bucketed dimension and the
-    others' size there; one of size 1 is broadcast, and left as it is.
+    """Return the sizes of a call, and the dimensions in which each of its tensors is padded. A
+    tensor without stated dimensions is padded if it has the bucketed dimension at the common size.
+    A dimension of size 1 is broadcast, and left as it is.
 
     Raises:
-        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the
-            value that fills its padding.
+        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the value
+            that fills its padding.
     """
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
@@ -124,7 +125,8 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
             value = None if fill is None else fill[place]
             own += [(dim, place, value) for dim in dims if t.shape[dim] == size]
     padded = tuple(
-        Padded(*(tuple(part) for part in zip(*own, strict=True))) if own else None for own in grown
+        PaddedDims(*(tuple(part) for part in zip(*own, strict=True))) if own else None
+        for own in grown
     )
     return Request(tuple(sizes), padded)
 
@@ -199,8 +201,8 @@ def _stated(
 
 
 def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor of another shape whose dimensions are in the order of
-    `t`'s, as an elementwise operation would make it."""
+    """Return the strides of a dense tensor of another shape, as an elementwise operation on `t`
+    would. The order of its dimensions is that of `t`."""
     order = list(range(t.dim()))
     if not t.is_contiguous():
         order = _outer_first(t)
@@ -214,11 +216,9 @@ def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _outer_first(t: Tensor) -> list[int]:
-    """Return the dimensions in the order that an elementwise operation gives its result.
-
-    An expanded one, of stride 0, stays where it is: `TensorIteratorBase::reorder_dimensions`,
-    https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/TensorIterator.cpp
-    """
+    """Return the dimensions in the order that an elementwise operation gives its result. An
+    expanded dimension, of stride 0, keeps its place: `TensorIteratorBase::reorder_dimensions`,
+    https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/TensorIterator.cpp"""
     order = list(reversed(range(t.dim())))
     for last in range(1, len(order)):
         place = last
@@ -234,7 +234,7 @@ def _outer_first(t: Tensor) -> list[int]:
     return order[::-1]
 
 
-def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
+def bucket_shape(t: Tensor, padded: PaddedDims, bucket: Sizes) -> list[int]:
     """Return the shape of an argument at the size of the bucket."""
     shape = list(t.shape)
     for dim, place in zip(padded.dims, padded.places, strict=True):
@@ -242,12 +242,10 @@ def bucket_shape(t: Tensor, padded: Padded, bucket: Sizes) -> list[int]:
     return shape
 
 
-def pad(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
-    """Return `t` with rows added up to the size of the bucket; `t` itself if it has that size.
-
-    The result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing
-    flows back from the added rows.
-    """
+def pad(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
+    """Return `t` with rows added up to the size of the bucket; `t` itself if it has that size. The
+    result is new memory, dense in the order of the dimensions of `t`. Under autograd nothing flows
+    back from the added rows."""
     shape = bucket_shape(t, padded, bucket)
     if shape == list(t.shape):
         return t
@@ -259,7 +257,7 @@ def pad(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
     return made
 
 
-def _appended(t: Tensor, padded: Padded, bucket: Sizes) -> Tensor:
+def _appended(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
     for dim, place, value in zip(padded.dims, padded.places, padded.fill, strict=True):
         size = bucket[place]
         if t.shape[dim] == size:
@@ -281,18 +279,19 @@ def padded(call: Request, flat: Flat, bucket: Sizes) -> Flat:
 
 def each_once(
     tensors: Sequence[Tensor],
-    padded: Sequence[Padded | None],
-    change: Callable[[Tensor, Padded | None], Tensor],
+    padded: Sequence[PaddedDims | None],
+    change: Callable[[Tensor, PaddedDims | None], Tensor],
 ) -> list[Tensor]:
     """Return each tensor changed; a tensor that occurs twice is changed once."""
-    made: dict[tuple[int, Padded | None], Tensor] = {}
+    made: dict[tuple[int, PaddedDims | None], Tensor] = {}
     for t, how in zip(tensors, padded, strict=True):
         if (id(t), how) not in made:
-            made[id(t), how] = change(t, how)
+            made[id(t), how] = new = change(t, how)
+            give_marks([new], [t])
     return [made[id(t), how] for t, how in zip(tensors, padded, strict=True)]
 
 
-def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
+def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
     """Return an example of another size: the rows of `t`, repeated from the first."""
     shape = bucket_shape(t, padded, sizes)
     made = t.detach()
@@ -302,7 +301,7 @@ def resized(t: Tensor, padded: Padded, sizes: Sizes) -> Tensor:
     return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
-def varying(t: Tensor, padded: Padded) -> Varying | None:
+def varying(t: Tensor, padded: PaddedDims) -> Varying | None:
     """Return how the driver must grow an argument to `t`; None if it cannot."""
     pairs = sorted(zip(padded.dims, padded.fill, strict=True), key=lambda pair: pair[0])
     values = {value for _, value in pairs if value is not None}
@@ -319,15 +318,21 @@ class Proof:
     Attributes:
         follows: for each tensor of the result, the dimensions that follow the sizes.
         written: the padded arguments that the callable writes into.
-        tree: of the result.
+        tree: the tree of the result.
+        hiding: the numbers that hide padding, which each call checks; None if there are none.
+        masks: tensors that the callable keeps, whose values were taken for constants.
+        lasting: a lasting trace of a call, which must not run twice; None if it leaves no trace.
     """
 
-    follows: list[tuple[Follow, ...]] = field(default_factory=list)
+    follows: list[tuple[SizeLink, ...]] = field(default_factory=list)
     written: tuple[int, ...] = ()
     tree: Tree | None = None
+    hiding: Hiding | None = None
+    masks: list[Tensor] = field(default_factory=list)
+    lasting: str | None = None
 
 
-def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> list[int]:
+def cut_shape(shape: Sequence[int], follows: Sequence[SizeLink], sizes: Sizes) -> list[int]:
     """Return the shape of a result at the call's sizes."""
     found = list(shape)
     for f in follows:
@@ -335,7 +340,7 @@ def cut_shape(shape: Sequence[int], follows: Sequence[Follow], sizes: Sizes) -> 
     return found
 
 
-def cut(t: Tensor, follows: Sequence[Follow], sizes: Sizes) -> Tensor:
+def cut(t: Tensor, follows: Sequence[SizeLink], sizes: Sizes) -> Tensor:
     """Return the real rows of a result, laid out as in eager; `t` itself if all are real."""
     shape = cut_shape(t.shape, follows, sizes)
     if shape == list(t.shape):

@@ -16,7 +16,7 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.compare import moved_view
-from onelaunch.padding.pad import Padded, Proof, Request, cut, padded, request
+from onelaunch.padding.pad import PaddedDims, Proof, Request, cut, padded, request
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
 
@@ -28,7 +28,7 @@ class PaddedCall:
     _exact: CallPath
     _buckets: Buckets
     _names: Sequence[str]
-    _padded: tuple[Padded | None, ...]
+    _padded: tuple[PaddedDims | None, ...]
     _tree: Tree
     _bucket: Sizes
     _proof: Proof
@@ -74,11 +74,10 @@ class PaddedCall:
 
 
 def _view(number: int, t: Tensor, copy: Tensor, real: Tensor) -> Tensor:
-    """Return a result that is a view of the padded copy of an argument as the same view of the
-    argument.
+    """Return the view of an argument in place of the same view of its padded copy.
 
     Raises:
-        CaptureError: OL140, the argument lies otherwise than its copy.
+        CaptureError: OL140, the argument and its copy have different layouts.
     """
     if copy.stride() != real.stride():
         raise moved_view(number)

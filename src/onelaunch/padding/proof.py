@@ -1,18 +1,20 @@
 """The proof that a callable may run at a padded size, and the cuts of its results.
 
 The callable runs at real sizes and at the bucket's, on state that is rolled back. Values are
-compared with those at the real size, for random inputs and the caller's; taint analysis finds real
-rows that depend on padded ones where values do not show it; and shapes at two sizes show which
-dimension of a result follows which bucketed one. A proof is of one bucket: the next takes over only
-how results follow the sizes, if its own runs agree.
+compared with values at the real size, for random inputs and the caller's. Taint analysis finds real
+rows that depend on padded rows where values do not show it. Shapes at two sizes show which
+dimension of a result follows which bucketed dimension. A proof is of one bucket. The next takes
+over only how results follow the sizes, if its own runs agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from traceback import walk_tb
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,16 +45,28 @@ from onelaunch.padding.pad import (
     resized,
 )
 from onelaunch.padding.samples import Samples, unknown
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, Finding
+from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, TaintCause
+from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.padding.taint.mode import TaintMode
-from onelaunch.padding.taint.trace import Step, Trace, form, shapes_of
+from onelaunch.padding.taint.shadow import storage_of
+from onelaunch.padding.taint.trace import Trace, TracedStep, form, packet_of, shapes_of
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
-from onelaunch.sizes.dims import Follow
-from onelaunch.state.slots import MISSING
+from onelaunch.sizes.dims import SizeLink
 
 _ROUNDED = 3
-"""Number of runs with rounding errors, each of which an integer must survive."""
+"""Runs with rounding errors that an integer has to survive."""
 _REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
+_UNCOUNTED = (
+    "write it outside of the callable, with the real rows: independent=True says that rows do not "
+    "depend on each other, and what is kept counts padded ones too"
+)
+_BATCH_NORMS = frozenset(
+    {
+        *("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+        *("cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit_no_stats"),
+    }
+)
+_EVAL = "call `.eval()`: in training, BatchNorm takes the statistics of all rows, padded ones too"
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
@@ -76,39 +90,24 @@ def prove(
     Raises:
         CaptureError: OL140, naming the operation, its line and the result.
     """
-    proving = _Proving(dry_run, buckets, call, flat, bucket, known or Known())
+    proving = Proving(dry_run, buckets, call, flat, bucket, known or Known())
     proof = proving.prove()
     if gradients:
         proving.check_gradients()
     return proof
 
 
-def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int) -> Proof:
-    """Prove that a call may be cut into chunks along the bucketed dimension number `place`.
-
-    Rows before a cut must not depend on rows behind it, which padding shows, nor the reverse.
-
-    Raises:
-        CaptureError: OL140, naming the operation, its line and the result.
-    """
-    for path, how in zip(flat.paths, call.padded, strict=True):
-        if how is not None and how.places.count(place) > 1:
-            what = f"`{path}` has rows and columns, which cannot be cut into chunks"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving = _Proving(dry_run, buckets, call, flat, buckets.largest)
-    proof = proving.prove()
-    if not proof.follows:  # a single bucket with a single size
-        proof.follows = proving.unpadded()
-    for number, follows in enumerate(proof.follows):
-        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
-            what = f"result {number} has no rows of its own for each piece"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving.check_chunks(proof, place)
-    return proof
+def _lacks_a_batch(error: Exception) -> bool:
+    """Return whether a norm in training was given a single row."""
+    norms = [getattr(F, name, None) for name in ("_verify_batch_size", "_verify_spatial_size")]
+    codes = {getattr(norm, "__code__", None) for norm in norms}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 @dataclass(slots=True)
-class _Proving:
+class Proving:
+    """The runs of one proof, and their findings."""
+
     dry_run: DryRun
     buckets: Buckets
     call: Request
@@ -122,6 +121,11 @@ class _Proving:
     degenerate: bool = False
     """True if the run at the smallest size may do less than runs at larger ones."""
     shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
+    hiding: Hiding = field(default_factory=Hiding)
+    constants: set[int] = field(default_factory=set)
+    """The storages of masks that the callable keeps."""
+    lasting: str | None = None
+    """A word on lasting traces of a run; None if it leaves no trace."""
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
@@ -131,7 +135,7 @@ class _Proving:
         padded, larger = self._random_pair(least), None
         if self.buckets.independent:
             if most != least:
-                self.results[most] = self._real(most, None)
+                self.results[most] = self.real(most, None)
         else:
             larger = self.known.larger(self.form, self.bucket)
             if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
@@ -140,7 +144,7 @@ class _Proving:
                 padded = self._pair(most)
         for sizes in self._corners(least):
             if sizes not in self.results:
-                self.results[sizes] = self._real(sizes, None)
+                self.results[sizes] = self.real(sizes, None)
         proof = self._cuts(padded)
         if self.form is None:
             return proof
@@ -151,21 +155,21 @@ class _Proving:
         return proof
 
     def _corners(self, least: Sizes) -> list[Sizes]:
-        """Return sizes that are the bucket's in one dimension and the smallest in the others: they
-        show which of several sizes a dimension follows."""
+        """Return sizes with one dimension of the bucket and the smallest of all others. They show
+        which size a dimension follows."""
         mixed = [i for i, (n, b) in enumerate(zip(least, self.bucket, strict=True)) if n < b]
         ends = list(enumerate(zip(least, self.bucket, strict=True)))
         corners = [tuple(b if i == place else n for i, (n, b) in ends) for place in mixed]
         return corners if len(mixed) > 1 else []
 
-    def _inputs(self, sizes: Sizes) -> list[Tensor]:
+    def inputs(self, sizes: Sizes) -> list[Tensor]:
         return each_once(
             self.flat.tensors,
             self.call.padded,
             lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
         )
 
-    def _real(
+    def real(
         self,
         sizes: Sizes,
         mode: TorchDispatchMode | None,
@@ -174,14 +178,15 @@ class _Proving:
     ) -> Flat:
         """Run at these sizes, by default on the caller's rows."""
         try:
-            given = self._inputs(sizes) if inputs is None else inputs
+            given = self.inputs(sizes) if inputs is None else inputs
             return self.dry_run.run(given, mode or Trace())
         except CaptureError:
             raise
         except Exception as error:
             at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
             what = f"the callable fails {at}: {error}"
-            fix = "leave out the buckets that serve such sizes"
+            lone = _lacks_a_batch(error)
+            fix = _EVAL if lone else "leave out the buckets that serve such sizes"
             if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
@@ -204,11 +209,13 @@ class _Proving:
         samples, trace = self._samples(random), Trace(made_up=random)
         inputs = samples.real(sizes)
         grown = samples.grown(inputs)  # before a run may write into them
-        real = self._real(sizes, trace, inputs)
+        real = self.real(sizes, trace, inputs)
         self.results[sizes] = real
         stored = self.dry_run.found
         if self.buckets.independent:
-            padded = self._real(sizes, None, grown, padded=True)
+            taint = self._marked(grown, inputs, trace.steps)
+            padded = self.real(sizes, taint, grown, padded=True)
+            self._refuse_counting(taint)
             self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
             refuse_moved_views(self.dry_run.driver, padded.tensors, real.tensors, grown)
             return padded
@@ -230,19 +237,44 @@ class _Proving:
         return padded
 
     def _padded(
-        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step], sizes: Sizes
+        self,
+        grown: Sequence[Tensor],
+        real: Sequence[Tensor],
+        steps: Sequence[TracedStep],
+        sizes: Sizes,
     ) -> tuple[TaintMode | None, Flat]:
-        """Run padded. Return the taint, and the result; no taint if it was followed from the
-        smallest size, with the same operations, none of them degenerate."""
+        """Run padded, and return the taint and the result. There is no taint if it was followed
+        from the smallest size, with the same operations and none degenerate."""
         if self.form == (form(steps), self.call.padded) and not self.degenerate:
-            return None, self._real(sizes, None, grown, padded=True)
+            return None, self.real(sizes, None, grown, padded=True)
         taint = self._marked(grown, real, steps)
-        padded = self._real(sizes, taint, grown, padded=True)
-        self._check_run(taint, grown, sizes)
+        padded = self.real(sizes, taint, grown, padded=True)
+        self.check_run(taint, grown, sizes)
+        self.hiding.join(taint.hiding)
+        self.constants |= taint.constants
+        self.lasting = self.lasting or self._left_by(taint)
         return taint, padded
 
+    def _refuse_counting(self, taint: TaintMode) -> None:
+        """Refuse writes that padding changes: they outlive the rows, however independent."""
+        apart, kept = taint.finish(), taint.written()
+        changed = taint.changed() if apart is not None else None
+        if kept or changed is not None:
+            found = taint.blame(kept[0]) if kept else changed
+            assert found is not None
+            raise self.refusal("a tensor that the callable keeps", found, fix=_UNCOUNTED)
+
+    def _left_by(self, taint: TaintMode) -> str | None:
+        """Return the traces of the last run that a second run would leave once more."""
+        if self.dry_run.found:
+            return f"changes `{self.dry_run.found[0].slot.name}`"
+        if taint.random is not None:
+            return "draws random numbers"
+        written = taint.changed() is not None or self.dry_run.written
+        return "writes into a tensor from before the call" if written else None
+
     def _marked(
-        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[Step]
+        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[TracedStep]
     ) -> TaintMode:
         taint = TaintMode(self.dry_run.device, steps)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
@@ -255,13 +287,13 @@ class _Proving:
             taint.mark(t, outside, unknown(outside, small, how))
         return taint
 
-    def _check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
+    def check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:
         apart = taint.finish()
         if apart is not None:
-            raise self._refusal("the callable", apart, sizes=sizes)
+            raise self.refusal("the callable", apart, sizes=sizes)
         kept = taint.written()
         if kept:
-            raise self._refusal("a tensor that the callable keeps", taint.blame(kept[0]))
+            raise self.refusal("a tensor that the callable keeps", taint.blame(kept[0]))
         for index, (t, how) in enumerate(zip(grown, self.call.padded, strict=True)):
             if how is not None and taint.mutated(t):
                 self.written.add(index)
@@ -287,7 +319,7 @@ class _Proving:
         real = tuple(slice(0, n) for n in small.shape)
         if taint is not None:
             if taint.depends(big, real):
-                raise self._refusal(name, taint.blame(big), sizes=sizes)
+                raise self.refusal(name, taint.blame(big), sizes=sizes)
             if not taint.made(big):
                 refuse_moved_view(number, big, small)
         if close(big[real], small):
@@ -309,7 +341,7 @@ class _Proving:
         for seed in range(_ROUNDED):
             given = [t.clone() for t in inputs]
             try:
-                other = self._real(sizes, Jitter(seed), given).tensors[number]
+                other = self.real(sizes, Jitter(seed), given).tensors[number]
             except CaptureError:
                 return False
             if other.shape != small.shape:
@@ -318,7 +350,7 @@ class _Proving:
         return not bool(differ.any())
 
     def check_gradients(self) -> None:
-        """Refuse a backward whose gradients differ at the bucket's size: a constant fill without a
+        """Refuse a backward whose gradients differ at the bucket's size. A constant fill without a
         derivative gives NaN, even times the 0 that padding sends back."""
         least = self.buckets.smallest(self.bucket)
         filled = any(
@@ -332,12 +364,12 @@ class _Proving:
             grown = samples.grown(real)
             proving = replace(self, dry_run=replace(self.dry_run, fn=run))
             try:
-                small = proving._real(least, Trace(True), self._leaves(real, run))
+                small = proving.real(least, Trace(True), self._leaves(real, run))
             except CaptureError as error:
                 if error.__cause__ is None:
                     raise
                 return  # it does not take random numbers
-            big = proving._real(least, None, self._leaves(grown, run), padded=True)
+            big = proving.real(least, None, self._leaves(grown, run), padded=True)
             for a, b in zip(big.tensors, small.tensors, strict=True):
                 if not close(a[tuple(slice(0, n) for n in b.shape)], b):
                     what = f"a gradient of shape {list(b.shape)} depends on what fills the padding"
@@ -349,88 +381,21 @@ class _Proving:
         run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
         return tensors
 
-    def unpadded(self) -> list[tuple[Follow, ...]]:
-        """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
-        sizes = [self.bucket]
-        sizes += [
-            tuple(b + (i == place) for i, b in enumerate(self.bucket))
-            for place in range(len(self.bucket))
-        ]
-        for each in sizes:
-            self.results[each] = self._real(each, None)
-        shapes = {s: [t.shape for t in r.tensors] for s, r in self.results.items()}
-        count = len(self.results[self.bucket].tensors)
-        return [self._found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
-
-    def check_chunks(self, proof: Proof, place: int) -> None:
-        """Refuse if rows depend on earlier ones, or an operation would run once for each chunk."""
-        size = max(self.bucket[place], 2)
-        half = size // 2
-        trace = Trace()
-        whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
-        rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
-        self._real(rest, trace)
-        changed = next((c for c in self.dry_run.found if c.before not in (MISSING, None)), None)
-        if changed is not None:
-            what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-        inputs = self._inputs(whole)
-        taint = TaintMode(self.dry_run.device, trace.steps)
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            if dim is None:
-                taint.vary(t)
-                continue
-            before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
-            before.narrow(dim, 0, half).fill_(True)
-            taint.mark(t, before, torch.ones_like(before))
-        result = self._real(whole, taint, inputs)
-        repeated = taint.changed() or taint.random
-        if repeated is not None:
-            raise self._refusal("the callable", repeated, "being cut into chunks")
-        if self.buckets.independent:
-            return
-        if self.written:  # the taint of a write follows rows at the end of a tensor alone
-            what = f"`{self.flat.paths[min(self.written)]}` is written to, in chunks"
-            fix = 'overflow="eager", a larger bucket, or independent=True for independent rows'
-            raise CaptureError("OL140", what, fix=fix)
-        self._check_run(taint, inputs, whole)
-        for number, t in enumerate(result.tensors):
-            dim = next(f.dim for f in proof.follows[number] if f.place == place)
-            if taint.depends(t, (*[slice(None)] * dim, slice(half, None))):
-                raise self._refusal(f"result {number}", taint.blame(t))
-        self._check_places(proof, place, whole, half)
-
-    def _check_places(self, proof: Proof, place: int, whole: Sizes, half: int) -> None:
-        """Refuse if rows depend on how many are before them, as by a table of positions."""
-        count = whole[place] - half
-        inputs = Samples(self.flat.tensors, self.call.padded, whole, random=True).real(whole)
-        behind: list[Tensor] = []
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
-        try:
-            alone, result = (self._real(whole, Trace(True), each) for each in (behind, inputs))
-        except CaptureError as error:
-            if error.__cause__ is None:
-                raise
-            return  # it does not take random numbers
-        for number, (small, t) in enumerate(zip(alone.tensors, result.tensors, strict=True)):
-            dim = next(f.dim for f in proof.follows[number] if f.place == place)
-            rows = t.narrow(dim, half, count)
-            floats = t.is_floating_point() or t.is_complex()
-            if rows.shape != small.shape or (floats and not close(rows, small)):
-                what = f"rows of result {number} depend on how many are before them"
-                raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-
-    def _refusal(
-        self, what: str, found: Finding, on: str | None = None, sizes: Sizes = ()
+    def refusal(
+        self,
+        what: str,
+        found: TaintCause,
+        on: str | None = None,
+        sizes: Sizes = (),
+        fix: str | None = None,
     ) -> CaptureError:
         reason = found.reason or "it brings rows together"
         on = on or f"padding to {shown(self.bucket)}"
         alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=False))
         at_one = _ALONE if alone and reason in (DIVERGES, NUMBER) else None
-        fix = _UNDRAWN if reason == DRAWN else at_one
+        if packet_of(found.name) in _BATCH_NORMS:
+            fix = _EVAL
+        fix = fix or (_UNDRAWN if reason == DRAWN else at_one)
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",
@@ -441,16 +406,19 @@ class _Proving:
     def _cuts(self, padded: Flat) -> Proof:
         """Return the dimensions of each result that follow a size, as all runs agree."""
         proof = Proof(tree=padded.tree, written=tuple(sorted(self.written)))
+        proof.hiding, proof.lasting = self.hiding or None, self.lasting
+        kept = self.dry_run.reached.walk().tensors() if self.constants else ()
+        proof.masks = [t for _, t in kept if storage_of(t) in self.constants]
         check_outputs(self.buckets, padded.tensors)
         self.results[self.bucket] = padded
         for number, big in enumerate(padded.tensors):
             stated = self.buckets.outputs.get(number)
             shapes = {sizes: r.tensors[number].shape for sizes, r in self.results.items()}
             if stated is None:
-                follows = self._found(number, shapes)
+                follows = self.found(number, shapes)
             else:
                 follows = tuple(
-                    Follow(dim, place, 1, big.shape[dim] - self.bucket[place])
+                    SizeLink(dim, place, 1, big.shape[dim] - self.bucket[place])
                     for place, dim in enumerate(stated)
                     if dim is not None
                 )
@@ -458,9 +426,9 @@ class _Proving:
             self._check_cut(number, follows)
         return proof
 
-    def _found(self, number: int, shapes: dict[Sizes, torch.Size]) -> tuple[Follow, ...]:
+    def found(self, number: int, shapes: dict[Sizes, torch.Size]) -> tuple[SizeLink, ...]:
         whole = shapes[self.bucket]
-        found: list[Follow] = []
+        found: list[SizeLink] = []
         for dim, size in enumerate(whole):
             if all(shape[dim] == size for shape in shapes.values()):
                 continue
@@ -474,9 +442,9 @@ class _Proving:
                 raise CaptureError("OL140", what, fix="keep the bucketed dimensions apart")
         return tuple(found)
 
-    def _check_cut(self, number: int, follows: tuple[Follow, ...]) -> None:
+    def _check_cut(self, number: int, follows: tuple[SizeLink, ...]) -> None:
         """Refuse a result whose shape differs from the cut's, and a cut of a view or of shared
-        memory: a cut result must be laid out as a new tensor."""
+        memory. A cut result must be laid out as a new tensor."""
         for sizes, result in self.results.items():
             t = result.tensors[number]
             big = self.results[self.bucket].tensors[number]

@@ -11,7 +11,7 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import computing
 from onelaunch.padding.pad import bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
-from onelaunch.sizes.dims import Padded
+from onelaunch.sizes.dims import PaddedDims
 
 _LARGE = 1e4
 """Floats from here on hide scores or stand for infinity, and are not replaced."""
@@ -21,18 +21,18 @@ class Samples:
     """A set of arguments at a real size, and the same grown to a bucket with other rows.
 
     Args:
-        tensors: of a call.
+        tensors: the tensors of a call.
         padded: the padding of each.
-        random: True to replace floats by random numbers in the range of the caller's, so that
-            zeros, ones and equal rows hide nothing. Integers and booleans stay the caller's: they
-            may be indices, and others may be out of bounds; so does a mask of 0 and 1.
+        random: True to replace floats by random numbers in their range: zeros, ones and equal rows
+            then hide nothing. Integers and booleans stay, as random indices may be out of bounds. A
+            mask of 0 and 1 stays too.
         positive: True to make the random numbers positive.
     """
 
     def __init__(
         self,
         tensors: Sequence[Tensor],
-        padded: Sequence[Padded | None],
+        padded: Sequence[PaddedDims | None],
         bucket: Sizes,
         random: bool = False,
         positive: bool = False,
@@ -40,7 +40,7 @@ class Samples:
         self._padded = padded
         self._bucket = bucket
         self._keys = [(id(t), how) for t, how in zip(tensors, padded, strict=True)]
-        self._whole: dict[tuple[int, Padded | None], Tensor] = {}
+        self._whole: dict[tuple[int, PaddedDims | None], Tensor] = {}
         for seed, (t, how, key) in enumerate(zip(tensors, padded, self._keys, strict=True)):
             if key not in self._whole:
                 made = t.detach().clone() if how is None else resized(t, how, bucket)
@@ -54,16 +54,16 @@ class Samples:
         return [made[key] for key in self._keys]
 
     def grown(self, real: Sequence[Tensor]) -> list[Tensor]:
-        """Return new tensors at the size of the bucket that begin with `real`; unpadded ones are
-        new too."""
-        made: dict[tuple[int, Padded | None], Tensor] = {}
+        """Return new tensors at the size of the bucket, beginning with `real`, unpadded ones
+        too."""
+        made: dict[tuple[int, PaddedDims | None], Tensor] = {}
         for key, t in zip(self._keys, real, strict=True):
             if key not in made:
                 whole, how = self._whole[key], key[1]
                 made[key] = whole.clone() if how is None else _filled(whole, t, how)
         return [made[key] for key in self._keys]
 
-    def _cut(self, key: tuple[int, Padded | None], sizes: Sizes) -> Tensor:
+    def _cut(self, key: tuple[int, PaddedDims | None], sizes: Sizes) -> Tensor:
         whole, how = self._whole[key], key[1]
         if how is None:
             return whole.clone()
@@ -72,7 +72,7 @@ class Samples:
         return made.copy_(first_rows(whole, shape))
 
 
-def _filled(whole: Tensor, real: Tensor, how: Padded) -> Tensor:
+def _filled(whole: Tensor, real: Tensor, how: PaddedDims) -> Tensor:
     """Return `whole` with its padding filled with a constant, if one is stated."""
     made = whole.clone()
     for place, (dim, value) in enumerate(zip(how.dims, how.fill, strict=True)):
@@ -85,7 +85,7 @@ def _filled(whole: Tensor, real: Tensor, how: Padded) -> Tensor:
     return made
 
 
-def _is_mask(t: Tensor, how: Padded | None) -> bool:
+def _is_mask(t: Tensor, how: PaddedDims | None) -> bool:
     """Return whether it is a mask of elements: 1, or 0 as its padding may be."""
     if how is None or all(value is None for value in how.fill):
         return False
@@ -93,8 +93,8 @@ def _is_mask(t: Tensor, how: Padded | None) -> bool:
 
 
 def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
-    """Return random numbers in the range of `t`'s, with its layout; positive if `t`'s are not
-    negative. Infinite or very large numbers stay. Returns `t` itself if it has no floats."""
+    """Return random numbers in the range of `t`'s, with its layout, or `t` itself without floats.
+    They are positive if `t` has no negative numbers. Infinite or very large numbers stay."""
     if t.layout is not torch.strided or not t.numel():
         return t
     if t.is_complex():
@@ -122,7 +122,7 @@ def drawn(t: Tensor, seed: int, positive: bool = False) -> Tensor:
     return torch.empty_like(t).copy_(made)
 
 
-def unknown(outside: Tensor, small: Tensor, how: Padded) -> Tensor:
+def unknown(outside: Tensor, small: Tensor, how: PaddedDims) -> Tensor:
     """Return the plane of elements that differ in other calls: all but constant fills."""
     where = torch.ones_like(outside)
     for dim, value in zip(how.dims, how.fill, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import Any
 
@@ -15,6 +15,14 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
+from onelaunch.padding.checked_call import (
+    MASKS,
+    SCORES,
+    CheckedCall,
+    CheckedRun,
+    SteadyCall,
+    refuse_unchecked,
+)
 from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, padded, varying
@@ -25,15 +33,16 @@ from onelaunch.runtime.attempt import Attempt, E, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.buckets import Buckets, Sizes
-from onelaunch.sizes.dims import Padded, Varying
+from onelaunch.sizes.dims import PaddedDims, Varying
 
 
 @dataclass(slots=True)
 class Bucketing:
-    """A callable with buckets, as the strategy of each of its calls needs it.
+    """A callable with buckets: the common part of its strategies for each call.
 
     Attributes:
         names: the names of its parameters.
+        fell_back: called where a call runs eagerly because a check of it failed.
         known: the findings of its proofs so far.
     """
 
@@ -42,6 +51,7 @@ class Bucketing:
     names: Sequence[str]
     options: Options
     pool: PoolManager
+    fell_back: Callable[[tuple[str, str]], None]
     known: Known = field(default_factory=Known)
 
 
@@ -61,7 +71,7 @@ class BucketStrategy(Strategy):
         return [entry for entry in entries if serves(entry, self.bucket)]
 
     def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
-        """Warm up by the runs of the proof, if these show everything that a warm-up shows."""
+        """Warm up by the runs of the proof, if they show all facts of a warm-up."""
         options, exact = self._of.options, self._least == self.bucket  # exact needs no proof
         if exact or self._of.pool.max_bytes or options.compile or torch.is_grad_enabled():
             warm()
@@ -88,8 +98,21 @@ class BucketStrategy(Strategy):
             return call
         of, padded, tree = self._of, self._call.padded, self._flat.tree
         around = PaddedCall(call, of.buckets, of.names, padded, tree, self.bucket, self._proof)
-        captured.bucket.around = around if self.varying else None
-        return call if self.varying else around
+        checked = self._checked
+        captured.bucket.around = checked(around) if self.varying else None
+        return checked(call if self.varying else around)
+
+    def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        hiding = self._proof.hiding
+        return fn if hiding is None else CheckedRun(fn, hiding, device)
+
+    def _checked(self, call: CallPath) -> CallPath:
+        eager, fell_back = self._of.callee.fn, self._of.fell_back
+        if self._proof.hiding is not None:
+            call = CheckedCall(call, eager, functools.partial(fell_back, SCORES))
+        if self._proof.masks:
+            call = SteadyCall(call, self._proof.masks, eager, functools.partial(fell_back, MASKS))
+        return call
 
     def _set_varying(self, arguments: dict[int, Varying]) -> None:
         self.varying = arguments
@@ -97,7 +120,8 @@ class BucketStrategy(Strategy):
 
     def _prove(self, attempt: Attempt) -> None:
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
-        dry_run = DryRun(driver, device, self._run, reached, self._flat.tree, attempt.ahead)
+        run = functools.partial(self._run, device)
+        dry_run = DryRun(driver, device, run, reached, self._flat.tree, attempt.ahead)
         self._proof = prove(
             dry_run,
             self._of.buckets,
@@ -108,16 +132,19 @@ class BucketStrategy(Strategy):
             attempt.signature.has_backward,
         )
         self._proven = True
+        if self._proof.hiding is not None:
+            refuse_unchecked(self._proof, self._of.callee.is_compiled(driver))
+            self._proof = replace(self._proof, follows=[*self._proof.follows, ()])  # the check
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, device: torch.device, /, *args: Any, **kwargs: Any) -> Any:
         """Run the callable for a proof; the first run also notes its reads."""
         callee = self._of.callee
-        run = functools.partial(callee.shown, *args, **kwargs)
-        return callee.watched(run)() if callee.reads is None else run()
+        run = functools.partial(callee.eager_form, *args, **kwargs)
+        return callee.with_read_watch(run, device)() if callee.reads is None else run()
 
     def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
-        """Return how the recording takes each padded argument from the caller's memory; empty if
-        it cannot, so that torch's operations pad before the launch."""
+        """Return how the recording takes each padded argument from the caller's memory. Empty if it
+        cannot: torch's operations then pad before the launch."""
         driver, device, tensors = attempt.driver, attempt.device, self.padded.tensors
         wanted = {
             index: varying(t, how)
@@ -145,7 +172,7 @@ def serves(entry: Any, bucket: Sizes) -> bool:
     return served is not None and served.sizes == bucket
 
 
-def _places(how: Padded | None) -> tuple[int, ...]:
+def _places(how: PaddedDims | None) -> tuple[int, ...]:
     """Return the bucketed dimensions that an argument's dimensions follow, in its order."""
     assert how is not None
     return tuple(place for _, place in sorted(zip(how.dims, how.places, strict=True)))

@@ -1,7 +1,7 @@
 """The function that runs at every call of a recording, generated for the recording.
 
-A graph is there to save host time, so the checks and the launch are straight-line code: source text
-made from the signature and compiled once, as `dataclasses` and `namedtuple` do.
+To save host time the checks and the launch are straight-line code: source text made from the
+signature and compiled once, as `dataclasses` and `namedtuple` do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from onelaunch.capture.recording import CapturedCall
 from onelaunch.replay.checks import (
     check_default_device,
     check_gradients,
+    check_marks,
     check_memory,
     check_sizes,
     check_tensors,
@@ -46,27 +47,25 @@ def build_call(
 
     A miss has no effect. The caller must have checked that no ambient mode forbids a replay.
     """
-    driver, device = captured.driver, captured.device
+    driver, device, expected = captured.driver, captured.device, captured.expected
+    assert expected is not None
     source = GeneratedFunction(names={"MISS": MISS})
     leaves: dict[int, str] = {}
     source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     numbers = match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
-    for count in captured.counts:
-        source.miss_if(f"not {source.name('count', count.current)}()")
     for slot in captured.hidden:
         name = f"h{len(inputs)}"
         source.line(f"{name} = {source.name('slot', slot.reader)}()")
         inputs.append(name)
-    check_tensors(source, captured, inputs)
+    check_tensors(source, expected, inputs)
     check_values(source, captured, inputs)
+    check_marks(source, captured, inputs)
     check_gradients(source, captured, inputs)
     check_sizes(source, captured, inputs)
     check_default_device(source, spec)
-    check_memory(source, driver, captured, inputs)
+    check_memory(source, expected, captured, inputs)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
-    if captured.scalars.keys:
-        source.miss_if(f"not {source.name('numbers', captured.scalars.write_current)}()")
     if captured.followed:
         read = source.name("followed", captured.followed.write_current)
         source.miss_if(f"not {read}({', '.join(numbers)})")
@@ -77,5 +76,7 @@ def build_call(
     made = write_launch(source, driver, captured, inputs, device, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
-    source.line(f"return {expression(source, captured.tree, [made[n] for n in captured.numbers])}")
+    source.line(
+        f"return {expression(source, captured.tree, [made[n] for n in captured.output_indices])}"
+    )
     return source.compile("args, kwargs", label)

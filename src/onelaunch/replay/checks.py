@@ -7,28 +7,24 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from onelaunch.call.ambient import default_device
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, first_places, flatten
+from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, flatten
+from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.recording import CapturedCall
-from onelaunch.driver.overlaps import Overlaps
-from onelaunch.driver.protocol import Driver, Travel
+from onelaunch.driver.protocol import Travel
 from onelaunch.replay.generated import GeneratedFunction
-from onelaunch.sizes.dims import Varying
 from onelaunch.state.host_values import bytes_of
 
 _C: Any = torch._C
-_GUARDS: Any = _C._dynamo.guards
 
 
 def match(
     source: GeneratedFunction, tree: Tree, args: str, kwargs: str, leaves: dict[int, str]
 ) -> list[str]:
-    """Take args and kwargs apart, and compare everything but tensors. Return the names of numbers
-    that each call reads."""
+    """Compare all arguments but tensors. Return the names of the numbers that may differ."""
     numbers: list[str] = []
     assert isinstance(tree, Container)
     positional, named = cast(tuple[Container, Container], tree.children)
@@ -118,34 +114,16 @@ def _match_constant(source: GeneratedFunction, constant: Constant, value: str) -
         source.miss_if(f"not {source.name('matches', constant.matches)}({value})")
 
 
-def check_tensors(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+def check_tensors(
+    source: GeneratedFunction, expected: ExpectedInputs, inputs: Sequence[str]
+) -> None:
     """Check type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides and
-    requires_grad: one call into C++, 0.2 us, and 0.1 us for each further tensor."""
+    requires_grad: a call into C++, 0.2 us, and 0.1 us for each further tensor."""
     if not inputs:
         return
-    count = len(captured.inputs.tensors)
-    first = first_places(captured.inputs.tensors)
-    # `TensorGuards` refuses one tensor twice.
-    twice = {i: first[id(t)] for i, t in enumerate(captured.inputs.tensors) if first[id(t)] != i}
-    checked = [name for i, name in enumerate(inputs) if i not in twice]
-    examples = [t for i, t in enumerate(captured.inputs.tensors) if i not in twice]
-    sizes = strides = None
-    if captured.inputs.varying:
-        varying = {id(captured.inputs.tensors[i]): v for i, v in captured.inputs.varying.items()}
-        sizes = [_fixed_sizes(t, varying.get(id(t))) for t in examples]
-        strides = [[None] * t.dim() if id(t) in varying else list(t.stride()) for t in examples]
-    guards = _GUARDS.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    source.miss_if(f"not {source.name('tensors', guards.check)}({', '.join(checked)})")
-
-    def unlike(tensors: Sequence[Tensor]) -> str | None:
-        if len(tensors) != count:  # tensors that the callable keeps are missing
-            return None
-        given = [t for i, t in enumerate(tensors) if i not in twice]
-        found = guards.check_verbose(*given, tensor_check_names=checked)
-        return None if found is True else str(found)
-
-    captured.unlike = unlike
-    for i, other in twice.items():
+    check = source.name("tensors", expected.tensors.check)
+    source.miss_if(f"not {check}({', '.join(expected.checked(inputs))})")
+    for i, other in expected.twice.items():
         source.miss_if(f"{inputs[i]} is not {inputs[other]}")
 
 
@@ -154,6 +132,12 @@ def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequ
     for index, value in captured.values.items():
         read = source.name("bytes_of", bytes_of)
         source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
+
+
+def check_marks(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+    """Check the attributes of arguments that the callable read: 0.1 us each."""
+    for index, kept in captured.marks.items():
+        source.miss_if(f"not {source.name('marks', kept)}({inputs[index]})")
 
 
 def check_gradients(
@@ -168,14 +152,9 @@ def check_gradients(
             source.miss_if(f"{name}.is_leaf and {name}.grad is not None")
 
 
-def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
-    moving = () if varying is None else varying.dims
-    return [None if dim in moving else size for dim, size in enumerate(t.shape)]
-
-
 def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
-    """Read the real sizes of a bucketed call as `n0`, `n1`; check that all arguments agree on them
-    and the bucket serves them. 0.1 us each."""
+    """Read the real sizes of a bucketed call as `n0`, `n1`. Check that all arguments have the same
+    sizes, within the bucket. 0.1 us each."""
     bucket = captured.bucket
     if bucket is None:
         return
@@ -195,7 +174,7 @@ def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Seque
 
 
 def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
-    """Check the default device. Setting one adds a function mode, and no other one is active."""
+    """Check the default device. Setting it adds the only function mode that may be active here."""
     modes = source.name("function_modes", _C._len_torch_function_stack)
     device = source.name("device", spec.device)
     read = source.name("default_device", default_device)
@@ -204,35 +183,26 @@ def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
 
 
 def check_memory(
-    source: GeneratedFunction, driver: Driver, captured: CapturedCall, inputs: Sequence[str]
+    source: GeneratedFunction,
+    expected: ExpectedInputs,
+    captured: CapturedCall,
+    inputs: Sequence[str],
 ) -> None:
     """Check the addresses and overlaps of inputs that the recording relies on.
 
-    An argument read in place must be the captured memory. One that is a tensor which the callable
-    keeps must be that, and no other may be one: it may compare them. Arguments captured as one run
-    of bytes must overlap as they did. Others may overlap in any way, unless the graph writes to an
-    argument or to memory that it reads by address: then all must overlap or not as they did.
+    An argument read in place must be the captured memory. The callable may compare arguments with
+    its own tensors, so an argument must be the same own tensor as in the capture, or none. For
+    overlaps see `ExpectedInputs`.
     """
-    travels = captured.inputs.travels
-    for index, name in enumerate(inputs):
-        if travels[index] == Travel.ADDRESS:
-            address = captured.inputs.tensors[index].data_ptr()
-            source.miss_if(f"{name}.data_ptr() != {address}")
-    writes = bool(captured.written_inputs or captured.written)
-    shared = any(len(group.members) > 1 for group in captured.inputs.groups)
-    movable = [i for i, how in enumerate(travels) if how in (Travel.NODE, Travel.COPY, Travel.PAD)]
-    fixed = list(captured.written) if captured.written else []
-    if captured.written_inputs:
-        fixed = [t for t in captured.guard.tensors if t.device.type == captured.device.type]
-    kept = captured.guard.tensor_ids()
-    own = source.name("kept", kept)
-    for index, name in enumerate(inputs[: len(inputs) - len(captured.hidden)] if kept else ()):
-        it = id(captured.inputs.tensors[index])
-        source.miss_if(f"id({name}) != {it}" if it in kept else f"id({name}) in {own}")
-    if not movable or not (shared or (writes and (len(movable) > 1 or fixed))):
-        return
-    examples = [captured.inputs.tensors[i] for i in movable]
-    overlaps = Overlaps(driver, fixed)
-    names = ", ".join(inputs[i] for i in movable)
-    pattern = source.name("pattern", overlaps(*examples))
-    source.miss_if(f"{source.name('overlaps', overlaps)}({names}) != {pattern}")
+    for index, address in expected.addresses.items():
+        source.miss_if(f"{inputs[index]}.data_ptr() != {address}")
+    held = captured.guard.tensor_ids()
+    own = source.name("kept", held)
+    for index, name in enumerate(inputs[: len(inputs) - len(captured.hidden)] if held else ()):
+        kept = expected.kept.get(index)
+        source.miss_if(f"id({name}) in {own}" if kept is None else f"id({name}) != {id(kept)}")
+    if expected.overlapping is not None:
+        names = ", ".join(inputs[i] for i in expected.movable)
+        pattern = source.name("pattern", expected.overlaps)
+        overlaps = source.name("overlaps", expected.overlapping)
+        source.miss_if(f"{overlaps}({names}) != {pattern}")

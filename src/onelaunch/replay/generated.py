@@ -16,7 +16,7 @@ class GeneratedFunction:
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
-    """The numbers of the objects of results that lines have made."""
+    """The numbers of the shared containers that lines have made."""
 
     def line(self, text: str, depth: int = 1) -> None:
         self.lines.append("    " * depth + text)
@@ -33,15 +33,13 @@ class GeneratedFunction:
     def compile(self, signature: str, label: str) -> Callable[..., Any]:
         text = "\n".join([f"def call({signature}):", *self.lines])
         exec(_code(text, f"<onelaunch {label}>"), self.names)
-        # If names held the function, that cycle would keep a recording's memory until the next
-        # collection.
+        # A function among its own names would keep a recording's memory until the next collection.
         return self.names.pop("call")
 
 
 @functools.lru_cache(maxsize=64)
 def _code(text: str, name: str) -> CodeType:
-    """Compile a function's text, once for all requests whose recordings differ in their objects
-    alone. 0.5 ms."""
+    """Compile a text, once for all recordings that differ in their objects alone. 0.5 ms."""
     return compile(text, name, "exec")
 
 

@@ -1,8 +1,8 @@
 """The part of a call path that launches, and passes results and writes on to the caller.
 
-It follows the plan of `capture/io_plan.py`: results that are arguments, views of them or of each
-other are made anew here, and version counters advance as eager's do. The graph's own launch brings
-the arguments into it; on CUDA, `driver/cuda/graph.py`.
+It follows the plan of `capture/io_plan.py`: results that are arguments, or views of arguments or
+results, are made anew here, and version counters advance as eager's do. The graph's own launch
+copies the arguments in; on CUDA, `driver/cuda/graph.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_launch(
     device: torch.device,
     title: str,
 ) -> list[str]:
-    """Allocate what the caller gets, launch, and name each result.
+    """Allocate the caller's results, launch, and name each result.
 
     Args:
         title: the name of the recording in a trace.
@@ -55,14 +55,11 @@ def write_launch(
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
-    if captured.statics:
-        made = enumerate(captured.outputs.made)
-        unlasting = [(n, o) for n, o in made if not isinstance(o.memory, Lasting)]
-        for (number, output), static in zip(unlasting, captured.statics, strict=True):
-            if isinstance(output.memory, Own):
-                names[number] = source.name("static", static)
-    else:
-        for index in range(len(captured.outputs.groups)):
+    static = captured.outputs.staying()
+    for number, t in zip(static, captured.statics, strict=True):
+        names[number] = source.name("static", t)
+    for index, group in enumerate(captured.outputs.groups):
+        if not group.stays:
             targets.append(_make_group(source, driver, captured, device, index, names))
     after = _take_writes(source, driver, captured, inputs, device, targets)
     replay = source.name("launch", captured.graph.launch)
@@ -89,14 +86,12 @@ def write_launch(
                 output = captured.outputs.made[number]
                 names[number] = _caller_result(source, output, inputs, names)
         _attach(source, captured.pair, inputs, names)
-    # Only now: of a chunk that was written, torch gives nobody the node that it comes from.
+    # Only now: torch hides the node of a chunk after a write to it.
     _bump_written(source, captured, inputs)
-    if not captured.statics:  # these have the graph of the capture
-        for number, output in enumerate(captured.outputs.made):
-            if output.spent:
-                source.line(
-                    f"{names[number]} = {source.name('mark_freed', mark_freed)}({names[number]})"
-                )
+    for number, output in enumerate(captured.outputs.made):
+        if output.freed and number not in static:  # which has the graph of the capture
+            mark = source.name("mark_freed", mark_freed)
+            source.line(f"{names[number]} = {mark}({names[number]})")
     for number, output in enumerate(captured.outputs.made):
         if number not in names:
             names[number] = _caller_result(source, output, inputs, names)
@@ -113,7 +108,7 @@ def _take_writes(
     device: torch.device,
     targets: list[str],
 ) -> list[str]:
-    """Add the targets of written inputs after the results in `targets`. Return the lines after the
+    """Add the targets of written inputs to `targets`, after the results. Return the lines after the
     launch that copy back the inputs whose elements are too far apart for a memcpy."""
     after: list[str] = []
     for index in _written_groups(captured):
@@ -136,17 +131,16 @@ def _take_writes(
 def _attach(
     source: GeneratedFunction, pair: AutogradPair, inputs: Sequence[str], names: dict[int, str]
 ) -> None:
-    """Give the results their node of autograd."""
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
     viewed = pair.viewed
     watched = tuple_of(
-        [f"{inputs[i]}.detach()" if i in viewed else inputs[i] for i in pair.watched_inputs]
+        [f"{inputs[i]}.detach()" if i in viewed else inputs[i] for i in pair.watched.inputs]
     )
-    watched += tuple_of([source.name("saved", t) for t in pair.watched])
-    watched += tuple_of([names[number] for number in pair.watched_plain])
+    watched += tuple_of([source.name("saved", t) for t in pair.watched.tensors])
+    watched += tuple_of([names[number] for number in pair.watched.plain])
     if pair.saved.inputs:
-        places = [f"{inputs[pair.watched_inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
+        places = [f"{inputs[pair.watched.inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
         source.line(f"flight.places = [{', '.join(places)}]")
     attach = source.name("attach", pair.attacher())
     source.line("forwards = []")
@@ -156,7 +150,7 @@ def _attach(
 
 
 def _written_groups(captured: CapturedCall) -> list[int]:
-    written = set(captured.written_inputs)
+    written = set(captured.writes.inputs)
     return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
@@ -168,8 +162,7 @@ def _make_group(
     index: int,
     names: dict[int, str],
 ) -> str:
-    """Allocate fresh memory for a group of results, as the tensor itself if there is only one, and
-    return the name of that memory."""
+    """Allocate memory for a group of results, and return its name."""
     group = captured.outputs.groups[index]
     nbytes = group.stop - group.start
     members = captured.outputs.of_group(index)
@@ -197,14 +190,14 @@ def _make_group(
         names[number] = f"o{number}"
         of = name
         if output.is_view and requires_grad and not output.spec.requires_grad:
-            of = f"{name}.detach()"  # before the node: a view of it would require grad, too
+            of = f"{name}.detach()"  # a view of a tensor with a node would require grad, too
         view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
         source.line(f"o{number} = {view}({of})", depth)
     return name
 
 
 def _sizes(output: Output) -> str:
-    """Return expressions for the size and strides of a contiguous result of a bucketed call."""
+    """Return an expression for the size and strides of a contiguous result of a bucketed call."""
     sizes: list[str] = [str(size) for size in output.spec.shape]
     for follow in output.follows:
         scaled = f"{follow.scale} * n{follow.place}" if follow.scale > 1 else f"n{follow.place}"
@@ -225,13 +218,12 @@ def _sizes(output: Output) -> str:
 
 
 def _offset(output: Output, group: OwnGroup) -> int:
-    """Return the first byte of a result in the memory of its group."""
     assert isinstance(output.memory, Own)
     return output.memory.start - group.start
 
 
 def _is_whole(output: Output, group: OwnGroup) -> bool:
-    """Return whether a result is its group's memory itself, and not a view of it."""
+    """Return whether a result is its group's whole memory, and no view."""
     spec, nbytes = output.spec, group.stop - group.start
     covers = spec.dense and spec.extent_bytes == nbytes and _offset(output, group) == 0
     return covers and not (output.is_view or spec.conj or spec.neg)
@@ -240,8 +232,6 @@ def _is_whole(output: Output, group: OwnGroup) -> bool:
 def _caller_result(
     source: GeneratedFunction, output: Output, inputs: Sequence[str], names: dict[int, str]
 ) -> str:
-    """Return the name of a result that is not in a group: the caller's memory, a held tensor, a
-    view of another result, or a constant."""
     name = f"r{len(source.lines)}"
     match output.memory:
         case Argument(index):
@@ -269,18 +259,17 @@ def _caller_result(
 
 def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
     """Count the writes, as eager would have."""
-    for name in [inputs[i] for i in captured.bumped_inputs]:
+    for name in [inputs[i] for i in captured.writes.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
-    written = [t for t in captured.version_bumped if not t.is_inference()]
+    written = [t for t in captured.writes.bumped if not t.is_inference()]
     if written:
         source.line(f"{source.name('count', _C._increment_version)}({source.name('all', written)})")
-    if captured.pair is not None and (written or captured.bumped_inputs):
+    if captured.pair is not None and (written or captured.writes.bumped_inputs):
         source.line("for forward in forwards:")
         source.line("forward.written()", 2)
 
 
 def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Sequence[str]) -> None:
-    """Store the values that the callable would have stored."""
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
         gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
@@ -288,32 +277,33 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
     for state in captured.state:
         if gradient_in(state, captured) is not None:
             continue
-        value = expression(source, state.tree, [made[n] for n in state.numbers])
+        value = expression(source, state.tree, [made[n] for n in state.output_indices])
         if state.step is not None:
-            value = f"{source.name('read', state.slot.reader)}() + {state.step}"
-        elif not state.numbers:  # a dict that reports changes is checked again after each
-            source.line(f"if {source.name('read', state.slot.reader)}() is not {value}:")
-            source.line(f"{source.name('rebind', state.slot.write)}({value})", 2)
+            moved = f"{source.name('read', state.slot.reader)}() + {state.step}"
+            source.line(f"{source.name('rebind', state.slot.writer)}({moved})")
             continue
-        source.line(f"{source.name('rebind', state.slot.write)}({value})")
+        indent = 1
+        if isinstance(state.tree, Constant):  # a store in a dict that reports changes costs a check
+            source.line(f"if {source.name('read', state.slot.reader)}() is not {value}:")
+            indent = 2
+        source.line(f"{source.name('rebind', state.slot.write)}({value})", indent)
 
 
 def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
-    """Return the gradient that each replay writes in place, if the slot gets one; else None."""
+    """Return the gradient that each replay writes in place, if the slot is for a gradient."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
-    memory = captured.outputs.made[state.numbers[0]].memory
+    memory = captured.outputs.made[state.output_indices[0]].memory
     return memory.tensor if isinstance(memory, Lasting) else None
 
 
 def _bump(t: Tensor) -> None:
-    """Count a write, so that autograd sees that a saved tensor changed."""
     if not t.is_inference():
         torch.autograd.graph.increment_version(t)
 
 
 def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
-    """Return an expression for the object that steps lead to from the arguments of the call."""
+    """Return an expression for an object among the arguments, by the steps to it."""
     text = ("args", "kwargs")[cast(int, steps[0])]
     for step in steps[1:]:
         inside = isinstance(step, Attribute)
@@ -322,8 +312,7 @@ def _access(source: GeneratedFunction, steps: Sequence[object]) -> str:
 
 
 def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> str:
-    """Return an expression that builds a result from its tensors' names; add lines for objects that
-    come again."""
+    """Return an expression that builds a result. Add lines for shared containers."""
     if isinstance(tree, Shared):
         name = f"shared{tree.number}"
         if tree.number not in source.shared:
@@ -359,7 +348,7 @@ def viewer(spec: TensorSpec, offset: int = 0, is_view: bool = False) -> Callable
         is_view: whether autograd is to see the result as a view of `base`.
     """
     if not spec.inference and torch.is_inference_mode_enabled():
-        # A view of a normal tensor is normal in inference mode, but one of another dtype is not.
+        # In inference mode a view of a normal tensor is normal, unless its dtype is another.
         outside = _viewer_of(spec, offset, is_view)
         return lambda base: _outside_inference_mode(outside, base)
     return _viewer_of(spec, offset, is_view)
@@ -381,7 +370,7 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
         size = base.element_size()
         start = base.storage_offset() + offset // size
         if base.dtype != spec.dtype:
-            # The bytes as one run of the one dtype, seen as the other.
+            # The bytes as a run of the base's dtype, seen as the result's.
             count = -(-(offset % size + spec.extent_bytes) // size)
             base = _as_dtype(base.as_strided((count,), (1,), start), spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
@@ -396,8 +385,8 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
 
 
 def _as_dtype(run: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a run of elements as elements of another dtype; with a gradient, of numbers as complex
-    ones, or of these as their parts."""
+    """Return a run of elements as elements of another dtype. With a gradient, real numbers become
+    complex numbers, or the reverse."""
     if not run.requires_grad:
         return run.view(dtype)
     as_complex = dtype.is_complex

@@ -8,9 +8,12 @@ table.py      the recordings of a callable: added and freed
 why.py        why a call that no recording fits needs another one
 signature.py  the signatures of calls, which decide what a call can replay
 notices.py    the warnings of a callable, each given once
+unserved.py   calls in a row that no recording serves, which are said once
 requests.py   objects that a request makes anew and passes to the callable; those seen so far
 next_request.py  the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again
+unserved.py   calls that no recording serves, told of once, with the reason
+worth.py      whether another recording pays, after some that did not
 varied.py     numbers that the caller varies, to be read at each call
 warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget
@@ -35,7 +38,7 @@ ungraphed   of a signature: running eagerly from now on, as it was refused or ha
 to take apart  an object among the arguments: to take its fields for the arguments
 ledger      the operations of a run, to compare the next run with
 to differ   of a capture: not to do what the run before it did, as its ledger shows
-unsettled   of a recording: its run differed, or read more than those before it
+ran_differently   of a recording: its run differed, or read more than those before it
 asking      the answer to code that asks torch whether it is being captured
 inline      of a call: the callable itself runs, as a part of what runs around it
 reached     the state that the callable reads or may change, found from its attributes and names

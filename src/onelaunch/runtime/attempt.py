@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,7 +18,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.pool import Backoff
-from onelaunch.sizes.dims import Follow, Varying
+from onelaunch.runtime.worth import Worth
+from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.state.slots import is_leaf
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import StateWalk
@@ -33,91 +34,100 @@ class SignatureState:
     """The known facts about a signature, recorded or not."""
 
     warmups: int = 0
-    """The warm-up calls since its last recording, or in all; `Warmup.run` counts them."""
+    """The warm-up calls since its last recording, or of all time; `Warmup.run` counts them."""
     has_backward: bool = False
-    """True if its results require grad, so that it is captured as a forward with a backward."""
+    """True if its results require grad, so that the capture has a forward and a backward."""
+    kept_graph: tuple[str, str | None] | None = None
+    """(slot with a tensor that requires grad, line that made the tensor), if no result requires
+    grad. A step stores such a tensor with its graph."""
     threads: set[int] = field(default_factory=set)
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
-    unfit: int = 0
-    """Recordings in a row that did not fit the very call that they were captured for."""
+    misfits_in_a_row: int = 0
+    """Recordings in a row that did not fit the very call of their capture."""
     eager_code: str | None = None
-    """The code of the reason why it runs eagerly for good, or None."""
+    """The code of the reason for running eagerly for good, or None."""
     compiled_accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None
     """The operations of the last run, to compare the next capture with."""
-    differing: int = 0
+    differed_in_a_row: int = 0
     """Captures in a row that differed from the run before them."""
+    shrinks: bool = False
+    """True if state that it replaces was seen to have other sizes, and not only larger ones."""
     known_refusal: CaptureError | None = None
-    """A refusal that stays: of runs that differ, of which two may be alike by chance; that leave a
-    mode changed; or that give a tensor of the state a graph."""
+    """A refusal that stays. Two of several runs that differ may be alike by chance. Other runs
+    leave a mode changed, or give a tensor of the state a graph."""
     training: bool | None = None
     """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None
-    """The state for the other one of training and inference, where that was refused."""
-    unread: int = 0
+    """The state for training if inference was refused, or the other way round."""
+    read_more_in_a_row: int = 0
     """Captures in a row that read more than the runs before them."""
-    alone: int = 0
-    """Recordings in a row that served only the call that they were captured for."""
-    launched: int = 0
-    """The launches of all its recordings when the last one was captured."""
+    worth: Worth = field(default_factory=Worth)
+    """The recordings that did not pay, of all signatures of similar calls."""
     why: str | None = None
     """The reason for its next recording, if one was dropped."""
     launches: list[int] | None = None
     """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
-    """The bytes that a recording needs in a pool for itself, as a warm-up showed; 0 if unknown.
-    With buckets a warm-up runs at the size of its call, and shows the least that is needed."""
+    """The bytes that a recording needs in a pool for itself, estimated in a warm-up; 0 if unknown.
+    With buckets a warm-up runs at the size of its call, and shows a lower bound."""
     backoff: Backoff = field(default_factory=Backoff)
     asking: Asking = field(default_factory=Asking)
     """The answer to the callable where it asks whether it is being captured."""
     options: StepOptions | None = None
     """The options of the optimizers that step in the last recording."""
-    parts: dict[tuple[bool, ...], SignatureState] | None = None
-    """The states for each set of leaves that have no gradient; None until a recording is dropped
-    because a gradient was replaced."""
+    by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
+    """Leaves without a gradient, as flags -> the state for this case. None until a recording is
+    dropped because a gradient was replaced."""
 
     def lost(self, launches: list[int]) -> None:
-        """Keep the counter of a dropped recording, which the next one continues."""
+        """Keep the launch counter of a dropped recording."""
         launches[0] += self.launches[0] if self.launches else 0
         self.launches = launches
 
     def enough_warmups(self, option: int) -> int:
-        """Return the number of its calls that warm up, where the options ask for `option`."""
+        """Return the number of warm-up calls, where the options ask for `option`."""
         return max(option, self.least)
 
     def agreed(self) -> None:
-        """Note a capture that did, and read, no more than the runs before it."""
-        self.ledger, self.differing, self.unread = None, 0, 0
+        """Note a capture that did and read no more than the runs before it."""
+        self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
 
-    def in_mode(self, training: bool | None) -> SignatureState:
-        """Return the state for a module that is training, or is not: what was refused in one of
-        the two may be captured in the other."""
+    def for_mode(self, training: bool | None) -> SignatureState:
+        """Return the state for training or for inference: a refusal in one mode leaves the
+        other."""
         if self.training is None or self.training == training:
             return self
-        self.other_mode = self.other_mode or SignatureState()
+        self.other_mode = self.other_mode or SignatureState(worth=self.worth)
         return self.other_mode
 
-    def gone(self) -> int:
-        """Return the launches of dropped recordings that no other one has taken over yet."""
-        parts = [] if self.parts is None else list(self.parts.values())
+    def past_launches(self) -> int:
+        """Return the launches of dropped recordings that no new recording continues yet."""
+        parts = [] if self.by_gradients is None else list(self.by_gradients.values())
         parts += [] if self.other_mode is None else [self.other_mode]
-        return sum(part.gone() for part in parts) + (self.launches[0] if self.launches else 0)
+        return sum(part.past_launches() for part in parts) + (
+            self.launches[0] if self.launches else 0
+        )
 
-    def part(self, walked: StateWalk) -> SignatureState:
+    def for_gradients(self, walked: StateWalk) -> SignatureState:
         """Return the state for the leaves that have a gradient now, if that matters."""
-        if self.parts is None:
+        if self.by_gradients is None:
             return self
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.requires_grad and is_leaf(t))
-        if empty not in self.parts:  # the first goes on where this one was
+        if empty not in self.by_gradients:  # the first goes on where this one was
             part = SignatureState(
-                self.warmups, threads=self.threads, why=self.why, launches=self.launches
+                self.warmups,
+                threads=self.threads,
+                why=self.why,
+                launches=self.launches,
+                worth=self.worth,
             )
-            self.parts[empty] = part
+            self.by_gradients[empty] = part
             self.warmups, self.launches = 0, None
-        return self.parts[empty]
+        return self.by_gradients[empty]
 
 
 @dataclass(slots=True)
@@ -139,22 +149,22 @@ class Attempt:
     ahead: bool = False
     """True for `capture(...)`, a capture without a call."""
     chain: Chain | None = None
-    """The chain that is captured, of which the callable is a part."""
+    """The chain under capture, if the callable is a part of it."""
 
 
 class Strategy:
     """The way to record a call: this one records it as it is, `BucketStrategy` pads it.
 
     Attributes:
-        varying: arguments that may be smaller in a call than in its recording.
-        follows: for each tensor of the result, the dimensions that follow their sizes.
+        varying: argument index -> how an argument that may be smaller in a call varies.
+        follows: for each tensor of the result, the dimensions that follow sizes of arguments.
     """
 
     varying: Mapping[int, Varying] = {}
-    follows: Sequence[tuple[Follow, ...]] = ()
+    follows: Sequence[tuple[SizeLink, ...]] = ()
 
     def alike(self, entries: Sequence[E]) -> Sequence[E]:
-        """Return the recordings that a new signature counts as a mismatch of."""
+        """Return the recordings that make a new signature a mismatch."""
         return entries
 
     def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
@@ -162,7 +172,11 @@ class Strategy:
         warm()
 
     def prepare(self, attempt: Attempt) -> None:
-        """Decide, before a capture, which arguments may be smaller in a call: `varying`."""
+        """Decide before a capture which arguments may be smaller in a call: `varying`."""
+
+    def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        """Return the callable as a capture runs it."""
+        return fn
 
     def pad_outside(self) -> None:
         """Let no argument vary: a capture has shown that the recording cannot pad by itself."""

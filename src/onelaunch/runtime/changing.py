@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Constant, call_constants, is_code, is_plain
+from onelaunch.call.tree import Constant, call_constants, is_code
 from onelaunch.errors import kind_of
 
 MANY = 8
-"""The signatures in a row, each seen once and all different in one place, after which more are
-expected; also the recordings of one signature in a row that served one call each."""
+"""The signatures in a row, each used once and all different in one place, after which more are
+expected. Also the recordings in a row, each for one call of a signature."""
 _MOST = 32
-"""The same number for sizes that may stop growing: a server may be warmed up at each size in turn,
-and then the sizes come again."""
+"""The same number for sizes. A server may warm up at each size in turn, after which no new sizes
+come."""
 
 
 class _Known(Protocol):
     warmups: int
 
 
-class Finding(NamedTuple):
+class ChangingArgument(NamedTuple):
     """A part of the arguments that differs at each call.
 
     Attributes:
@@ -47,11 +48,10 @@ class Newest:
         self._once: list[tuple[CallSpec, _Known]] = []
 
     def clear(self) -> None:
-        """Forget all signatures."""
         self._once.clear()
 
-    def note(self, spec: CallSpec, paths: Sequence[str], known: _Known) -> Finding | None:
-        """Add a new signature, and return the part in which all of them differ, if there is one.
+    def note(self, spec: CallSpec, paths: Sequence[str], known: _Known) -> ChangingArgument | None:
+        """Add a new signature, and return the part in which all signatures differ, or None.
 
         Args:
             spec: the new signature.
@@ -67,7 +67,7 @@ class Newest:
         return _constant(last) or _growth(specs, paths)
 
 
-def _constant(specs: Sequence[CallSpec]) -> Finding | None:
+def _constant(specs: Sequence[CallSpec]) -> ChangingArgument | None:
     """Return an object that differs in each signature; or a number, if nothing else differs."""
     maps = [dict(_places(spec)) for spec in specs]
     others = [
@@ -77,24 +77,27 @@ def _constant(specs: Sequence[CallSpec]) -> Finding | None:
     ]
     for path in others:
         constants = [each[path] for each in maps]
-        values = [c.value for c in constants if isinstance(c, Constant)]
+        parts = [c for c in constants if isinstance(c, Constant)]
+        values = [c.value for c in parts]
         if len({type(value) for value in values}) != 1:
             continue
         newest, name = values[-1], type(values[-1]).__name__
-        numbers = isinstance(newest, int | float | complex)
-        if numbers or is_plain(newest):
+        if parts[-1].is_plain:
             if len(others) > 1:
                 continue  # any of them may be the reason
             shown = ", ".join(map(repr, values[-3:]))
             text = f"another `{path}` each time, {shown}: each value needs a recording"
+            is_number = isinstance(newest, numbers.Number)
             tensor = f"pass a 0-dim tensor for one that changes, torch.tensor({newest!r})"
-            return Finding("number", path, newest, text, tensor if numbers else "keep to a few")
+            return ChangingArgument(
+                "number", path, newest, text, tensor if is_number else "keep to a few"
+            )
         if not is_code(newest):
             text = f"another object for `{path}` each time, {kind_of(newest)}"
-            return Finding("object", path, newest, text, _IS_IN_IT.format(name=name))
+            return ChangingArgument("object", path, newest, text, _IS_IN_IT.format(name=name))
         if len({id(getattr(value, "__code__", value)) for value in values}) == 1:
             text = f"another `{type(newest).__name__}` for `{path}` each time"
-            return Finding("object", path, newest, text, "make it once, before the calls")
+            return ChangingArgument("object", path, newest, text, "make it once, before the calls")
     return None
 
 
@@ -110,7 +113,7 @@ def _places(spec: CallSpec) -> Iterator[tuple[str, Constant | TensorSpec]]:
         yield f"tensor {index}", tensor
 
 
-def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
+def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> ChangingArgument | None:
     """Return a size that grows by the same amount from each signature to the next."""
     steps = [_grown(a, b) for a, b in itertools.pairwise(specs)]
     newest = steps[-1]
@@ -128,11 +131,11 @@ def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> Finding | None:
         f"buckets=ol.Buckets(dim={dim}, sizes={(most // 4, most // 2, most)}), which pad; or for a "
         "cache one of its full size that is written in place (transformers' StaticCache)"
     )
-    return Finding("size", paths[index], sizes[-1], f"{text}: each needs a recording", fix)
+    return ChangingArgument("size", paths[index], sizes[-1], f"{text}: each needs a recording", fix)
 
 
 def _grown(a: CallSpec, b: CallSpec) -> tuple[tuple[int, int, int], ...] | None:
-    """Return (tensor, dimension, growth) for each size that grew from `a` to `b`; None if anything
+    """Return (tensor, dimension, growth) for each size that grew from `a` to `b`. None if anything
     else differs, except integers, which may count along."""
     if (a.modes, a.device) != (b.modes, b.device) or len(a.tensors) != len(b.tensors):
         return None

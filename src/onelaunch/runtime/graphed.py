@@ -33,15 +33,16 @@ from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.phase import Eager, Phase, Phases, Ready, Refused, Warming
+from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
-from onelaunch.runtime.signature import Signatures, is_unrecordable
+from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import GraphStats, graph_stats
-from onelaunch.runtime.table import Entry, Table, numbers_changed_in
+from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
+from onelaunch.runtime.why import no_buckets
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 
@@ -96,7 +97,7 @@ class Graphed(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if runs_inline():  # called inside what is warmed up, captured, compiled or traced
+        if runs_inline(self):  # called inside what is warmed up, captured, compiled or traced
             return self.fn(*args, **kwargs)
         # Each recording has a generated function (replay/call_path.py) that checks whether it fits
         # these arguments, and launches it if so. The tuple of them is replaced, never changed, so
@@ -119,9 +120,7 @@ class Graphed(Generic[P, R]):
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
         driver, device = self._callee.driver_and_device(flat)
-        if is_unrecordable(driver, flat):
-            # Say, a sparse argument, the user's own `torch.cuda.graph` around it, or hooks that
-            # pack saved tensors.
+        if self._table.unserved.is_unrecordable(driver, flat):
             return self._inline(driver, args, kwargs)
         with driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
@@ -150,10 +149,10 @@ class Graphed(Generic[P, R]):
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
         # If none could be, and the cache is new, of a class that has taken recordings over before,
-        # this is most likely a prompt, whose size does not come again: it runs eagerly. (Not with
-        # buckets: padded it does come again.)
+        # it is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
+            self._signatures.note_objects(caches)
             # `begin` marks the caches as seen, so this is asked first.
             is_prompt = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
@@ -162,11 +161,12 @@ class Graphed(Generic[P, R]):
                 if result is not MISS:
                     return result
             elif is_prompt:
+                self._table.unserved.note_object(caches[0])
                 return MISS
         match self._phase(driver, device, flat, strategy):
-            case Eager(code, why):  # without a code there is nothing to tell
+            case Unrecorded(code, why, fix, kind):  # without a code there is nothing to tell
                 if code:
-                    self._notices.warn(code, why)
+                    self._notices.warn(code, why, kind, fix)
                 return MISS
             case Refused(signature, error):
                 return self._refused(signature, error)
@@ -178,7 +178,7 @@ class Graphed(Generic[P, R]):
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Return what a call that no recording fits is to do; see `Phases`."""
+        """Return the next step of a call that no recording fits; see `Phases`."""
         return self._phases.of(driver, device, flat, strategy)
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -187,6 +187,7 @@ class Graphed(Generic[P, R]):
         # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
+        self._table.unserved.note_new(attempt.signature.warmups)
         # An object that comes back from two calls is the callable's own; replays return it too.
         self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
@@ -204,8 +205,8 @@ class Graphed(Generic[P, R]):
         return result
 
     def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
-        """Have a signature whose results require grad captured as a forward with its backward, or
-        refuse it. With ``on_refusal="raise"`` a call may then raise although it has run."""
+        """Have a signature captured as a forward and a backward, since results require grad, or
+        refuse it. With ``on_refusal="raise"`` a call may raise here although it has run."""
         signature.has_backward = True
         # A forward whose backward is outside the call cannot be captured for sharded modules.
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
@@ -237,13 +238,13 @@ class Graphed(Generic[P, R]):
                     return MISS
             with no_collection():
                 entry = self._recorder.record(attempt, self)
-        except NeedsGrad:  # the results require grad now, and did in no warm-up
+        except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(signature, grad_in_no_grad())
-            signature.has_backward = True
+            signature.has_backward, signature.kept_graph = True, error.kept
             return MISS  # the next call captures a forward with its backward
         except BackwardInside:  # it calls backward, though its results need one after the call
-            return self._ungraphed(signature, backward_inside())
+            return self._ungraphed(signature, backward_inside(signature.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._take_for_constants(attempt, error)
             return MISS
@@ -267,8 +268,7 @@ class Graphed(Generic[P, R]):
         return self._replay_new(entry, attempt, args, kwargs)
 
     def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
-        """Take numbers among the arguments for constants: the callable branches on them, so that no
-        recording can read them anew at each call."""
+        """Give each value of a number a recording: the callable branches on it."""
         if error.only_this_call:  # these values get a recording beside the one for all others
             self._signatures.varied.hold_values(attempt.spec, attempt.flat.tree)
         else:  # each value gets a signature, in place of the one for all
@@ -282,8 +282,8 @@ class Graphed(Generic[P, R]):
         kwargs: dict[str, Any],
         refused: CaptureError,
     ) -> R | Miss:
-        """Capture a callable that asks torch whether it is being captured, and was refused after
-        the answer no: from now on, once and for all, the answer is yes."""
+        """Capture a callable that asks whether it is being captured, and was refused after the
+        answer no. From now on the answer is yes."""
         signature = attempt.signature
         # What the warm-ups under the answer no showed does not hold any more. One under the answer
         # yes is enough. `compare_answers` rehearses it under both answers. The second rehearsal is
@@ -303,12 +303,12 @@ class Graphed(Generic[P, R]):
     def _replay_new(
         self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> R | Miss:
-        """Replay a recording for the call that it was captured from, and keep it if its run agreed
-        with the runs before it."""
+        """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
+        before it."""
         signature = attempt.signature
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
-        changes_number = bool(numbers_changed_in(entry.captured))
+        changes_number = bool(entry.captured.moved_numbers())
         signature.warmups = self.options.enough_warmups - 1 if changes_number else 0
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
@@ -316,19 +316,19 @@ class Graphed(Generic[P, R]):
             if misfit is None:  # for the first time: the next may fit
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", misfit))
-        signature.unfit = 0
-        if entry.unsettled:
+        signature.misfits_in_a_row = 0
+        self._signatures.note_served(entry, self._table.entries)
+        if entry.ran_differently:
             # The captured run read more state than the runs before it, or (`differs`) did other
             # work. This call has its result, but the recording goes. Its run counts as all warm-up
             # calls: the next call is captured and compared with it. After too many that differ the
-            # signature runs eagerly, or (`on_refusal="raise"`, `CaptureJob.strict`) is refused.
-            differs = entry.captured.differs
+            # signature runs eagerly, or (`on_refusal="raise"`, `differed_in_a_row`) is refused.
+            differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
                 self._ungraphed(signature, differs.refusal())
             return result
         signature.agreed()
-        self._table.warn_used_once(entry)  # if the recordings before it each served one call
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
         # With the code objects that it ran, for the warnings of what no replay repeats.
@@ -345,7 +345,7 @@ class Graphed(Generic[P, R]):
 
     @property
     def _user(self) -> User:
-        """Who has these recordings in the pool's figures; of a piece, the whole module."""
+        """The user of these recordings in the pool's figures; of a piece, the whole module."""
         return self
 
     # Refused.
@@ -365,9 +365,9 @@ class Graphed(Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly from now on, with a warning: from `_refused`, if the option
-        `on_refusal` says so; or regardless of it, where nothing is wrong with the callable, as with
-        no room, a backward inside, grad mode on inside only, a recording that misfits its call."""
+        """Have a signature run eagerly from now on, with a warning. `_refused` does so as
+        `on_refusal` says. Otherwise nothing is wrong with the callable: there is no room, a
+        backward or grad mode is inside, or a recording misfits its call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -376,17 +376,14 @@ class Graphed(Generic[P, R]):
     # An eager run.
 
     def _enter_eager(self) -> None:
-        """Count a run by `_eager`, and list its thread, while no other thread captures. Until it is
-        done, no forward is captured with its backward, which would put stand-ins in the places of
-        the parameters while it runs."""
+        """Count an eager run, and list its thread, while no other thread captures. Until it is done
+        no forward is captured with a backward: stand-ins would replace parameters under it."""
         self._table.counts.eager_calls += 1
         self._table.running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself, in a thread that has entered itself in `running`.
-
-        This holds no lock: threads that the callable starts may wait for each other.
-        """
+        """Run the callable itself, in a thread listed in `running`. Holds no lock: threads that the
+        callable starts may wait for each other."""
         try:
             return self._run_original(args, kwargs)
         finally:
@@ -414,12 +411,12 @@ class Graphed(Generic[P, R]):
 
     @property
     def memory_bytes(self) -> int:
-        """Device bytes of the pool, with what other callables hold in it; 0 without recordings."""
+        """Device bytes of the pool, other callables' recordings included; 0 without recordings."""
         return self._pool.memory_bytes if self._table.entries else 0
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
-        gone = self._signatures.gone()
+        gone = self._signatures.past_launches()
         return graph_stats(self._table.figures(), self._table.counts, gone)
 
     def reset(self) -> None:
@@ -436,8 +433,7 @@ class Graphed(Generic[P, R]):
         """Record the signature of this call ahead of time, without making the call.
 
         The callable runs once to warm up, whatever `warmup` is, and once to be captured; then every
-        tensor that it wrote, the random state and torch's modes are restored. Costs about two eager
-        calls and the capture.
+        tensor that it wrote, the random state and torch's modes are restored. Costs two calls.
 
         Raises:
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
@@ -455,7 +451,7 @@ class Graphed(Generic[P, R]):
         """Return attributes of the graphed function that torch.export reads."""
         if name in _OF_FUNCTIONS:
             return getattr(inspect.unwrap(self.fn), name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(no_buckets(self, name))
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """Bind as a method, as the function would be."""
@@ -495,6 +491,5 @@ def capture_in(
     kwargs: Mapping[str, Any],
     then: Callable[[Any], object],
 ) -> None:
-    """Do `Graphed.capture` for one callable of a chain, and call `then` with the result of the
-    warm-up."""
+    """Do `Graphed.capture` for a callable of a chain. `then` gets the result of the warm-up."""
     graphed._recorder.capture_ahead(graphed, args, kwargs, chain=chain, then=then)

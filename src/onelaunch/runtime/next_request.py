@@ -1,10 +1,9 @@
 """The recordings of one request's objects, taken over by the next request's.
 
-A decoder is called with a cache that each request makes anew. A recording reads the memory of the
-cache that it was captured with, by address. When another cache comes that is built alike, the two
-change places in memory, each with its contents, and the recording goes on with the new one: no
-capture, and no copy at each call. Tensors keep their identity; only addresses change, so it is done
-where nothing but these tensors refers to that memory.
+A decoder is called with a cache that each request makes anew. A recording reads the memory of its
+cache by address. When a cache of the same structure comes, the two change places in memory, each
+with its contents. The recording goes on with the new cache, without a capture or copies. Tensors
+keep their identity and change their addresses, so nothing else may refer to that memory.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,15 +35,15 @@ _C: Any = torch._C
 
 
 def memory_uses(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Return how many tensors and others refer to the memory of each tensor, by its id."""
+    """Return id of a tensor -> number of references to its memory."""
     return {id(t): _uses(t) for t in tensors if t.layout is torch.strided}
 
 
 def shares(
     before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
 ) -> dict[int, int]:
-    """Return how often a new recording refers to the memory of each tensor, by the tensor's id.
-    Left out is memory that anything but its tensor and recordings refers to.
+    """Return id of a tensor -> number of references of a new recording to its memory. Memory is
+    left out if anything but its tensor and recordings refers to it.
 
     Args:
         before: the uses of the memory before the capture.
@@ -60,8 +59,8 @@ def shares(
 
 
 def locked(call: CallPath, lock: RLock) -> CallPath:
-    """Return a call path that holds a lock from its checks to its launch, so that no other thread
-    moves the memory in between. 0.1 us."""
+    """Return a call path that holds a lock from its checks to its launch. Meanwhile no other thread
+    moves the memory. 0.1 us."""
 
     def call_locked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with lock:
@@ -82,8 +81,22 @@ def _own_uses(t: Tensor, entries: Sequence[Entry]) -> int:
 
 @functools.cache
 def _alone(device: torch.device) -> int:
-    """Return the uses of memory that one tensor of this device refers to."""
+    """Return the uses of memory under a single tensor."""
     return _uses(torch.empty(1, device=device))
+
+
+class Taken(NamedTuple):
+    """The recordings that a new request takes over.
+
+    Attributes:
+        entries: id of a recording in the table -> the recording that takes its place.
+        spent: recordings that fit no call any more.
+        objects: the objects whose place was taken; none if nothing was taken over.
+    """
+
+    entries: dict[int, Entry]
+    spent: list[Entry]
+    objects: list[object]
 
 
 def take_over(
@@ -91,25 +104,22 @@ def take_over(
     device: torch.device,
     entries: Sequence[Entry],
     spec: CallSpec,
-    examples: Sequence[Tensor],
     displaced: Objects,
     name: str,
-) -> tuple[dict[int, Entry], list[object]] | None:
-    """Give recordings of other requests to a call of a new signature.
+) -> Taken:
+    """Give recordings of other requests to a call of a new signature. The new objects take the
+    places of the former ones in the conditions of each recording. A recording fits the calls that
+    pass its whole guard. It stays if anything in its guard is gone for good.
 
     Args:
         entries: the recordings; the last is the oldest.
         spec: the signature.
-        examples: the tensors of the call.
         displaced: objects that take no recordings over.
         name: the callable's.
-
-    Returns:
-        id of a recording in the table -> the recording that takes its place, and the objects whose
-        place was taken; None if no recording was of objects built like these.
     """
+    spent: list[Entry] = []
     if any(value in displaced for value in requests_in(spec.tree)):
-        return None
+        return Taken({}, spent, [])
     tried: list[CallSpec] = []
     for entry in reversed(entries):
         if entry.spec in tried:
@@ -119,41 +129,38 @@ def take_over(
         group = [e for e in entries if e.spec == entry.spec]
         if not pairs or not all(_is_transferable(e.captured) for e in group):
             continue
+        gone = [e for e in group if e.captured.guard.moved() is not None]
+        spent += gone
+        group = [e for e in group if e not in gone]
         try:
             parts = Counterparts(pairs)
         except Unlike:
             continue
+        made = [(e, _transferred(e.captured, parts)) for e in group]
+        made = [(e, new) for e, new in made if new.guard.moved_elsewhere() is None]
         places = _exchanged(group, entries, parts)
-        if places is None:
+        if not made or places is None:
             continue
         with ExitStack() as held:
             for e in group:
                 held.enter_context(e.lock)
             driver.synchronize(device)  # launches on other streams may still use this memory
             exchange(places)
-            made = [_transferred(e.captured, parts) for e in group]
-            if any(captured is None for captured in made):
-                exchange(places)
-                continue
         found: dict[int, Entry] = {}
-        for old, captured in zip(group, made, strict=True):
-            assert captured is not None
-            hidden = [slot.read() for slot in captured.hidden]
-            captured.inputs.tensors = [*examples, *(t for t in hidden if isinstance(t, Tensor))]
+        for old, captured in made:
             call = locked(build_call(captured, spec, name), old.lock)
-            captured.inputs.tensors = []
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
             found[id(old)] = replace(
                 old, call=call, spec=spec, captured=captured, info=info, shares=own
             )
-        return found, [old for old, _ in pairs]
-    return None
+        spent += [e for e in group if id(e) not in found]
+        return Taken(found, spent, [old for old, _ in pairs])
+    return Taken({}, spent, [])
 
 
 def _pairs(old: CallSpec, new: CallSpec) -> Pairs | None:
-    """Return the objects in which alone two signatures differ, in pairs; None if they differ in
-    more."""
+    """Return the pairs of objects that alone distinguish two signatures; None if more does."""
     same = (old.tensors, old.overlaps, old.modes, old.device)
     if same != (new.tensors, new.overlaps, new.modes, new.device):
         return None
@@ -197,10 +204,8 @@ def _exchanged(
 
 
 def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Have tensors change places in memory, each with its contents.
-
-    The first of each pair has its contents at any time: another thread may be reading it.
-    """
+    """Have tensors change places in memory, each with its contents. The first of each pair has its
+    contents at any time: another thread may be reading it."""
     for is_inference, group in groupby(places, key=lambda pair: pair[0].is_inference()):
         with torch.inference_mode(is_inference), torch.no_grad():
             for old, new in group:
@@ -224,25 +229,19 @@ def _is_transferable(captured: CapturedCall) -> bool:
         and not captured.statics
         and not captured.lasting
         and not captured.values
-        and not captured.followed
+        and not captured.followed.names()
         and Travel.ADDRESS not in captured.inputs.travels
         and captured.guard.is_transferable
     )
 
 
-def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | None:
-    """Return the same recording over other objects; None if its guard tells them apart.
-
-    Tensors that the recording reads by address must have changed places already.
-    """
-    guard = captured.guard.transferred(parts)
-    if guard is None:
-        return None
+def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
+    """Return the same recording over other objects, once its tensors have changed places."""
     storage = captured.driver.storage
-    homes = {storage(new): new for _, new in parts.tensors()}
+    homes = {storage(old): new for old, new in parts.tensors()}
 
     def moved(t: Tensor) -> Tensor:
-        """Return the counterpart of a tensor, or of the one that it is a view of."""
+        """Return the counterpart of a tensor or of its base."""
         new = parts.of(t)
         return homes.get(storage(t), t) if new is t else new
 
@@ -259,13 +258,16 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall | 
             s._replace(slot=parts.slot(s.slot), tree=_transferred_tree(s.tree, parts))
             for s in captured.state
         ],
-        guard=guard,
+        guard=captured.guard.transferred(parts),
+        expected=captured.expected and captured.expected.transferred(parts),
         changed_numbers=tuple(map(parts.slot, captured.changed_numbers)),
-        counts=[count.at(parts.slot(count.slot)) for count in captured.counts],
-        written=[moved(t) for t in captured.written],
-        version_bumped=[moved(t) for t in captured.version_bumped],
-        untraced=[parts.of(t) for t in captured.untraced],
-        inputs=replace(captured.inputs),
+        followed=captured.followed.at(parts.slot),
+        writes=replace(
+            captured.writes,
+            tensors=[moved(t) for t in captured.writes.tensors],
+            bumped=[moved(t) for t in captured.writes.bumped],
+        ),
+        facts=replace(captured.facts, untraced=[parts.of(t) for t in captured.facts.untraced]),
     )
 
 

@@ -93,7 +93,7 @@ _SPLIT = (
     ("outputs", "fresh", 'outputs="fresh": a piece may not overwrite what another returned'),
     ("on_mismatch", "record", 'on_mismatch="record": pieces get what the module makes of a call'),
 )
-"""The options that ``on_refusal="split"`` asks for: name, value, and the fix of another value."""
+"""(name, value, fix of another value) of the options that ``on_refusal="split"`` asks for."""
 
 
 def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:

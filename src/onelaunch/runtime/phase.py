@@ -23,7 +23,15 @@ from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strateg
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
-from onelaunch.runtime.why import mismatch, varying
+from onelaunch.runtime.why import (
+    kept_in_place,
+    mismatch,
+    recorded_in_vain,
+    still_waiting,
+    varying,
+    why,
+)
+from onelaunch.source import line_of
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 
@@ -31,11 +39,13 @@ _SIGNATURES_A_RECORDING = 4
 """The signatures that are remembered, as a multiple of `max_recordings`."""
 
 
-class Eager(NamedTuple):
+class Unrecorded(NamedTuple):
     """A call that runs as it is, with a warning if there is a code."""
 
     code: str = ""
     why: str = ""
+    fix: str = ""
+    kind: str = ""
 
 
 class Refused(NamedTuple):
@@ -57,7 +67,7 @@ class Ready(NamedTuple):
     attempt: Attempt
 
 
-Phase = Eager | Refused | Warming | Ready
+Phase = Unrecorded | Refused | Warming | Ready
 
 
 @dataclass(slots=True, eq=False)
@@ -71,23 +81,24 @@ class Phases:
     _table: Table
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        """Choose the phase of a call, and update its signature: create it, count the calls of its
-        backoff, free recordings that cannot fit again."""
+        """Choose the phase of a call, and update its signature. The signature is made, its backoff
+        counted, and its stale recordings freed."""
         incomparable = opaque(flat)
         if incomparable is not None:
-            return Eager("OL302", f"{incomparable}: runs eagerly")
+            return Unrecorded("OL302", f"{incomparable}: runs eagerly")
         found = self._signature(driver, device, flat, strategy)
-        if isinstance(found, Eager):
+        if isinstance(found, Unrecorded):
             return found
         spec, signature = found
         reached = self._callee.reached(flat)
-        signature = signature.in_mode(self._callee.training)
-        if signature.parts is not None:
-            signature = signature.part(reached.walk())
-        if signature.eager_code is not None or signature.backoff.waits():
-            return Eager()
+        signature = signature.for_mode(self._callee.training)
+        if signature.by_gradients is not None:
+            signature = signature.for_gradients(reached.walk())
+        waits = signature.backoff.waits() or signature.worth.waits()
+        if signature.eager_code is not None or waits:
+            return Unrecorded()
         if distributed.is_unsharded(reached.values):
-            return Eager()
+            return Unrecorded()
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
         refused = self._refusal(signature, reached) or moving
@@ -95,7 +106,7 @@ class Phases:
             return Refused(signature, refused)
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
-            return Eager("OL305", f"{waiting} forwards of `{self._name}` wait for their backward")
+            return Unrecorded("OL305", still_waiting(self._name, waiting))
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
         cold = (
             signature.warmups < signature.enough_warmups(self._options.enough_warmups)
@@ -104,16 +115,24 @@ class Phases:
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
         if len(self._table.entries) >= self._options.max_recordings:
-            count, entries = len(self._signatures.states), self._table.entries
-            return Eager("OL301", varying(self._name, entries, count, spec, flat.tensors))
+            entries, specs = self._table.entries, self._signatures.states
+            return Unrecorded("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
         if signature.has_backward and self._table.others_run():
-            return Eager()
+            return Unrecorded()
+        if waiting:
+            signature.worth.let_off()
+        entries = self._table.entries
+        if signature.worth.spent(self._signatures.launched(signature.worth, entries)):
+            reason = signature.why or why(entries, spec, flat.tensors)
+            text = recorded_in_vain(self._name, signature.worth.row, signature.worth.used, reason)
+            fix = kept_in_place(self._callee.state_root, reason)
+            return Unrecorded("OL301", text, fix, "state")
         return Ready(attempt)
 
     def _signature(
         self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
-    ) -> tuple[CallSpec, SignatureState] | Eager:
-        """Return the signature of a call, a new one if it is the first of it."""
+    ) -> tuple[CallSpec, SignatureState] | Unrecorded:
+        """Return the signature of a call, made if it is new."""
         signatures, entries = self._signatures, self._table.entries
         spec = spec_of(driver, flat, device)
         signature = signatures.states.get(spec)
@@ -128,16 +147,16 @@ class Phases:
         if self._options.on_mismatch == "raise" and alike:
             raise mismatch(self._name, alike[0], spec)
         if len(signatures.states) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
-            return Eager("OL301", varying(self._name, entries, len(signatures.states), spec))
+            return Unrecorded("OL301", *varying(self._name, entries, signatures.states, spec))
         signatures.drop_unreachable({entry.spec for entry in entries})
-        signature = signatures.states[spec] = SignatureState()
+        signature = signatures.state(spec)
         signatures.varied.note(spec, signature)
         if not numbers_read(spec.tree):
             signatures.note_new(spec, flat, signature)
         return spec, signature
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
-        """Return the refusal of a signature that is known before any capture, or None."""
+        """Return the known refusal of a signature before any capture, or None."""
         if signature.warmups == 0 and not self._table.entries:  # modules of several processes
             values = distributed.sharded_values(reached.values)
             signature.least = distributed.least_warmup(values)
@@ -149,5 +168,8 @@ class Phases:
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)
-        restless = signature.options.restless() if signature.options is not None else None
-        return None if restless is None else CaptureError("OL123", f"{restless} changes")
+        moving = None if signature.options is None else signature.options.restless()
+        if moving is not None:
+            place = line_of(self._callee.fn, r"\.step\(")
+            moving.where = place and str(place)
+        return moving

@@ -1,11 +1,10 @@
 """Memory shared by recordings, and its budget.
 
 Recordings of one pool never run at once (a launch holds the lock of its pool's order), and each
-replay copies its inputs in again. So all memory that a capture used is free for the next capture of
-the pool, except the memory that a recording keeps: results under ``outputs="static"``. Evicting a
-recording frees the memory that it kept. The shared memory goes back to the device only with the
-pool's last recording, so a pool that has too much of it, because its recordings came smallest
-first, is emptied and filled again.
+replay copies its inputs in again. So all memory of a capture is free for the next, except memory
+that a recording keeps: results under ``outputs="static"``. Evicting a recording frees its kept
+memory. The shared memory goes back to the device with the pool's last recording. A pool whose
+recordings came smallest first has too much: it is emptied and filled again.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ T = TypeVar("T")
 _WORTH_LAUNCHES = 32
 """The number of eager calls that cost about as much as a capture."""
 _WAIT = 8 * _WORTH_LAUNCHES
-"""The eager calls between two captures, so that captures cost an eighth of them."""
+"""The eager calls between two captures, so that captures take an eighth of the time."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A recording as its pool sees it. Its table holds it; the pool only refers to it weakly.
+    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly.
 
     Attributes:
         used: launches so far, and the time of the last one by the pool's clock.
@@ -54,7 +53,6 @@ class Member:
     busy: Callable[[], bool] = bool
 
     def leave(self) -> None:
-        """Take the recording off its owner's table."""
         forget = self.forget()
         if forget is not None:
             forget(self)
@@ -62,18 +60,16 @@ class Member:
 
 @dataclass(slots=True)
 class Backoff:
-    """The calls of a signature that run eagerly before it is captured again.
-
-    After one eviction there are none. After the second in a row of a recording that was little
-    used there are some, so that recordings that do not all fit in the pool do not take turns in it.
-    """
+    """The eager calls of a signature before its next capture. One eviction costs none. From the
+    second in a row, of a recording with little use, a signature waits. Otherwise recordings that do
+    not all fit in the pool would take turns."""
 
     early: bool = False
     wait: int = 0
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
-        """Note an eviction, after `launches` in all; of several `together` only one counts."""
+        """Note an eviction after `launches` in all; of several `together` only one counts."""
         if not together:
             early = launches - self.seen < _WORTH_LAUNCHES
             self.wait = _WAIT if early and self.early else 0
@@ -100,15 +96,15 @@ class Pool:
     """Device memory that many recordings of many callables share.
 
     Recordings of one pool never run at the same time: a launch waits, on the device, for the launch
-    before it. So their buffers lie in the same memory, and the pool needs about what its largest
-    recording needs. Capture the largest first: the others then fit into its memory.
+    before it. So their buffers lie in the same memory, and the pool needs about as much as its
+    largest recording. Capture the largest first: the others then fit into its memory.
 
     Args:
         max_bytes: the most bytes that the pool reserves, on all devices. The need of a recording is
             estimated from its warm-up. To make room the least recently used recordings are evicted;
             they are captured again when they are called again. A signature that does not fit at all
-            runs eagerly, with one warning (OL304). None: no limit. A limit makes a replay about
-            50 ns slower.
+            runs eagerly, with one warning (OL304). None: no limit. A limit makes a replay about 50
+            ns slower.
 
     Raises:
         ArgumentError: OL401, `max_bytes` is not a positive integer.
@@ -160,13 +156,13 @@ def manager_of(pool: Pool) -> PoolManager:
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class PoolRoom:
     """Room in a pool for one recording; see `PoolManager.lease`.
 
     Attributes:
         has_room: True while a capture may fit.
-        again: True if a second capture may fit where the first does not, because keeping the limit
-            evicts the other recordings, and with them the gaps between them.
+        again: True if a second capture may fit where the first does not. Keeping the limit evicts
+            other recordings and the gaps between.
     """
 
     pool: PoolManager
@@ -174,7 +170,7 @@ class Lease:
     again: bool
 
     def keep(self, member: Member) -> bool:
-        """Put a new recording into the pool, evicting others to keep its limit. Return False if it
+        """Put a new recording into the pool, and evict others to keep its limit. Return False if it
         does not fit: then it is freed."""
         if self.pool.keep_within():
             self.pool.add(member)
@@ -185,9 +181,8 @@ class Lease:
 
 
 class PoolManager:
-    """The device pools of one `Pool`, the recordings in them, and their budget.
-
-    All methods but `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
+    """The device pools of one `Pool`, with their recordings and their budget. All methods but
+    `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
 
     Args:
         max_bytes: the most that it may hold, on all devices; None: no limit.
@@ -206,7 +201,7 @@ class PoolManager:
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._lock = threading.Lock()
-        """The lock that is held while the sets are read or changed, and for nothing else."""
+        """The lock of the sets, held for nothing else."""
 
     @property
     def memory_bytes(self) -> int:
@@ -232,10 +227,8 @@ class PoolManager:
         return self._pools[device]
 
     def apart(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Return a new device pool that no other recording uses, and count it as this pool's.
-
-        The tensors that a forward saves for its backward must outlive every launch in between.
-        """
+        """Return a new device pool for one recording, counted as this pool's. The tensors that a
+        forward saves for its backward must outlive every launch in between."""
         pool = driver.new_pool(device, beside=self.on(driver, device))
         with self._lock:
             self._apart.add(pool)
@@ -253,8 +246,8 @@ class PoolManager:
     def warmup(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
     ) -> tuple[T, int]:
-        """Run, and return the result and the estimated bytes of a recording; 0 if that is unknown
-        or there is no limit."""
+        """Run, and return the result and the estimated bytes of a recording. 0 bytes if unknown, or
+        if there is no limit."""
         if self.max_bytes is None:
             return run(), 0
         return driver.foresee(run, device, staged_bytes(driver, inputs, device))
@@ -262,7 +255,7 @@ class PoolManager:
     @contextmanager
     def lease(
         self, driver: Driver, device: torch.device, need_bytes: int, user: User
-    ) -> Generator[Lease]:
+    ) -> Generator[PoolRoom]:
         """Make room for a recording, and give a lease to capture it under::
 
             with pool.lease(driver, device, need_bytes, user) as lease:
@@ -279,7 +272,7 @@ class PoolManager:
         with self._lock:
             self._users.add(user)
         has_room = self._make_room(driver, device, need_bytes)
-        lease = Lease(self, has_room, again=bool(self._by_age()))
+        lease = PoolRoom(self, has_room, again=bool(self._by_age()))
         try:
             yield lease
         except BaseException:  # from the callable, which runs in the capture, or Ctrl-C
@@ -293,13 +286,11 @@ class PoolManager:
         member.graph.reset()
 
     def may_fit_later(self, need_bytes: int) -> bool:
-        """Return whether there may be room later, when recordings that are busy now can be
-        evicted."""
+        """Return whether there may be room later, when busy recordings can be evicted."""
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
     def add(self, member: Member) -> None:
-        """Count a recording as one of this pool's."""
         if self.clock is not None:
             member.used[1] = self.clock()  # a capture ahead is a use
         with self._lock:
@@ -313,7 +304,7 @@ class PoolManager:
         return sorted(found, key=lambda m: m.used[1])
 
     def _make_room(self, driver: Driver, device: torch.device, need_bytes: int) -> bool:
-        """Evict until the need fits into the pool's free memory and what it may still take; return
+        """Evict until the need fits into free memory of the pool and its remaining limit. Return
         False if that is impossible."""
         most = self.max_bytes
         if most is None:
@@ -332,7 +323,7 @@ class PoolManager:
         return self._evict_until(fits)
 
     def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
-        """Evict one recording after another; return False if there is none left to evict."""
+        """Evict recordings one by one; return False if none is left to evict."""
         while not fits():
             if not self._evict_oldest(without):
                 return False

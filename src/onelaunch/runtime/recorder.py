@@ -1,5 +1,5 @@
-"""The ways in which a callable gets recordings: captured for a call or ahead of one, or taken over
-from another request's objects."""
+"""The ways of a callable to recordings: capture for a call or ahead of it, or take them over from
+another request's objects."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from onelaunch.autograd.chain import Chain
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
-from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
+from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import CannotPadInside
+from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
-from onelaunch.capture.run import CaptureJob
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver, InPlace
 from onelaunch.errors import CaptureError
@@ -34,20 +34,18 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
 from onelaunch.runtime.requests import Requests, requests_in, tensors_in
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
-from onelaunch.runtime.table import Entry, Table, numbers_changed_in
+from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import why
 from onelaunch.source import user_line
-from onelaunch.state.slots import Slot
 from onelaunch.trace_names import named, sizes
-from onelaunch.watch.ledger import TRIES
 
 _LEAST_BYTES = 1 << 20
-"""The least size of a tensor that is worth proving it needs no copy."""
+"""The least bytes of a tensor that are worth a proof that it needs no copy."""
 
 
-class Owner(Protocol):
+class RecordingOwner(Protocol):
     """The graphed callable that recordings are made for."""
 
     @property
@@ -84,7 +82,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
-    def record(self, attempt: Attempt, owner: Owner) -> Entry | None:
+    def record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
         strategy = attempt.strategy
         strategy.prepare(attempt)
@@ -95,19 +93,21 @@ class Recorder:
             entry = self._record_in_pool(attempt, owner)
         if entry is not None:
             attempt.signature.launches = None
+            attempt.signature.shrinks |= entry.captured.compared.resized
         return entry
 
-    def _record_in_pool(self, attempt: Attempt, owner: Owner) -> Entry | None:
+    def _record_in_pool(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
         with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
             while lease.has_room:
                 entry = self._capture(attempt, owner)
                 if lease.keep(entry.member):
                     return entry
+                entry.undo()
                 del entry  # before the next capture, which needs its memory
         return None
 
-    def _capture(self, attempt: Attempt, owner: Owner) -> Entry:
+    def _capture(self, attempt: Attempt, owner: RecordingOwner) -> Entry:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
@@ -123,9 +123,10 @@ class Recorder:
         refresh_mode_flag()
         distributed.shutdown.watch(owner, captured.graph)
         entry = self._entry(attempt, job, captured, reason)
+        entry.undo = session.undo
         if request_tensors:
             entry.shares = shares(uses, request_tensors, self._table.entries)
-        if request_tensors or captured.followed:
+        if request_tensors or captured.followed.of_state:
             # No other thread may write these between the checks of a call and its launch.
             entry.call = locked(entry.call, entry.lock)
         return entry
@@ -139,6 +140,7 @@ class Recorder:
             captured.launches = signature.launches
         captured.clock = self._pool.clock
         captured.guard = self._table.shared(captured.guard)
+        captured.expected = ExpectedInputs.of(captured)
         call = attempt.strategy.call_path(captured, spec, self._name)
         if job.forward is not None:
             kept = captured.graph.memory_bytes
@@ -147,9 +149,10 @@ class Recorder:
         else:
             kept = job.pool.memory_bytes
         info = describe(self._name, captured, spec, flat, reason, kept)
-        captured.inputs.tensors = []  # the caller's, which only the making of the call path needs
-        signature.options = StepOptions(captured.optimizers, captured.scalars.keys)
-        self._table.counts.captured(captured.seconds)
+        captured.inputs.tensors = []  # the caller's
+        unguarded = captured.followed.keys | {*captured.stored}
+        signature.options = StepOptions(captured.optimizers, unguarded)
+        self._table.counts.captured(captured.facts.seconds)
         pair = captured.pair
         busy = (lambda: False) if pair is None else lambda: pair.in_flight
         forget = weakref.WeakMethod(self._table.evicted)
@@ -181,18 +184,19 @@ class Recorder:
             static_outputs=options.outputs == "static" and forward is None,
             in_place=self._in_place(attempt),
             asking=signature.asking,
-            earlier=None if hidden else signature.ledger,
-            strict=signature.differing + 1 >= TRIES and (attempt.ahead or raises),
-            known=signature.compiled_accesses if hidden else None,
+            previous_run=None if hidden else signature.ledger,
+            differed_in_a_row=signature.differed_in_a_row if attempt.ahead or raises else None,
+            shrinks=signature.shrinks,
+            compiled_study=signature.compiled_accesses if hidden else None,
             forward=forward,
+            given=attempt.strategy.captured,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
-            counting=self._counting(attempt.spec) if forward is None and not hidden else (),
             following=following,
         )
 
     def _in_place(self, attempt: Attempt) -> InPlace | None:
-        """Return what kernels are to reach in the caller's memory; None: nothing."""
+        """Return the memory of the caller that kernels are to reach; None: none."""
         every = self._options.inputs == "rebind"
         if distributed.initialized():
             return None  # a proof launches what other processes do not
@@ -200,26 +204,21 @@ class Recorder:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
         return InPlace(0) if every and not attempt.signature.has_backward else None
 
-    def _counting(self, spec: CallSpec) -> list[Slot]:
-        """Return the numbers that the callable itself changes, by the recordings of a signature."""
-        slots = [
-            s for e in self._table.entries if e.spec == spec for s in numbers_changed_in(e.captured)
-        ]
-        return list({slot.id: slot for slot in slots}.values())
-
     def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
-        """Give the recordings of an earlier request's objects to those of a new request. Return
-        whether that was possible."""
+        """Give the recordings of an earlier request's objects to a new request's, if possible."""
         present, displaced = self._table.entries, self.requests.displaced
         if not present:
             return False
         spec = spec_of(driver, flat, device)
-        if spec in self._signatures.states:
+        known = self._signatures.states.get(spec)
+        refused = known is not None and (known.eager_code or known.known_refusal)
+        if refused or any(e.spec == spec for e in present):
             return False
-        taken = take_over(driver, device, present, spec, flat.tensors, displaced, self._name)
-        if taken is None:
+        entries, spent, objects = take_over(driver, device, present, spec, displaced, self._name)
+        for entry in spent:
+            self._table.drop(entry)
+        if not entries:
             return False
-        entries, objects = taken
         old = set(map(id, objects))
         signature = next(iter(entries.values())).signature
         with self._table.lock:
@@ -241,7 +240,7 @@ class Recorder:
 
     def capture_ahead(
         self,
-        owner: Owner,
+        owner: RecordingOwner,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         strategy: Strategy = UNPADDED,
@@ -252,7 +251,7 @@ class Recorder:
 
         Args:
             strategy: how sizes are padded.
-            chain: the chain that is captured, of which this callable is a part.
+            chain: the chain under capture, if this callable is a part of it.
             then: called with the result of the warm-up.
         """
         kwargs = dict(kwargs)
@@ -267,8 +266,8 @@ class Recorder:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            known = self._signatures.states.setdefault(spec, SignatureState())
-            signature = known.in_mode(self._callee.training)
+            known = self._signatures.state(spec)
+            signature = known.for_mode(self._callee.training)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
             self._table.drop_stale(spec, signature)
@@ -295,18 +294,18 @@ class Recorder:
                     self.capture_ahead(owner, args, kwargs, strategy, chain, then)
                     return
                 entry = self._record_ahead(attempt, owner)
-                while entry is not None and entry.unsettled:
+                while entry is not None and entry.ran_differently:
                     self._table.drop_unsettled(entry)
                     entry = self._record_ahead(attempt, owner)
             except BackwardInside:
-                raise backward_inside() from None
+                raise backward_inside(signature.kept_graph) from None
             if entry is None:
                 raise no_room(self._name, attempt, self._pool)
             signature.eager_code = None
             signature.agreed()
             self._table.add(entry, self._callee.codes)
 
-    def _record_ahead(self, attempt: Attempt, owner: Owner) -> Entry | None:
+    def _record_ahead(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():
             raise CaptureError(
                 "OL109",
@@ -314,9 +313,12 @@ class Recorder:
                 fix="capture before the threads call it",
             )
         try:
-            return self.record(attempt, owner)
-        except NeedsGrad:
-            attempt.signature.has_backward = True
+            entry = self.record(attempt, owner)
+            if entry is not None:
+                entry.undo()  # there is no call that its run would be
+            return entry
+        except NeedsGrad as error:
+            attempt.signature.has_backward, attempt.signature.kept_graph = True, error.kept
         except CaptureError as error:
             if not attempt.signature.asking.switch_answer():
                 raise
@@ -327,7 +329,9 @@ class Recorder:
             self._rehearse(attempt, owner, lambda result: None)
         return self._record_ahead(attempt, owner)
 
-    def _rehearse(self, attempt: Attempt, owner: Owner, then: Callable[[Any], object]) -> None:
+    def _rehearse(
+        self, attempt: Attempt, owner: RecordingOwner, then: Callable[[Any], object]
+    ) -> None:
         """Warm up without a call, and call `then` with the result.
 
         Raises:

@@ -1,5 +1,7 @@
-"""The objects that a request makes anew and passes to the callable, as a decoder's cache: which of
-them are new. Recordings are taken over from one to the next by `next_request.py`."""
+"""Objects that a request makes anew and passes to the callable, such as a decoder's cache.
+
+`next_request.py` hands recordings on from one request's objects to the next.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class Requests:
     """The requests that a callable has served, each with objects of its own.
 
     Attributes:
-        displaced: objects whose recordings another request's have taken over: they get recordings
-            of their own. Two requests that alternate would otherwise change places at each call.
+        displaced: objects whose recordings another request has taken over: they get new recordings.
+            Two requests that alternate would otherwise change places at each call.
     """
 
     def __init__(self) -> None:
@@ -45,21 +47,18 @@ class Requests:
         self._served: set[type] = set()
         """Classes of objects that took recordings over."""
         self._parts = Objects()
-        """The objects that requests brought, and those inside them."""
+        """The objects that requests brought, and the objects inside."""
 
     def brings_new_object(self, objects: Sequence[object]) -> bool:
         """Return whether this is the first call with objects of classes that took recordings over.
-
         If no recording fits, as for a prompt before its tokens, it is worth no warm-up: the next
-        request brings another object.
-        """
+        request brings another object."""
         return all(type(value) in self._served for value in objects) and not any(
             value in self._parts for value in objects
         )
 
     def begin(self, objects: Sequence[object], callee: Callee) -> None:
-        """Note a call with these objects, and forget the reads of other requests' objects, which do
-        not matter to it."""
+        """Note a call with these objects, and forget the reads of other requests' objects."""
         parts = objects_in(objects)
         mine = {id(part) for part in parts}
         callee.forget(part for part in self._parts if id(part) not in mine)
@@ -74,16 +73,16 @@ class Requests:
 
 
 def requests_in(tree: Tree) -> list[object]:
-    """Return the objects among a call's arguments whose place another one could take."""
+    """Return the objects among a call's arguments that another request could replace."""
     return [constant.value for _, constant in call_constants(tree) if is_request(constant)]
 
 
 def tensors_in(requests: Iterable[object]) -> list[Tensor]:
-    """Return the tensors in such objects, each once."""
+    """Return the tensors inside objects, each once."""
     return unique(flatten(list(requests), objects=True).tensors)
 
 
 def is_request(constant: Constant) -> bool:
-    """Return whether a constant is an object whose place another one could take."""
+    """Return whether a constant is an object that another request could replace."""
     value = constant.value
     return constant.by_identity and is_ordinary(type(value)) and hasattr(type(value), "__weakref__")

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from onelaunch.autograd.pair import packing
 from onelaunch.call.ambient import default_device, modes
 from onelaunch.call.containers import is_ordinary
 from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code, is_plain
+from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import recordable
 from onelaunch.errors import kind_of
 from onelaunch.runtime.attempt import SignatureState
-from onelaunch.runtime.changing import Finding, Newest
+from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
-from onelaunch.runtime.requests import is_request
+from onelaunch.runtime.requests import Objects, is_request
 from onelaunch.runtime.varied import Varied
+from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.table import Entry
 
 
 class Signatures:
-    """The signatures of the calls of one callable, and what differs from one to the next.
+    """The signatures of the calls of one callable, and their differences.
 
     Attributes:
         states: the state of each signature.
@@ -38,40 +40,81 @@ class Signatures:
         self.states: dict[CallSpec, SignatureState] = {}
         self.varied = Varied()
         self.newest = Newest()
+        self._seen = Objects()
+        self._come_again: set[type] = set()
         self._apart: dict[type, bool] = {}
-        """Classes of which each call brings another object -> True if such objects are taken
-        apart."""
+        """Class with another object in each call -> whether its objects are taken apart."""
+        self._worths: dict[CallSpec, Worth] = {}
         self._name = name
         self._notices = notices
 
     def clear(self) -> None:
         """Forget every signature."""
         self.states.clear()
+        self._worths.clear()
         self.newest.clear()
         self.varied.clear()
 
-    def gone(self) -> int:
-        """Return the launches of dropped recordings that no other one has taken over yet."""
-        return sum(signature.gone() for signature in list(self.states.values()))
+    def state(self, spec: CallSpec) -> SignatureState:
+        """Return the state of a signature, made if it is new."""
+        if spec not in self.states:
+            worth = self._worths.setdefault(alike(spec), Worth())
+            self.states[spec] = SignatureState(worth=worth)
+        return self.states[spec]
+
+    def launched(self, worth: Worth, entries: Iterable[Entry]) -> int:
+        """Return the launches of all recordings of similar calls, `entries` and dropped ones."""
+        gone = sum(state.past_launches() for state in self.states.values() if state.worth is worth)
+        return gone + sum(e.captured.launches[0] for e in entries if e.signature.worth is worth)
+
+    def note_served(self, entry: Entry, entries: Iterable[Entry]) -> None:
+        """Note a new recording, beside `entries`, that has served its own call."""
+        worth = entry.signature.worth
+        captured = entry.captured
+        # What differs from the run before it, or moves a number on, is refused after a few.
+        dropped = entry.ran_differently and captured.compared.differs is None
+        unused = FEW if captured.changed_numbers else UNUSED
+        launched = self.launched(worth, (entry, *entries))
+        worth.recorded(launched, DROPPED if dropped else unused)
+
+    def past_launches(self) -> int:
+        """Return the launches of dropped recordings that no new recording continues yet."""
+        return sum(signature.past_launches() for signature in list(self.states.values()))
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
-        """Forget the signatures that hold the last reference to an object of their calls, as a
-        cache that a request made anew: no call can have them again. Those that came once are what
-        `newest` looks at.
+        """Forget signatures that hold the last reference to an object of their calls. An example is
+        the cache of a past request: no call can have such a signature again. Signatures with one
+        call stay, as `newest` compares them.
 
         Args:
-            recorded: the signatures that have recordings, which go with these.
+            recorded: the signatures that have recordings, which stay as well.
         """
         again = [spec for spec, state in self.states.items() if state.warmups > 1]
-        for spec in [spec for spec in again if spec not in recorded]:
+        self._drop_dead([spec for spec in again if spec not in recorded])
+
+    def _drop_dead(self, specs: Iterable[CallSpec]) -> set[type]:
+        """Forget signatures that hold the last reference to an object of their calls, and return
+        the classes of these objects."""
+        dead: set[type] = set()
+        for spec in specs:
             constants = [c for _, c in call_constants(spec.tree) if is_request(c)]
-            held = [weakref.ref(c.value) for c in constants]
+            held = [(type(c.value), weakref.ref(c.value)) for c in constants]
             for constant in constants:
                 constant.value = None
-            for constant, ref in zip(constants, held, strict=True):
+            for constant, (_, ref) in zip(constants, held, strict=True):
                 constant.value = ref()
-            if any(ref() is None for ref in held):
+            gone = {kind for kind, ref in held if ref() is None}
+            if gone:
                 del self.states[spec]
+            dead |= gone
+        return dead
+
+    def note_objects(self, objects: Iterable[object]) -> None:
+        """Note the objects of a call, to know the classes whose objects come again."""
+        for value in objects:
+            if value in self._seen:
+                self._come_again.add(type(value))
+            self._seen.add(value)
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Flatten the arguments of a call, and take apart objects that are new at each call."""
@@ -80,10 +123,15 @@ class Signatures:
     def note_new(
         self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
     ) -> None:
-        """Note a new signature. If each call brings another object, take such objects apart from
-        now on; if that is impossible, or it is another number or size, warn, before the signatures
-        are too many to capture. `followed`: recordings follow its numbers, which are no reason to
-        warn."""
+        """Note a new signature, and warn before the signatures are too many to capture. If each
+        call brings another object, such objects are taken apart from now on. The warning is for
+        other objects, and for a number or size that differs at each call.
+
+        Args:
+            followed: whether recordings follow its numbers, which are then no reason to warn.
+        """
+        if self._passed_once(spec):
+            return
         found = self.newest.note(spec, flat.paths, signature)
         if found is None or (followed and found.kind == "number"):
             return
@@ -94,9 +142,20 @@ class Signatures:
         else:
             self._warn_changing(found)
 
+    def _passed_once(self, spec: CallSpec) -> bool:
+        """Take a class apart if each earlier call had an object of it that is gone since. Batches
+        of a loader are such objects. Return whether there is such a class."""
+        kinds = {type(c.value) for _, c in call_constants(spec.tree) if is_request(c)}
+        kinds -= self._come_again | self._apart.keys()
+        once = [s for s, state in self.states.items() if s is not spec and state.warmups == 1]
+        gone = self._drop_dead(once) & kinds if kinds else set[type]()
+        self._apart.update(dict.fromkeys(gone, True))
+        if gone:
+            self.newest.clear()
+        return bool(gone)
+
     def stop_taking_apart(self, before: Flat, after: Flat) -> None:
-        """Stop taking apart objects that the callable changes: a replay would not change them. A
-        dataclass then counts as any other object."""
+        """Stop taking apart objects that the callable changes: a replay would not change them."""
         changed = changed_kinds(before, after)
         names = " and ".join(sorted(kind.__name__ for kind in changed if self._apart.get(kind)))
         self._apart.update(dict.fromkeys(changed, False))
@@ -105,7 +164,7 @@ class Signatures:
             fix = "return what it stores there, or give it the same object at each call"
             self._notices.warn("OL302", f"{what}: such calls run eagerly", "object", fix)
 
-    def _warn_changing(self, found: Finding) -> None:
+    def _warn_changing(self, found: ChangingArgument) -> None:
         code, end = "OL301", ""
         if found.kind == "object":
             code, end = "OL302", ": such calls run eagerly"
@@ -124,17 +183,11 @@ def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
     return CallSpec(flat.tree, specs, (*twice, *shared), modes(), default_device())
 
 
-def is_unrecordable(driver: Driver, flat: Flat) -> bool:
-    """Return whether a call runs inline: in another capture, under hooks that pack saved tensors,
-    or with a tensor that is more than its memory (a subclass, sparse, quantized, a dual number)."""
-    return driver.capturing() or packing() or not all(map(recordable, flat.tensors))
-
-
 def opaque(flat: Flat) -> str | None:
     """Describe an argument that cannot be compared with another call's, or return None."""
     for path, constant in call_constants(flat.tree):
         value = constant.value
-        known = is_plain(value) or is_code(value) or isinstance(value, nn.Module)
+        known = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
         if not known and not hasattr(value, "__dict__"):
             return f"`{path}` is {kind_of(value)}"
     return None

@@ -1,4 +1,4 @@
-"""The cost and use of recordings, as data: the results of `stats()`. Why each exists: `why.py`."""
+"""The cost and use of recordings, as data: the results of `stats()`. Reasons are in `why.py`."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ class GraphStats:
     Attributes:
         recordings: the existing recordings, the newest first.
         captures: recordings made, freed ones included.
-        capture_seconds: the time that all these captures took.
+        capture_seconds: the time of all captures.
         replays: launches, of evicted recordings too.
         evictions: recordings freed because the pool's `max_bytes` was reached.
         warmup_calls: calls that ran the callable itself before a capture.
         eager_calls: calls that ran it for another reason: too many signatures, a refusal, a full
             pool.
-        sizes: with buckets, the number of calls of each size; a size is a number, or a tuple where
-            several dimensions are bucketed.
-        padding: the share of padding in the rows of all buckets, 0 to 1, as if each call and each
-            chunk of one had run in its bucket (warm-up calls run at their own size).
+        sizes: with buckets: size -> number of calls. A size is a number, or a tuple where several
+            dimensions are bucketed.
+        padding: the share of padding in the rows of all buckets, 0 to 1. Each call, and each chunk
+            of a call, counts as if it ran in its bucket, although warm-up calls run at their own
+            size.
         bucket_rows: the rows of all buckets, real ones and padding.
-        split: the modules that run as they are under ``on_refusal="split"``, the outer ones first;
-            the other figures are then of all pieces together.
-        split_launches: the launches of one call in pieces, without its backward; 0 if there was
-            none yet in which all pieces were launched.
+        split: the modules that run as they are under ``on_refusal="split"``, the outer ones first.
+            The other figures are then of all pieces together.
+        split_launches: the launches of one call in pieces, without its backward; 0 before the first
+            call in which all pieces were launched.
         split_us: the host time of that call, in microseconds, with its waits for the device.
     """
 
@@ -94,7 +95,7 @@ class PoolStats:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the pool that are not shared, but kept by one recording each."""
+        """Bytes of the pool that single recordings keep for themselves."""
         return sum(one.kept_bytes for one in self.callables)
 
     @property
@@ -134,14 +135,14 @@ class PoolStats:
 
     @property
     def padding(self) -> float:
-        """The share of padding in the rows of all callables' buckets, 0 to 1. Every row counts
-        the same."""
+        """The share of padding in the rows of all callables' buckets, 0 to 1. Every row counts the
+        same."""
         rows = sum(one.bucket_rows for one in self.callables)
         return sum(one.padding * one.bucket_rows for one in self.callables) / rows if rows else 0.0
 
 
 @dataclass
-class Counts:
+class Counters:
     """The counters of a graphed callable; a replay changes none of them."""
 
     captures: int = 0
@@ -151,12 +152,11 @@ class Counts:
     eager_calls: int = 0
 
     def captured(self, seconds: float) -> None:
-        """Count a capture, and add the seconds that it took."""
         self.captures += 1
         self.capture_seconds += seconds
 
 
-def graph_stats(recordings: Sequence[Recording], counts: Counts, gone: int) -> GraphStats:
+def graph_stats(recordings: Sequence[Recording], counts: Counters, gone: int) -> GraphStats:
     """Return a callable's figures; `gone` is the replays of evicted recordings."""
     replays = sum(info.replays for info in recordings) + gone
     return GraphStats(tuple(recordings), replays=replays, **asdict(counts))

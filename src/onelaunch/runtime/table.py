@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -13,16 +13,19 @@ from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.errors import CaptureError
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, SignatureState
-from onelaunch.runtime.changing import MANY
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.pool import Member, PoolManager
-from onelaunch.runtime.stats import Counts
+from onelaunch.runtime.stats import Counters
+from onelaunch.runtime.unserved import Unserved
 from onelaunch.runtime.varied import Varied
 from onelaunch.runtime.why import why
-from onelaunch.source import loaded_at, stored_at
+from onelaunch.source import changed_at
 from onelaunch.state.guard import StateGuard
-from onelaunch.state.slots import Slot
-from onelaunch.watch.ledger import TRIES
+from onelaunch.watch.difference import TRIES
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -37,20 +40,23 @@ class Entry:
     info: Recording
     member: Member
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """A lock held from the checks to the launch, where arguments are objects of a request, such as
-    a cache, or numbers are followed."""
+    """A lock held from the checks to the launch. Used where numbers are followed, or arguments are
+    objects of a request, such as a cache."""
     shares: dict[int, int] = field(default_factory=dict)
-    """id of a tensor in a request's objects -> how often it refers to its memory."""
+    """id of a tensor in a request's objects -> number of this recording's references to its
+    memory."""
+    undo: Callable[[], None] = _nothing
+    """Restores the state from before the captured run, until that run has served its call."""
 
     @property
-    def unsettled(self) -> bool:
-        """True if the captured run did something that the runs before it did not."""
-        captured = self.captured
-        new = captured.reads_more and self.signature.unread < TRIES
-        return new or captured.differs is not None
+    def ran_differently(self) -> bool:
+        """True if the captured run did or read something new, compared with the runs before it."""
+        compared = self.captured.compared
+        new = compared.reads_more and self.signature.read_more_in_a_row < TRIES
+        return new or compared.differs is not None
 
     def figures(self) -> Recording:
-        """Return its figures as they are now: a backward may have been captured since."""
+        """Return its present figures: a backward may have been captured since."""
         captured, graph = self.captured, self.captured.graph
         kept_bytes = self.info.kept_bytes if captured.pair is None else graph.memory_bytes
         return replace(
@@ -62,39 +68,39 @@ class Entry:
         )
 
 
-_KEEP_IN_PLACE = (
-    "write what changes into a tensor that stays where it is, `t.copy_(new)`, or pass it as an "
-    "argument that is a tensor"
-)
-
-
 class Table:
     """The recordings of one callable, the newest first.
 
     Attributes:
         entries: the recordings.
         calls: their call paths, which a call tries in turn.
-        index: call paths by a key of the owner's choice, which it fills; emptied at each change.
+        index: call paths by a key of the owner's choice, who fills it; emptied at each change.
         counts: the captures, evictions and calls that were no replays.
-        lock: held while they are changed.
-        running: the threads in an eager run. Until they are done, nothing is captured with a
-            backward: a capture puts stand-ins in place of the parameters that they read.
+        lock: held during changes of the table.
+        unserved: the calls that no recording serves.
+        running: the threads in an eager run. Meanwhile no backward is captured: stand-ins would
+            replace parameters that these threads read.
     """
 
     def __init__(self, name: str, enough_warmups: int, pool: PoolManager, notices: Notices) -> None:
         self.entries: tuple[Entry, ...] = ()
         self.calls: tuple[CallPath, ...] = ()
         self.index: dict[Any, Any] = {}
-        self.counts = Counts()
+        self.counts = Counters()
         self.lock = threading.RLock()
         self.running: list[int] = []
+        self.unserved = Unserved(name, notices, self._launched)
+        self._gone = 0
         self._name = name
         self._enough_warmups = enough_warmups
         self._pool = pool
         self._notices = notices
 
+    def _launched(self) -> int:
+        """Return a number that grows with each launch."""
+        return self._gone + sum(entry.captured.launches[0] for entry in self.entries)
+
     def others_run(self) -> bool:
-        """Return whether other threads are in an eager run."""
         return any(ident != threading.get_ident() for ident in self.running)
 
     def figures(self) -> list[Recording]:
@@ -112,7 +118,8 @@ class Table:
             # Only the graphs: the last of a pool frees the memory that no static result holds.
             members = [entry.member for entry in self.entries]
             self.keep(())
-            self.counts = Counts()
+            self.counts = Counters()
+            self.unserved.clear()
             for member in members:
                 self._pool.free(member)
 
@@ -122,13 +129,14 @@ class Table:
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
     def add(self, entry: Entry, codes: Collection[CodeType]) -> None:
+        entry.undo = _nothing  # it holds the former contents of the state
         with self.lock:  # another thread may reset
             self.keep((entry, *self.entries))
         self._warn_omitted(entry.captured, codes)
 
     def drop_superseded(self, entry: Entry, varied: Varied) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
-        followed = {count.slot.id for count in entry.captured.counts}
+        followed = {slot.id for slot in entry.captured.followed.counted}
         for other in self.entries:
             moves = {slot.id for slot in other.captured.changed_numbers}
             if other.spec == entry.spec and moves and moves <= followed:
@@ -139,68 +147,60 @@ class Table:
                 self.drop(other)
 
     def _warn_omitted(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
-        """Warn of effects in Python that no replay repeats: hooks, and containers that `codes`, the
-        code of the callable, adds to."""
-        if captured.hooks:
-            these = ", ".join(hook.name for hook in captured.hooks)
+        """Warn of effects in Python that no replay repeats: hooks, and containers that grow.
+
+        Args:
+            codes: the code of the callable, which adds to the containers.
+        """
+        facts = captured.facts
+        if facts.hooks:
+            these = ", ".join(hook.name for hook in facts.hooks)
             what = "what they compute on tensors, and store of these, is repeated, and the rest not"
-            lines = dict.fromkeys(str(hook.place) for hook in captured.hooks if hook.place)
+            lines = dict.fromkeys(str(hook.place) for hook in facts.hooks if hook.place)
             where = "\n".join(lines) or None
             self._notices.warn("OL308", f"hooks in `{self._name}`, {these}: {what}", where=where)
-        if captured.grown:
-            these = ", ".join(f"`{name}`" for name in captured.grown)
-            found = (loaded_at(codes, name.rpartition(".")[2]) for name in captured.grown)
+        if facts.growing_containers:
+            these = ", ".join(f"`{name}`" for name in facts.growing_containers)
+            found = (
+                changed_at(codes, name.rpartition(".")[2]) for name in facts.growing_containers
+            )
             place = next((place for place in found if place is not None), None)
             what = f"`{self._name}` adds to {these}: replays leave it as it is"
             self._notices.warn("OL309", what, where=place)
 
     def drop(self, entry: Entry) -> None:
-        """Free a recording that fits no call any more."""
         with self.lock:
             self.keep(e for e in self.entries if e is not entry)
+            self._gone += entry.captured.launches[0]
             entry.signature.lost(entry.captured.launches)
         self._pool.free(entry.member)
 
     def drop_unsettled(self, entry: Entry) -> bool:
-        """Free an unsettled recording, so that the next call is captured and compared with it;
-        return False after `TRIES` in a row that did not do what the run before them did."""
-        signature, captured = entry.signature, entry.captured
+        """Free a recording whose run differed, for the next capture to be compared with that run.
+        Return False after too many differences in a row."""
+        signature, compared = entry.signature, entry.captured.compared
         self.drop(entry)
-        signature.ledger = captured.ledger
-        signature.unread += captured.reads_more
-        signature.differing += captured.differs is not None
+        signature.ledger = compared.ledger
+        signature.read_more_in_a_row += compared.reads_more
+        signature.differed_in_a_row += compared.differs is not None
         signature.warmups = signature.enough_warmups(self._enough_warmups)
-        return signature.differing < TRIES
+        return compared.differs is None or signature.differed_in_a_row < compared.differs.tries
 
     def drop_misfit(self, entry: Entry, attempt: Attempt) -> str | None:
-        """Free a recording that does not fit the call that it was captured for; return the
-        difference if it is the second in a row."""
-        attempt.signature.unfit += 1
+        """Free a recording that does not fit the call of its capture, and undo the captured run.
+        Return the difference if it is the second in a row."""
+        attempt.signature.misfits_in_a_row += 1
         changed = why((entry,), attempt.spec, attempt.flat.tensors)
         self.drop(entry)
-        if attempt.signature.unfit < 2:
+        entry.undo()
+        if attempt.signature.misfits_in_a_row < 2:
             return None
         return (
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
         )
 
-    def warn_used_once(self, entry: Entry) -> None:
-        """Warn if each recording of a signature serves only its own call, because the state that
-        it relies on differs at each call. Call it before the recording is added."""
-        signature, captured = entry.signature, entry.captured
-        before = [e.captured.launches[0] for e in self.entries if e.signature is signature]
-        launched = signature.gone() + sum(before) + captured.launches[0]
-        alone = launched <= signature.launched + 1 and not captured.changed_numbers
-        if in_flight(self.entries, entry.spec):
-            alone = False  # earlier ones still wait for their backward
-        signature.alone = signature.alone + 1 if alone else 0
-        signature.launched = launched
-        if signature.alone >= MANY:
-            what = f"`{self._name}` was recorded {signature.alone} times in a row for one call each"
-            self._notices.warn("OL301", f"{what}; {entry.info.why}", "state", _KEEP_IN_PLACE)
-
     def evicted(self, member: Member) -> None:
-        """Drop a recording that the pool evicts; its signature is captured again when called."""
+        """Drop a recording that the pool evicts; its next call warms up for another."""
         with self.lock:
             entry = next((e for e in self.entries if e.member is member), None)
             if entry is None:
@@ -209,22 +209,28 @@ class Table:
             self.counts.evictions += 1
             signature = entry.signature
             together = signature.launches is not None  # with another one, since the last capture
+            self._gone += entry.captured.launches[0]
             signature.lost(entry.captured.launches)
             signature.why = "evicted"
-            signature.alone = 0
+            signature.worth.let_off()
             signature.warmups = signature.enough_warmups(self._enough_warmups)
-            signature.backoff.evicted(signature.gone(), together)
+            signature.backoff.evicted(signature.past_launches(), together)
 
     def drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
-        """Free recordings of this signature whose parameters moved: they cannot fit again."""
+        """Free recordings of this signature that cannot fit again. Parameters moved, or a library
+        freed memory for them, which a warm-up makes anew."""
         for entry in self.entries:
+            lost = entry.captured.graph.lost if entry.spec == spec else None
+            if lost is not None:
+                self.drop(entry)
+                signature.why = lost
+                signature.warmups = signature.enough_warmups(self._enough_warmups) - 1
+                continue
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
                 signature.why = f"{moved} moved"
-                if signature.alone >= MANY:
-                    signature.backoff.defer()
-                if moved.endswith(".grad") and signature.parts is None:
-                    signature.parts = {}
+                if moved.endswith(".grad") and signature.by_gradients is None:
+                    signature.by_gradients = {}
                 self.drop(entry)
 
 
@@ -232,30 +238,26 @@ def refuse_moving(
     name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
 ) -> CaptureError | None:
     """Return the refusal of a signature whose calls each change a number, and so need a recording
-    each; None while it may get more of them.
+    each. None while it may get more recordings.
 
     Args:
         codes: the code that the callable runs.
     """
     moving = [
-        numbers for e in entries if e.spec == spec and (numbers := numbers_changed_in(e.captured))
+        numbers for e in entries if e.spec == spec and (numbers := e.captured.moved_numbers())
     ]
     if len(moving) < _MOST_VALUES:
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    found = (stored_at(codes, slot.key) for slots in moving for slot in slots)
+    names = (s.name if s.kind == "cell" else s.key for slots in moving for s in slots)
+    found = (changed_at(codes, name) for name in names)
     place = next((place for place in found if place is not None), None)
     return CaptureError("OL118", what, where=place)
 
 
-def numbers_changed_in(captured: CapturedCall) -> list[Slot]:
-    """Return the numbers that a recorded call both reads and changes."""
-    return [*captured.changed_numbers, *(count.slot for count in captured.counts)]
-
-
 _MOST_VALUES = 8
-"""The most values, each with its recording, of a number that the callable itself changes."""
+"""The most values of a number that the callable itself changes, each with a recording."""
 
 
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:

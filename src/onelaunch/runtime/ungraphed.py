@@ -11,8 +11,23 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 
 
-def backward_inside() -> CaptureError:
-    """Return the refusal of a callable that runs a backward and has results that require grad."""
+def backward_inside(kept: tuple[str, str | None] | None = None) -> CaptureError:
+    """Return the refusal of a callable with a backward inside and results that require grad.
+
+    Args:
+        kept: (slot with a tensor that requires grad, line that made the tensor), unless it is a
+            result.
+    """
+    if kept is not None:
+        name, line = kept
+        return CaptureError(
+            "OL303",
+            f"a backward runs inside, and `{name}` keeps a tensor with its graph",
+            where=line or user_line(),
+            why="a callable that runs its own backward is captured as one step, which leaves no "
+            "graph for a backward of a later call",
+            fix=f"keep it without its graph: `{name.rpartition('.')[2]} = value.detach()`",
+        )
     return CaptureError(
         "OL303",
         "a backward runs inside, or a leaf is made for one, and the results require grad",
@@ -44,7 +59,7 @@ def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
 
 
 def offer_split(error: CaptureError, root: object, options: Options) -> None:
-    """Add to the refusal of a module how it runs in pieces.
+    """Add to the refusal of a module the way to run it in pieces.
 
     Args:
         root: the module, if the callable is one.
@@ -61,4 +76,4 @@ def offer_split(error: CaptureError, root: object, options: Options) -> None:
 
 
 _OF_ONE_MODULE = frozenset({"OL101", "OL102", "OL103", "OL104", "OL105", "OL108", "OL109"})
-"""The codes of what one module does: its children can be captured without it."""
+"""Refusals of a single module: its children can be captured without it."""

@@ -103,8 +103,10 @@ class Varied:
             found[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:
-        """Return the numbers that a new recording of a signature should follow: those whose values
-        differ between two recordings, and those that a recording follows already."""
+        """Return the numbers that a new recording of a signature should follow: each number that
+        differs between two recordings, or that a recording follows already; and those that the
+        callable itself changes."""
+        counted: dict[tuple[int, object], Slot] = {}
         values: defaultdict[tuple[int, object], set[Constant]] = defaultdict(set)
         slots: dict[tuple[int, object], Slot] = {}
         again: dict[tuple[int, object], Slot] = {}
@@ -112,17 +114,17 @@ class Varied:
             captured = entry.captured
             if entry.spec != spec or captured.pair is not None:
                 continue
-            moving = {slot.id for slot in captured.changed_numbers}
+            counted.update((slot.id, slot) for slot in captured.moved_numbers())
             for slot, value in captured.guard.changed():
-                if slot.id not in moving and _may_follow(slot, value):
+                if _may_follow(slot, value):
                     values[slot.id].add(Constant(value))
                     slots[slot.id] = slot
             again.update((slot.id, slot) for slot in captured.followed.slots)
         again.update((i, slots[i]) for i, seen in values.items() if len(seen) >= FEW)
         if _many(entry for entry in entries if entry.spec == spec):
             again.clear()
-        places = [slot for i, slot in again.items() if i not in self._constant]
-        return Following(tuple(numbers_read(spec.tree)), tuple(places))
+        places = [slot for i, slot in again.items() if i not in self._constant | counted.keys()]
+        return Following(tuple(numbers_read(spec.tree)), tuple(places), (*counted.values(),))
 
     def covers(self, entry: Entry, other: Entry) -> bool:
         """Return whether another recording differs only in numbers that this one follows."""
@@ -158,7 +160,10 @@ def _many(entries: Iterable[Entry]) -> bool:
     """Return whether `_MOST` recordings follow numbers and do not serve the present ones.
     Comparisons then come out in ever more ways, and the next recording takes the numbers for
     constants."""
-    return sum(bool(e.captured.followed) and e.captured.guard.check() for e in entries) >= _MOST
+    return (
+        sum(bool(e.captured.followed.names()) and e.captured.guard.check() for e in entries)
+        >= _MOST
+    )
 
 
 def _may_follow(slot: Slot, value: object) -> bool:

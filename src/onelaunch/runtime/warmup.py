@@ -8,11 +8,9 @@ runs show whether the results require grad, and how much memory the capture will
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from threading import Thread, get_ident
+from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -40,6 +38,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
     capturable,
+    is_of_torch,
     noting_steps,
     refusal,
     settle,
@@ -52,40 +51,19 @@ from onelaunch.source import user_line
 from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change, StateWalk
+from onelaunch.uncompiled import leave_ours_alone
 from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
-from onelaunch.watch.difference import of_threads
-from onelaunch.watch.ledger import Ledger, Noting
+from onelaunch.watch.ledger import Ledger, LedgerMode
 from onelaunch.watch.observer import Observer
 
 Refuse = Callable[[SignatureState, CaptureError], object]
 """The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
-@functools.cache
-def _import_dynamo() -> None:
-    """Import Dynamo in a thread, before the first operation under a mode would (pytorch#104664).
-
-    The import keeps the frames below it, and the graph that they hold, until cycles are collected.
-    Our own code is not Dynamo's to compile, though it runs between the frames of a compiled
-    function: what watches these, and the backwards that its graph breaks run.
-    """
-    if "torch._dynamo" not in sys.modules:
-        thread = Thread(target=importlib.import_module, args=("torch._dynamo",))
-        thread.start()
-        thread.join()
-    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
-    for package in _NOT_COMPILED:
-        rules.add(f"onelaunch.{package}")
-
-
-_NOT_COMPILED = (
-    *("autograd", "call_events", "capture", "driver", "frames", "optimizers", "replay", "state"),
-    *("trace_names", "watch"),
-)
 _DETACHED = "write values without gradients, `self.total += loss.detach()`"
 _ROUNDING = 0.05
-"""The distance, relative to the largest value, that different kernels' rounding can make."""
+"""The greatest difference by rounding of different kernels, relative to the largest value."""
 
 
 class Warmup:
@@ -104,7 +82,7 @@ class Warmup:
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """Run one of the caller's own first calls."""
-        _import_dynamo()
+        leave_ours_alone()
         driver, signature = attempt.driver, attempt.signature
         try:
             with same_modes() as modes, _noting_effects(attempt):
@@ -137,31 +115,37 @@ class Warmup:
     ) -> Any:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        fn, hidden = self._callee.on(driver), self._callee.is_compiled(driver)
-        here, on_its_stream = _trains(attempt), _its_stream(attempt)
+        run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
         last = signature.warmups + 1 >= self._options.enough_warmups
-        run, step_aside = functools.partial(fn, *args, **kwargs), None
-        if last and not hidden:
-            run = _NotedRun(attempt, run)
-            step_aside = run.step_aside
+        estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
         known = signature.compiled_accesses
-        noting = nullcontext()
-        if hidden and known is not None:
-            noting = known.noting(driver, device, _now(attempt))
+        if not self._callee.is_compiled(driver):
+            conditions = self._stepping(signature, refuse)
+            run = self._noted(attempt, run, last)
+        elif known is not None:
+            conditions = known.noting(driver, device, _now(attempt))
+        else:
+            conditions = nullcontext()
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
-        stepping = nullcontext() if hidden else self._stepping(signature, refuse)
-        # Later reads the capture will see; Dynamo would compile the watch with the callable.
-        if not hidden and (not signature.warmups or self._callee.reads is None):
-            run = self._callee.watched(run, step_aside)
         run = on_its_stream(run)
-        with inlining(), stepping, noting:
-            if here or not last:
+        with inlining(), conditions:
+            if not estimates:
                 return run()
             # The last: nothing is new any more.
             result, signature.need_bytes = self._pool.warmup(
                 driver, device, run, attempt.flat.tensors
             )
             return result
+
+    def _noted(self, attempt: Attempt, run: Callable[[], Any], last: bool) -> Callable[[], Any]:
+        """Return a run with its reads noted in the first warm-up, its operations in the `last`."""
+        step_aside = None
+        if last:
+            run = _NotedRun(attempt, run)
+            step_aside = run.step_aside
+        if not attempt.signature.warmups or self._callee.reads is None:  # the capture sees the rest
+            run = self._callee.with_read_watch(run, attempt.device, step_aside)
+        return run
 
     def _shown(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly and watch, for code whose operations are hidden."""
@@ -176,7 +160,7 @@ class Warmup:
         named = places(attempt.flat.tensors, before)
         observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
-            run = functools.partial(self._callee.shown, *args, **kwargs)
+            run = functools.partial(self._callee.eager_form, *args, **kwargs)
             with ExitStack() as conditions:
                 conditions.enter_context(observer.host_reads())
                 conditions.enter_context(HostFactories(device, _steps(attempt), masks=False))
@@ -184,7 +168,7 @@ class Warmup:
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
                 conditions.enter_context(signature.asking.answering())
-                result = self._callee.watched(run, conditions.close)()
+                result = self._callee.with_read_watch(run, device, conditions.close)()
             accesses = self._accesses(attempt, observer, named, result, before)
         finally:
             observer.release()
@@ -204,27 +188,27 @@ class Warmup:
         result: Any,
         before: StateWalk,
     ) -> CompiledAccesses:
-        """Return the accesses of an eager run, from `before`, that stands for compiled code. Such
-        code cannot hand on a number that it got as a host tensor, or computed of such."""
+        """Return the accesses of an eager run in place of compiled code. Refuse host tensors among
+        its results and in its state: compiled code cannot hand them on."""
         stored = [change.after for change in attempt.reached.changed(before)[1]]
-        if any(map(observer.host.is_given_there, flatten([result, stored]).tensors)):
+        if any(map(observer.host.is_held_on_device, flatten([result, stored]).tensors)):
             fix = "compute and return it outside of the callable, or pass it on the device"
             what = "a host tensor is returned or stored"
             observer.note_refusal(CaptureError("OL104", what, where=user_line(), fix=fix))
-        if self._callee.handed_on is not None:
-            observer.note_refusal(of_threads(self._callee.handed_on))
+        unseen = self._callee.unseen()
+        if unseen is not None:
+            observer.note_refusal(unseen)
         return CompiledAccesses.of(observer, named, contents_of(before))
 
     def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
-        """Return a context for a warm-up. An optimizer that cannot be captured is made capturable
-        before it steps, if the options ask for that, or else refused."""
+        """Return a context for a warm-up that watches optimizers. Before an optimizer steps it is
+        made capturable, if the options ask for that, or refused if it cannot be captured."""
 
         def before(optimizer: Optimizer) -> None:
-            error = refusal(optimizer)
-            if error is not None and self._options.capturable:
+            if self._options.capturable and is_of_torch(optimizer):
                 with suppress(CaptureError):  # no option makes it capturable
                     capturable(optimizer)
-                error = refusal(optimizer)
+            error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
             elif signature.eager_code is None:
@@ -235,13 +219,11 @@ class Warmup:
     def compare_answers(
         self, attempt: Attempt, name: str, refused: CaptureError
     ) -> CaptureError | None:
-        """Run the callable with either answer to its question whether it is being captured.
-
-        Return the error of a callable that computes something else in a capture: results further
-        apart than kernels round, of the same random numbers; or that fails there, which then is
-        `refused`, the refusal of what it does otherwise. Every run is rolled back. The one as in a
-        capture is the last warm-up, unless the capture will run under other conditions.
-        """
+        """Run the callable with either answer to its question whether it is being captured. Return
+        the error of a callable that computes something else in a capture: its results differ by
+        more than rounding, with the same random numbers. Return `refused` if it fails there. Every
+        run is rolled back. The last run, as in a capture, is a warm-up, unless the capture will
+        differ."""
         if attempt.reached.walk().runs_backward():
             return None  # no run of it can be rolled back without gradients
         eager, drawn = self._answered(attempt, False)
@@ -258,8 +240,8 @@ class Warmup:
         return CaptureError("OL109", what, where=user_line(), fix=fix)
 
     def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
-        """Run the callable with this answer to whether it is being captured, and roll it back.
-        Return its results, and the random numbers that it drew."""
+        """Run the callable with this answer about capturing, and roll it back. Return its results
+        and random numbers."""
         driver, device, flat = attempt.driver, attempt.device, attempt.flat
         args, kwargs = unflatten(flat.tree, flat.tensors)
         run = functools.partial(self._callee.fn, *args, **kwargs)
@@ -269,12 +251,12 @@ class Warmup:
         undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
-                result = callee.watched(run)()
+                result = callee.with_read_watch(run, device)()
             return [t.detach().clone() for t in flatten(result).tensors], draws.made()
 
     def foresees_capture(self, attempt: Attempt) -> bool:
-        """Return whether the warm-ups show what a capture of this call will do. Those of compiled
-        code may have begun from another state than it has now: they are repeated then."""
+        """Return whether the warm-ups show all facts for a capture of this call. Compiled code has
+        to warm up again if its state has changed since."""
         if not self._callee.is_compiled(attempt.driver):
             return True
         known = attempt.signature.compiled_accesses
@@ -286,7 +268,7 @@ class Warmup:
         refuse: Refuse,
         then: Callable[[Any], object] = lambda result: None,
     ) -> list[Change]:
-        """Warm up without a call: run, then restore everything. Return what the run changed.
+        """Warm up without a call, and restore everything. Return the changes of the run.
 
         Args:
             then: called with the result of the run; may write whatever the run may write.
@@ -300,8 +282,9 @@ class Warmup:
         undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
         with undone as effects:
             observer = effects.observer
-            shown = functools.partial(callee.shown, *args, **kwargs)
-            run = callee.watched(_NotedRun(attempt, shown, masks=not callee.is_compiled(driver)))
+            shown = functools.partial(callee.eager_form, *args, **kwargs)
+            run = _NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
+            run = callee.with_read_watch(run, device)
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
@@ -320,14 +303,16 @@ class Warmup:
                 accesses = self._accesses(attempt, observer, named, result, before)
                 signature.compiled_accesses = accesses
             del result
-            signature.need_bytes = max(0, need - observer.saved_bytes)
+            signature.need_bytes = max(0, need - observer.memory.saved_bytes)
             signature.threads.add(get_ident())
             if (
                 signature.compiled_accesses is not None
                 and signature.compiled_accesses.refused is None
             ):
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
-                run = on_its_stream(functools.partial(callee.on(driver), *args, **kwargs))
+                run = on_its_stream(
+                    functools.partial(callee.captured_form(driver), *args, **kwargs)
+                )
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
                     with signature.compiled_accesses.noting(driver, device, _now(attempt)):
@@ -341,10 +326,8 @@ class Warmup:
 
 
 class _Draws(DispatchMode):
-    """The random numbers that are drawn under it: the operations, and the generators' states.
-
-    States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
-    """
+    """The random numbers drawn under it: the operations, and the generators' states. States alone
+    don't tell: 4 numbers and 8 move a generator of CUDA as far."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -361,8 +344,7 @@ class _Draws(DispatchMode):
         return result
 
     def made(self) -> list[object]:
-        """Return the draws; none if no generator moved, since some operations draw only at
-        times."""
+        """Return the draws; none if no generator moved, as some operations draw only at times."""
         states = self._states()
         return [] if states == self._before else [states, self._found]
 
@@ -372,15 +354,15 @@ class _Draws(DispatchMode):
 
 
 def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
-    """Return the tensors of a call as its capture has them, a number that is a tensor of the host
-    on the device, and the indices of these."""
+    """Return the tensors of a call as its capture has them, and the indices of host numbers. Host
+    numbers are 0-dim host tensors, here copied to the device."""
     device, tensors = attempt.device, attempt.flat.tensors
     numbers = {i for i, t in enumerate(tensors) if is_filled(t, device)}
     return [t.to(device) if i in numbers else t for i, t in enumerate(tensors)], numbers
 
 
 class _NotedRun:
-    """A run under the conditions of a capture, whose operations are noted to compare that with.
+    """A run under the conditions of a capture, with its operations noted for comparison.
 
     Args:
         masks: see `HostFactories`.
@@ -392,7 +374,7 @@ class _NotedRun:
         walked = attempt.reached.walk()
         self._attempt = attempt
         self._run = run
-        self._masks = masks
+        self._factories = HostFactories(attempt.device, _steps(attempt), masks)
         self._ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
         self._conditions = ExitStack()
 
@@ -400,11 +382,10 @@ class _NotedRun:
         attempt, ledger = self._attempt, self._ledger
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
-            factories = HostFactories(attempt.device, _steps(attempt), self._masks)
-            conditions.enter_context(factories)
+            conditions.enter_context(self._factories)
             conditions.enter_context(attempt.signature.asking.answering())
             conditions.enter_context(noting_steps(ledger))
-            conditions.enter_context(Noting(ledger))
+            conditions.enter_context(LedgerMode(ledger))
             result = self._run()
         ledger.finish()
         attempt.signature.ledger = ledger
@@ -417,8 +398,8 @@ class _NotedRun:
 
 @contextmanager
 def _noting_effects(attempt: Attempt) -> Generator[None]:
-    """Return a context for a run. If it leaves a mode changed, or gives a tensor of the state a
-    graph, which no replay does, the next one is refused."""
+    """Return a context for a run. If the run leaves a mode changed, or gives a tensor of the state
+    a graph, which no replay does, the next one is refused."""
     changed = noted_modes()
     tensors = attempt.reached.walk().tensors()
     made = [(slot, t) for slot, t in tensors if not is_lazy(t)]
@@ -438,10 +419,10 @@ def _now(attempt: Attempt) -> dict[object, Tensor]:
 
 
 def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Return what puts a run on its stream: the caller's own, as an eager call is, whose threads,
-    if it starts any, have streams of theirs. A callable that runs a backward itself runs on the
-    capture's: an AccumulateGrad node stays on the stream where it was made, as long as somebody
-    keeps the loss, and then is in the capture."""
+    """Return a function that puts a run on its stream. Threads of an eager call have streams of
+    their own, so it stays on the caller's. A callable with a backward inside runs on the capture's
+    stream. Its AccumulateGrad nodes stay on their first stream while somebody keeps the loss, and
+    may be in the capture."""
     if torch.is_grad_enabled() and attempt.reached.walk().runs_backward():
         return lambda run: functools.partial(attempt.driver.warmup, run, attempt.device)
     return lambda run: run
@@ -465,8 +446,8 @@ def _steps(attempt: Attempt) -> bool:
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
-    """Return whether a result requires grad, by a graph that a backward can still use; mere views
-    of the caller's memory do not count, but for views of an expanded tensor: see `_through_node`.
+    """Return whether a result requires grad, by a graph that a backward can still use. Mere views
+    of the caller's memory do not count, except views of an expanded tensor: see `_through_node`.
 
     Args:
         flat, reached: the arguments and the state after the run.

@@ -1,29 +1,34 @@
-"""Why a call that no recording fits needs another one, for messages and `recordings`."""
+"""The reason why a call needs another recording, for messages and `recordings`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.errors import ReplayError
+from onelaunch.sizes.fit import fit
 from onelaunch.state.host_values import bytes_of
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
+_FEW = 6
+"""The most sizes that a message offers for a dimension."""
+
 
 def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
-    """Return why a call with these tensors needs another recording."""
+    """Return the reason for another recording."""
     for entry in entries:
         if entry.spec == spec:
-            numbers = None if entry.captured.scalars.write_current() else "an optimizer's numbers"
-            unlike = entry.captured.unlike(tensors)
+            expected = entry.captured.expected
+            unlike = expected and expected.unlike(tensors, entry.paths)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)
-            changed = moved or numbers or unlike or values or _other_count(entry)
+            changed = moved or unlike or values or _other_count(entry)
             pair = entry.captured.pair
             if changed is None and pair is not None and pair.in_flight:
                 return "an earlier forward still waits for its backward"
@@ -35,7 +40,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
 
 
 def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
-    """Describe a host argument that has other values than the host read; or return None."""
+    """Describe a host argument with other values than the host read, or return None."""
     for index, value in entry.captured.values.items():
         if index < len(tensors) and bytes_of(tensors[index]) != value:
             return f"the values of `{entry.paths[index]}`, which the host reads"
@@ -43,13 +48,14 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
 
 
 def _other_count(entry: Entry) -> str | None:
-    """Describe the numbers that a recording follows, but not to their present values; or return
+    """Describe followed numbers with present values that the recording does not serve, or return
     None."""
-    slots = [count.slot for count in entry.captured.counts if not count.current()]
     followed = entry.captured.followed
-    if not followed.arguments and not followed.serves():
-        slots += followed.slots
-    return ", ".join(f"{slot.name} is {slot.read()!r}" for slot in slots) or None
+    if followed.serves():
+        return None
+    slots = (*followed.counted, *followed.slots)
+    texts = [f"{slot.name} is {slot.read()!r}" for slot in slots]
+    return ", ".join([*texts, *(["an optimizer's numbers"] if followed.keys else [])]) or None
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
@@ -62,14 +68,120 @@ def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
 def varying(
     name: str,
     entries: Sequence[Entry],
-    signatures: int,
+    specs: Collection[CallSpec],
     spec: CallSpec,
     tensors: Sequence[Tensor] = (),
-) -> str:
-    """Describe the difference between the calls of a callable that has too many recordings."""
+) -> tuple[str, str]:
+    """Describe the differences between the calls of a callable with too many recordings, and the
+    fix. The fix is empty for the usual code.
+
+    Args:
+        specs: the signatures of its calls.
+    """
+    called = f"`{name}` was called with {len({*specs, spec})} signatures"
     if not entries:
-        return f"`{name}` was called with {signatures} signatures"
-    if entries[0].spec == spec:
-        return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}"
+        return called, ""
+    recorded = f"{called}, and {len(entries)} are recorded"
+    if any(entry.spec == spec for entry in entries):
+        return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}", ""
+    sizes = _sizes(specs, spec)
+    if sizes:
+        paths = entries[0].paths
+        ranges = [
+            f"{paths[index]}, dim {dim} varies from {min(seen)} to {max(seen)}"
+            for (index, dim), seen in sizes.items()
+        ]
+        return f"{recorded}; {'; '.join(ranges)}", _bucketed(sizes)
     where, how = entries[0].spec.difference(spec, entries[0].paths)
-    return f"`{name}` has {len(entries)} recordings; {where} varies: {how}"
+    return f"{recorded}; {where} varies: {how}", ""
+
+
+_KEEP_IN_PLACE = (
+    "write what changes into a tensor that stays where it is, `t.copy_(new)`, or pass it as an "
+    "argument that is a tensor"
+)
+
+
+def kept_in_place(root: object, reason: str) -> str:
+    """Return the code to write where state moves at every call.
+
+    Args:
+        root: the module, if the callable is a module.
+        reason: why the next recording is needed.
+    """
+    if not isinstance(root, nn.Module) or not root._forward_pre_hooks:
+        return _KEEP_IN_PLACE
+    made = (name for name, value in vars(root).items() if isinstance(value, Tensor))
+    name = next((name for name in made if reason.endswith(f"{name} moved")), None)
+    if name is None:
+        return _KEEP_IN_PLACE
+    return (
+        f"a hook of the module makes `{name}` anew before each launch: graph a function that calls "
+        "the module, `fast = ol.graph(lambda x: module(x))`, or a module around it, where the hook "
+        "runs inside; instead of torch.nn.utils.weight_norm or spectral_norm, also the function of "
+        "that name in torch.nn.utils.parametrizations"
+    )
+
+
+def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
+    """Describe recordings in a row that did not pay.
+
+    Args:
+        row: their number.
+        used: whether any recording served a call besides its own.
+        reason: why the next recording is needed.
+    """
+    calls = "a few calls" if used else "one call"
+    if reason == "first signature":
+        reason = "each run reads other state than the one before it"
+    return f"`{name}` was recorded {row} times in a row for {calls} each; {reason}"
+
+
+def _sizes(specs: Collection[CallSpec], spec: CallSpec) -> dict[tuple[int, int], set[int]]:
+    """Return (tensor, dimension) -> sizes, of calls that differ from `spec` in sizes alone."""
+    alike = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
+    found = {
+        (index, dim): {tensors[index].shape[dim] for tensors in alike}
+        for index, t in enumerate(spec.tensors)
+        for dim in range(len(t.shape))
+    }
+    return {place: seen for place, seen in found.items() if len(seen) > 1}
+
+
+def _form(spec: CallSpec) -> tuple[object, ...]:
+    tensors = [(t.kind, t.dtype, t.device, len(t.shape)) for t in spec.tensors]
+    return spec.tree, spec.modes, spec.device, tensors
+
+
+def _bucketed(sizes: Mapping[tuple[int, int], set[int]]) -> str:
+    """Return the code with buckets for these sizes."""
+    seen: dict[int, set[int]] = {}
+    for (_, dim), found in sizes.items():
+        seen.setdefault(dim, set()).update(found - {0})
+    fitted = {dim: fit(dict.fromkeys(found, 1.0), _FEW) for dim, found in sorted(seen.items())}
+    dims, chosen = list(fitted), list(fitted.values())
+    several = f"dim={tuple(dims)}, sizes={tuple(chosen)}"
+    shown = several if len(dims) > 1 else f"dim={dims[0]}, sizes={chosen[0]}"
+    return f"buckets=ol.Buckets({shown}): calls are padded to a few sizes"
+
+
+def still_waiting(name: str, count: int) -> str:
+    """Describe forwards without a backward. In a worker thread grad mode may be on by mistake: each
+    thread has its own."""
+    text = f"{count} forwards of `{name}` wait for their backward"
+    thread = threading.current_thread()
+    if thread is threading.main_thread():
+        return text
+    return f"{text}; grad mode is on in thread `{thread.name}`, whatever other threads have set"
+
+
+def no_buckets(graphed: object, name: str) -> str:
+    """Return the message for an attribute that a graphed callable does not have."""
+    missing = f"{type(graphed).__name__!r} object has no attribute {name!r}"
+    if name != "capture_all":
+        return missing
+    return (
+        f"{missing}: it records every bucket, and there are none. "
+        "Say ol.graph(f, buckets=ol.Buckets(dim=0, sizes=(1, 8))), or record one call's signature "
+        "with `capture(...)`"
+    )

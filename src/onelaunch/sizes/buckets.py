@@ -43,19 +43,20 @@ class Buckets:
             sequence. Not negative.
         sizes: the bucket sizes, in any order; with several dimensions one sequence for each, and
             every combination is a bucket.
-        dims: the dimension of arguments where it is another: ``{"mask": 1}``; None for an argument
-            that is not padded. Named by parameter, by position, or by path (``"args[0]['x']"``).
-            With several dimensions a tuple, None if the argument lacks one, and a tuple inside if
-            it has two: ``{"mask": (0, (2, 3))}`` of (batch, 1, length, length).
-        pad: the value that fills the padding of an argument: ``{"mask": 0}``; with several
-            dimensions also a tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last
-            real row: zeros are not neutral everywhere.
+        dims: argument -> its dimension, where that is not `dim`: ``{"mask": 1}``; None for an
+            argument that is not padded. An argument is named by parameter, by position, or by path
+            (``"args[0]['x']"``). With several dimensions a tuple; None in it if the argument lacks
+            the dimension, a tuple if it has two: ``{"mask": (0, (2, 3))}`` of
+            (batch, 1, length, length).
+        pad: argument -> the value of its padding: ``{"mask": 0}``; with several dimensions also a
+            tuple, as ``{"mask": (None, 0)}``. None, the default, repeats the last real row: zeros
+            are not neutral everywhere.
         overflow: calls above the largest size run ``"eager"``, run in chunks whose results are
             joined (``"chunk"``), or raise a `ReplayError` (``"raise"``).
-        independent: True: you assert that real rows do not depend on padded ones, and nothing is
-            checked.
-        outputs: the dimension of a result that follows each bucketed one, by the number of the
-            tensor in the result: ``{0: 0, 1: None}``. Found automatically if not given.
+        independent: True: you assert that real rows do not depend on padded rows, and no result is
+            checked. State that counts padded rows is still refused.
+        outputs: number of a tensor in the result -> its dimension that follows the bucketed
+            dimension: ``{0: 0, 1: None}``. Found automatically if not given.
 
     Raises:
         ArgumentError: OL401 for sizes or dimensions that are not valid.
@@ -173,7 +174,7 @@ class Buckets:
         )
 
     def largest_first(self) -> Iterator[Sizes]:
-        """Yield every bucket, largest volume first: in that order one pool serves them best."""
+        """Yield every bucket, largest volume first: a shared pool is smallest in that order."""
         products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
         yield from sorted(products, key=math.prod, reverse=True)
 
@@ -184,18 +185,18 @@ class Buckets:
 
 
 def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
-    """Return the calls by size: a size is a number if one dimension is bucketed, else a tuple."""
+    """Return size -> calls. A size is a number if one dimension is bucketed, else a tuple."""
     return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
 
 def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
-    """Return the share of padding, 0 to 1, in the rows computed for calls that a bucket served."""
+    """Return the share of padding, 0 to 1, in the rows computed for calls in buckets."""
     real, computed = rows(buckets, counts)
     return 1 - real / computed if computed else 0.0
 
 
 def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
-    """Return the real rows of calls that a bucket served, and the rows computed for them."""
+    """Return the real rows of calls in buckets, and the rows computed for the calls."""
     real = computed = 0
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
@@ -211,7 +212,6 @@ def shown(sizes: Sizes) -> str:
 
 
 def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:
-    """Return a histogram for each bucketed dimension; for one, the given histogram."""
     if not isinstance(histogram, Mapping):
         return [histogram]
     rows = cast("Mapping[object, object]", histogram)
@@ -232,7 +232,6 @@ def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[o
 
 
 def _observed(histogram: object) -> dict[int, float]:
-    """Check a histogram, and return its sizes above 0 with their counts."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
     if not isinstance(histogram, Mapping):
         raise ArgumentError("OL401", f"histogram={histogram!r:.60}", fix=fix)
@@ -249,7 +248,7 @@ def _observed(histogram: object) -> dict[int, float]:
 
 
 def integer(value: object) -> int | None:
-    """Return an integer of any type (NumPy's too) as an int; None for booleans and all else."""
+    """Return an integer of any type (NumPy's too) as an int; None for booleans and non-integers."""
     if isinstance(value, bool):
         return None
     try:
@@ -259,7 +258,6 @@ def integer(value: object) -> int | None:
 
 
 def _is_amount(value: object) -> bool:
-    """Return whether a value is a finite number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     return 0 <= float(value) < math.inf
@@ -291,7 +289,6 @@ def _ascending(sizes: object) -> Sizes:
 
 
 def _listed(value: object) -> list[object] | None:
-    """Return the items of a sequence, or None if the value is none."""
     if isinstance(value, str | bytes | Mapping):
         return None
     try:
@@ -325,7 +322,7 @@ _EXAMPLES = {
 def _by_argument(
     name: str, given: object, count: int, allowed: Callable[[object], bool]
 ) -> dict[Any, tuple[Any, ...]]:
-    """Return the option for single arguments or results, with one value for each dimension."""
+    """Return argument or result -> a value of the option for each dimension."""
     if not isinstance({} if given is None else given, Mapping):
         raise ArgumentError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
     found: dict[Any, tuple[Any, ...]] = {}

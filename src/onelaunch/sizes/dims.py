@@ -9,13 +9,13 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedDims:
     """The padding of a tensor to a bucket's size.
 
     Attributes:
         dims: the dimensions that grow.
-        places: for each, the number of the bucketed dimension that it follows.
-        fill: for each, the value of the added rows; None repeats the last real row.
+        places: for each dimension, the number of the bucketed dimension that it follows.
+        fill: for each dimension, the value of the added rows; None repeats the last real row.
     """
 
     dims: tuple[int, ...]
@@ -34,8 +34,8 @@ class Varying:
     Attributes:
         shape, dtype: shape and dtype of the recording's tensor.
         dims: the dimensions that vary, ascending, one or two.
-        fill: for each, the value of the added rows; None repeats the last real row. Where both
-            dimensions are beyond their real size, the fill of the second takes precedence.
+        fill: for each dimension, the value of the added rows; None repeats the last real row. Rows
+            beyond the real size of both dimensions get the second fill.
     """
 
     shape: tuple[int, ...]
@@ -44,9 +44,9 @@ class Varying:
     fill: tuple[int | float | bool | None, ...]
 
 
-class Follow(NamedTuple):
-    """A dimension of a result of size ``scale * size + more``, by the size of bucketed dimension
-    number `place`."""
+class SizeLink(NamedTuple):
+    """A dimension of a result with size ``scale * size + more``, where `size` is that of bucketed
+    dimension number `place`."""
 
     dim: int
     place: int

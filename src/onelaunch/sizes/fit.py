@@ -9,8 +9,8 @@ from itertools import accumulate
 def fit(histogram: Mapping[int, float], max_sizes: int) -> tuple[int, ...]:
     """Choose the sizes, ascending, that compute the fewest rows and serve every observed size.
 
-    Only observed sizes are candidates: a bucket between two of them is larger than necessary. Each
-    additional bucket saves rows, so as many are chosen as allowed.
+    Only observed sizes are candidates, as a bucket between two of them is larger than necessary.
+    Each further bucket saves rows, so `max_sizes` are chosen where possible.
 
     Args:
         histogram: size -> number of requests; sizes and counts positive.
@@ -33,11 +33,11 @@ def fit(histogram: Mapping[int, float], max_sizes: int) -> tuple[int, ...]:
 def _one_more(
     sizes: Sequence[int], requests: Sequence[float], rows: Sequence[float], count: int
 ) -> tuple[list[float], list[int]]:
-    """Add a bucket: return, for each `n`, the fewest rows of the `n` smallest sizes in `count`
-    buckets, and the number of these sizes that the other buckets serve.
+    """Add a bucket. Return, for each `n`, the fewest rows of the `n` smallest sizes in `count`
+    buckets, and the number of sizes below the last bucket's.
 
-    With more sizes the last bucket begins at the same size or later, so the answer for the middle
-    `n` halves the search on both sides of it.
+    With more sizes the last bucket begins at the same size or later. So the answer for the middle
+    `n` halves the search on both sides.
 
     Args:
         requests: for each `n`, the number of requests of the `n` smallest sizes.

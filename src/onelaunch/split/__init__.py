@@ -1,6 +1,6 @@
 """A module that cannot be captured whole: it runs as it is, and its children are graphed.
 
-in_pieces.py  InPieces: a callable, whole where it can be captured, else in pieces; its warning
+in_pieces.py  InPieces: a callable that runs in pieces where it cannot be captured; its warning
 graphed.py    SplitGraphed: a module's forward, whose pieces are its children
 pieces.py     the graphed children, in the places of their forwards while the module runs
 forward.py    the callable that a recording of a module runs

@@ -12,8 +12,8 @@ from torch import nn
 class ModuleForward:
     """The callable that a recording of a module runs: the module's forward, without its hooks.
 
-    Hooks on the module are Python that eager runs at every call; they run around the launch. This
-    stays the same forward after another has replaced it, which may call it.
+    The module's hooks run around the launch. A replaced forward stays itself, as the new forward
+    may call it.
 
     Attributes:
         own: the instance's own forward, or None for its class's.
@@ -29,7 +29,7 @@ class ModuleForward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The forward, also for `inspect.signature`, by which callers see a model's arguments."""
+        """The forward, also for `inspect.signature`."""
         if self.own is not None:
             return self.own
         if "forward" not in self.module.__dict__:
@@ -39,7 +39,6 @@ class ModuleForward:
         return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
 
     def is_of(self, module: nn.Module, own: Any) -> bool:
-        """Return whether this is the forward that a module has now."""
         return self.module is module and self.own is own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleForward:

@@ -1,4 +1,4 @@
-"""A module's forward; where it cannot be captured whole its pieces are its children."""
+"""A module's forward, in pieces where it cannot be captured whole: its children are graphed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OPENING = 4
-"""The first runs in pieces, each of which looks one level deeper for modules that are called."""
+"""Number of the first runs in pieces. Each looks a level deeper for modules that are called."""
 
 
 class SplitGraphed(InPieces[P, R]):
     """The forward of a module, graphed whole where it can be captured. Made by `graph`.
 
-    A signature that is refused runs as it is, and meanwhile the forwards of the module's children
-    are replaced by graphed ones, which are split in turn where they are refused.
+    A refused signature runs as it is, with graphed forwards in place of the children's. A refused
+    child is split in turn.
 
     Args:
-        tree: the pieces that it belongs to, if it is one.
+        tree: the pieces of the whole, for a child.
     """
 
     PIECES = "the children"
@@ -47,15 +47,15 @@ class SplitGraphed(InPieces[P, R]):
         self._forward = fn
         self._refusals = {}
         self._pieces: dict[int, SplitGraphed[..., Any]] = {}
-        """id of a child -> its graphed forward, as of the last run in pieces."""
+        """id of a child -> its graphed forward in the last run in pieces."""
         self._tree = tree or _Tree(self)
         self._told = self._tree.told
         self._runs = 0
-        """The first runs in pieces, in which `_open` looks for more of them."""
+        """Number of runs in pieces so far, up to `_OPENING`."""
         self._opened: dict[int, nn.Module] = {}
-        """id -> a child that is not called, whose children are."""
+        """id -> a child that is not called itself, whose children are called."""
 
-    # What a refusal leads to.
+    # After a refusal.
 
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         found = self._replacements()
@@ -69,8 +69,8 @@ class SplitGraphed(InPieces[P, R]):
         return self._tree.root() is self
 
     def _open(self, found: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
-        """Look for children that the module does not call but reaches through, as in
-        `self.encoder.layers[0](x)`: their own children are graphed then."""
+        """Look for children that the module reaches through without a call, as in
+        `self.encoder.layers[0](x)`. Their own children are graphed from now on."""
         self._runs += 1
         called = {
             id(module) for module, piece in found if piece._signatures.states or piece._refusals
@@ -84,7 +84,7 @@ class SplitGraphed(InPieces[P, R]):
             }
 
     def _replacements(self) -> Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]:
-        """Return the modules to replace the forwards of, with their graphed ones."""
+        """Return (module, graphed forward) for the forwards to replace."""
         found = [
             (child, self._piece(child, name))
             for name, child in members(self._forward.module, self._name, self._opened)
@@ -93,7 +93,7 @@ class SplitGraphed(InPieces[P, R]):
         return found
 
     def _piece(self, module: nn.Module, name: str) -> SplitGraphed[..., Any]:
-        """Return the graphed form of a module's present forward, which its other users share."""
+        """Return the graphed form of a module's present forward, shared with other parents."""
         last = self._pieces.get(id(module))
         if last is not None and last._forward.is_of(module, module.__dict__.get("forward")):
             return last
@@ -113,7 +113,7 @@ class SplitGraphed(InPieces[P, R]):
     # For users.
 
     def _every_piece(self) -> Iterator[SplitGraphed[..., Any]]:
-        """Return this one and the pieces below it, each once, the outer ones first."""
+        """Return the whole and the pieces below it, outer pieces first, without repeats."""
         seen: set[int] = set()
         rest: list[SplitGraphed[..., Any]] = [self]
         while rest:
@@ -130,8 +130,7 @@ class SplitGraphed(InPieces[P, R]):
         return [refusal for part in self._every_piece() for refusal in part._refusals.values()]
 
     def reset(self) -> None:
-        """Free every recording of the whole and the pieces, and forget every signature and
-        refusal; see `Graphed.reset`."""
+        """Free every recording, and forget every signature and refusal; see `Graphed.reset`."""
         for part in list(self._every_piece()):
             super(SplitGraphed, part).reset()
             part._refusals.clear()
@@ -140,11 +139,11 @@ class SplitGraphed(InPieces[P, R]):
 
 
 class _Tree:
-    """The pieces of one graphed module, and its call in pieces that was measured.
+    """The pieces of a graphed module, and its measured call in pieces.
 
     Attributes:
         root: a weak reference to the graphed forward of the whole.
-        pieces: id of a module -> its graphed forward; a module that several use is graphed once.
+        pieces: id of a module -> its graphed forward, shared by its parents.
     """
 
     def __init__(self, root: SplitGraphed[..., Any]) -> None:

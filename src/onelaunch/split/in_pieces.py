@@ -18,7 +18,7 @@ from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import SignatureState, Strategy
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.phase import Eager, Phase
+from onelaunch.runtime.phase import Phase, Unrecorded
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.source import user_line
 
@@ -26,45 +26,44 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _UNSETTLED = 32
-"""The calls in pieces after which the warning is given, even if some pieces are never launched."""
+"""The calls in pieces after which the warning is given, even if a piece was never launched."""
 _SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls", "eager_calls")
 _MOST = 8
-"""The modules that a message names."""
+"""The most modules that a message names."""
 
 
 class Told:
-    """A call in pieces that was measured, and told of.
+    """The measured call in pieces that the warning tells of.
 
     Attributes:
-        calls: the calls in pieces before it.
-        launches, host_us: its cost.
+        calls: the calls in pieces so far.
+        launches, host_us: the cost of the measured call.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the measured call: the next pieces are told of anew."""
+        """Forget the measured call, so that the next pieces get a warning again."""
         self.done, self.calls, self.launches, self.host_us = False, 0, 0, 0.0
 
 
 class InPieces(Graphed[P, R]):
-    """A callable, graphed whole where it can be captured; a signature that is refused runs in
-    pieces."""
+    """A callable, graphed whole where it can be captured. A refused signature runs in pieces."""
 
     PIECES: str
-    """The noun of a message for what is graphed of a callable that runs as it is."""
+    """The noun for the graphed pieces in a message."""
     _told: Told
     _refusals: dict[tuple[str, str | None], SplitModule]
-    """The refusals of signatures, by code and line."""
+    """(code, line) -> the refusal of a signature."""
 
     @abstractmethod
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run a call that is refused."""
+        """Run a refused call."""
 
     @abstractmethod
     def _watches(self) -> bool:
-        """Return whether the run that begins is the call of a user's, to be measured."""
+        """Return whether the run that begins is the user's own call, to be measured."""
 
     @abstractmethod
     def _figures(self) -> Iterable[GraphStats]:
@@ -72,13 +71,13 @@ class InPieces(Graphed[P, R]):
 
     @abstractmethod
     def _refused_parts(self) -> Iterable[SplitModule]:
-        """Return what runs as it is, the outer ones first."""
+        """Return the modules that run as they are, outer modules first."""
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
         phase = super()._phase(driver, device, flat, strategy)
-        if isinstance(phase, Eager) and phase.code == "OL302":
+        if isinstance(phase, Unrecorded) and phase.code == "OL302":
             self._split(CaptureError("OL302", phase.why))
-            return Eager()
+            return Unrecorded()
         return phase
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
@@ -99,8 +98,7 @@ class InPieces(Graphed[P, R]):
 
     @contextmanager
     def _watched(self) -> Generator[None]:
-        """Measure a run in pieces, and tell of the first in which nothing warmed up or was
-        captured."""
+        """Measure a run in pieces. Warn after the first run without a warm-up or capture."""
         before, started = self.stats(), time.perf_counter()
         yield
         host_us = (time.perf_counter() - started) * 1e6
@@ -116,16 +114,16 @@ class InPieces(Graphed[P, R]):
 
     @property
     def recordings(self) -> list[Recording]:
-        """The recordings of the whole, then those of its pieces; of each the newest first."""
+        """The recordings of the whole, then of its pieces; newest first within each."""
         return list(self.stats().recordings)
 
     @property
     def memory_bytes(self) -> int:
-        """Device bytes that the recordings hold, a shared pool counted once."""
+        """Device bytes that the recordings hold, with a shared pool counted once."""
         return self._pool.memory_bytes if self.recordings else 0
 
     def stats(self) -> GraphStats:
-        """Return the figures of the whole and its pieces together, and what was split."""
+        """Return the figures of the whole and its pieces together, and the split modules."""
         every = list(self._figures())
         sums: dict[str, Any] = {name: sum(getattr(one, name) for one in every) for name in _SUMMED}
         return GraphStats(
@@ -138,15 +136,15 @@ class InPieces(Graphed[P, R]):
 
 
 def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
-    """Make the warning of a callable that runs in pieces: those that run as they are, the lines
-    that are the reason, and the cost of a call.
+    """Make the warning of a callable that runs in pieces. It names the modules that run as they
+    are, the lines that are the reason, and the cost of a call.
 
     Args:
-        pieces: the noun for what is graphed.
-        settled: whether each piece was launched, or runs as it is for good.
+        pieces: the noun for the graphed pieces.
+        settled: True if each piece was launched, or runs as it is for good.
     """
     of_line: dict[str | None, SplitModule] = {}
-    for refusal in stats.split:  # the outer ones first: a line is its innermost module's
+    for refusal in stats.split:  # outer modules first: a line is its innermost module's
         of_line[refusal.where] = refusal
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (

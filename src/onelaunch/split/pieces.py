@@ -16,12 +16,12 @@ Forward = Callable[..., Any]
 
 
 @dataclass(slots=True)
-class _Place:
-    """The forward of a module that is replaced for a while.
+class _ReplacedForward:
+    """A forward that is replaced for a while.
 
     Attributes:
-        own: the instance's own forward of before, or None.
-        runs: the runs, in any thread, that have it replaced.
+        own: the instance's own forward before, or None.
+        runs: the number of runs, in any thread, that have it replaced.
     """
 
     own: Any
@@ -29,21 +29,21 @@ class _Place:
     runs: int = 0
 
 
-_places: dict[int, _Place] = {}
+_places: dict[int, _ReplacedForward] = {}
 _lock = threading.RLock()
 
 
 @contextmanager
 def in_place(pieces: Sequence[tuple[nn.Module, Forward]]) -> Generator[None]:
-    """Replace the forwards of modules during a run: calls from anywhere find them, and the hooks of
-    the modules run around them. Of two runs at once, the first to come replaces."""
-    taken: list[tuple[nn.Module, _Place]] = []
+    """Replace the forwards of modules, below their hooks, during a run. Of two runs at once the
+    first replaces."""
+    taken: list[tuple[nn.Module, _ReplacedForward]] = []
     try:
         with _lock:
             for module, piece in pieces:
                 place = _places.get(id(module))
                 if place is None:
-                    place = _places[id(module)] = _Place(own_forward(module), piece)
+                    place = _places[id(module)] = _ReplacedForward(own_forward(module), piece)
                 taken.append((module, place))
                 place.runs += 1
                 if place.runs == 1:
@@ -57,7 +57,7 @@ def in_place(pieces: Sequence[tuple[nn.Module, Forward]]) -> Generator[None]:
                     _restore(module, place)
 
 
-def _restore(module: nn.Module, place: _Place) -> None:
+def _restore(module: nn.Module, place: _ReplacedForward) -> None:
     _places.pop(id(module), None)
     if module.__dict__.get("forward") is not place.piece:
         return  # the run itself put another there, as it would have without us
@@ -68,7 +68,7 @@ def _restore(module: nn.Module, place: _Place) -> None:
 
 
 def own_forward(module: nn.Module) -> Any:
-    """Return a module's own forward, which is not its class's; None where it has none."""
+    """Return the forward of an instance, or None if it has its class's."""
     with _lock:
         forward = module.__dict__.get("forward")
         place = _places.get(id(module))
@@ -78,11 +78,11 @@ def own_forward(module: nn.Module) -> Any:
 def members(
     module: nn.Module, name: str, opened: Collection[int] = ()
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Return the modules to graph while a module runs as it is, with their names: its children, and
-    those of children that have no forward (`nn.ModuleList`).
+    """Return (name, module) for the children to graph while a module runs as it is. A child without
+    a forward (`nn.ModuleList`) is left out for its own children.
 
     Args:
-        opened: ids of modules below it of which the children are meant too.
+        opened: ids of modules whose children are graphed too.
     """
     seen = {id(module)}
     rest = list(_children(module, name))[::-1]
@@ -105,7 +105,6 @@ def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module has a forward of its own; TorchScript's class does not say which."""
     of_class = inspect.getattr_static(type(module), "forward")
     return "forward" in module.__dict__ or of_class is not nn.Module.forward
 

@@ -3,11 +3,13 @@
 walk.py         StateWalk: the state that a callable reaches
 contents.py     the slots of one object, as far as they were touched
 scripted.py     the slots of a TorchScript module
-slots.py        Slot: one place that holds a value the callable reads
-rollback.py     RunRollback: all slots and containers that a run may change, to put them back
+hooks.py        the hooks that a backward runs, of tensors and of nodes
+slots.py        Slot: a place that holds a value the callable reads
+rollback.py     RunRollback: the slots and containers that a run may change, to put them back
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 dependencies.py the slots that a recording relies on
 guard.py        StateGuard: the check before each replay
+expected.py     expectations of tensors and containers, as data
 counterparts.py the objects of a new request in place of an earlier one's
 native_guard.py the same check in C
 host_values.py  values of host tensors that the host reads, which a call must match

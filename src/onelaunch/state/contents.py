@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.tree import is_plain
-from onelaunch.call.wrappers import inner_names, is_compound, is_memory
+from onelaunch.call.wrappers import inner_names, is_memory
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
-from onelaunch.frames.peek import MOST, attributes_of
-from onelaunch.frames.reads import Owner, Reads, raise_uses
+from onelaunch.frames.peek import METHODS, MOST, attributes_of, is_view, object_of
+from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     MISSING,
+    ArrayItem,
     InnerTensor,
     Slot,
     arguments_of,
@@ -41,8 +42,14 @@ from onelaunch.state.slots import (
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _REMADE_BY_DDP = ("modules_buffers", "named_module_buffers")
-"""Lists that DDP makes anew at each forward, of buffers that are reached without them."""
-_UNWALKED = ("torch._", "torch.cuda", "torch.utils", "threading", "logging", "onelaunch")
+"""Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
+_UNWALKED = (
+    *("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch."),
+    "threading.Condition.",  # threads that wait are never put back
+)
+"""Names of machinery. Its objects are walked only where code was seen to read an attribute."""
+_REGISTRY = 64
+"""The most classes of a set that are compared: `type(layer) in self.quantized`."""
 MOST_BYTES = 1 << 14  # largest NumPy array that is compared at each call, at 0.1 us for a KB
 
 
@@ -51,7 +58,7 @@ class Untouched(NamedTuple):
 
     Attributes:
         holder: the module's `__dict__`.
-        values: their values.
+        values: attribute -> value.
     """
 
     name: str
@@ -61,11 +68,10 @@ class Untouched(NamedTuple):
     via: Slot | None
 
     def slot(self, key: str) -> Slot:
-        """Return the slot of one attribute."""
         return Slot("item", self.holder, key, f"{self.name}{key}", self.module, self.via)
 
     def changed(self) -> bool:
-        """Return whether one of them holds another object now."""
+        """Return whether any attribute holds another object now."""
         return any(self.holder.get(key, MISSING) is not old for key, old in self.values.items())
 
 
@@ -87,8 +93,8 @@ class Contents:
         for container, key in () if reads is None else reads.items:
             self._keys.setdefault(container, []).append(key)
         self._loose: set[str] = set()
-        """Attributes that code loaded of objects that nobody can tell afterwards: of these names,
-        those that no code was seen to touch count as read."""
+        """Names of attributes that code loaded from unknown objects. An untouched attribute with
+        the name counts as read, on any object."""
         for code in () if reads is None else reads.codes:
             if not is_installed(code.co_filename):
                 self._loose |= loads_of(code).loose
@@ -102,11 +108,16 @@ class Contents:
                 names = self._uses_by_class.setdefault(id(kind), {})
                 raise_uses(names, owner.names if owner else {})
 
+    def is_open(self, value: object) -> bool:
+        """Return whether attributes of a class or module were read by names that are not known."""
+        owner = self.reads and self.reads.of(value)
+        return owner is not None and (owner.opaque or owner.asked)
+
     def names_of(self, kind: type) -> dict[str, Use]:
         """Return the uses of attributes of a class, or of its instances."""
         return self._uses_by_class.get(id(kind), {})
 
-    def _use(self, owner: Owner | None, name: object) -> Use | None:
+    def _use(self, owner: ObjectReads | None, name: object) -> Use | None:
         """Return the use of an attribute; None if no code was seen to touch it."""
         if self.reads is None:
             return Use.READ
@@ -121,8 +132,8 @@ class Contents:
         """Return the slots of one object, with their uses.
 
         Args:
-        via: the slot that led to the object.
-        use: the use of that slot.
+            via: the slot that led to the object.
+            use: the use of that slot.
         """
         if isinstance(value, nn.Module):
             return self._of_module(name, value, via)
@@ -134,15 +145,27 @@ class Contents:
             return self._of_class(value)
         if isinstance(value, types.ModuleType):
             return self._of_python_module(name, value)
-        if isinstance(value, types.MethodType) or is_memory(value):
-            return iter(())
+        if isinstance(value, METHODS) or is_view(value):
+            return self._of_method(name, value)
         if isinstance(value, Tensor):
-            return self._of_compound(name, value)
+            return (
+                self._of_tensor(name, value) if is_memory(value) else self._of_compound(name, value)
+            )
         return itertools.chain(self._items(name, value, use), self._attributes(name, value))
 
+    def has_contents(self, t: Tensor) -> bool:
+        """Return whether a tensor has attributes that code put there, or looked for."""
+        return bool(attributes_of(t)) or (self.reads and self.reads.expected(t)) is not None
+
+    def _of_tensor(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
+        """Return the slots of attributes that code put on a tensor: `weight.scale`."""
+        owner, attributes = self.reads and self.reads.expected(t), attributes_of(t) or {}
+        for key in list(attributes):
+            yield Slot("item", attributes, key, f"{name}.{key}", t), self._use(owner, key)
+
     def _of_compound(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
-        """Return the slots of a tensor made of several, with what its class keeps beside them.
-        All count as read: reads of tensors' attributes are not noted."""
+        """Return the slots of a compound tensor: its inner tensors, and its class's attributes. All
+        count as read, as reads of tensors' attributes are not noted."""
         attributes = vars(t)
         for key in list(attributes):
             yield Slot("item", attributes, key, f"{name}.{key}", t), Use.READ
@@ -153,6 +176,16 @@ class Contents:
         if torch.is_grad_enabled():
             read = Slot("contents", t, requires_grad, f"{name}.requires_grad", None)
             yield read, Use.READ
+
+    def _of_method(self, name: str, method: object) -> Iterator[tuple[Slot, Use | None]]:
+        """Return the slot of the object that a method is bound to, or that a view shows."""
+        of = object_of(method)
+        if isinstance(method, types.MethodType):
+            name = "" if isinstance(of, nn.Module) else "self"
+        else:
+            name = f"{name}.{'mapping' if is_view(method) else '__self__'}"
+        if not is_plain(of):
+            yield Slot("contents", method, object_of, name, None), Use.READ
 
     def _of_partial(
         self, name: str, value: functools.partial[Any]
@@ -165,7 +198,6 @@ class Contents:
     def _items(
         self, name: str, value: Any, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        """Return the slots of a container's items."""
         if isinstance(value, dict | types.MappingProxyType):
             mapping = cast(dict[Any, object], value)
             self.containers[id(mapping)] = (mapping, name, len(mapping))
@@ -189,8 +221,8 @@ class Contents:
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
-            # A registry of classes only grows, which its length shows; it may have hundreds.
-            registry = bool(held) and all(isinstance(one, type) for one in held)
+            # A large registry of classes only grows, which its length shows.
+            registry = len(held) > _REGISTRY and all(isinstance(one, type) for one in held)
             if len(held) <= MOST and not registry:
                 reader = frozenset if is_plain(frozenset(held)) else _members_of
                 yield Slot("contents", held, reader, f"what `{name}` holds", None), Use.READ
@@ -200,19 +232,27 @@ class Contents:
             yield Slot("contents", value, contextvars.ContextVar.get, name, None), Use.READ
         elif _is_array(value) and _nbytes(value) <= MOST_BYTES:
             yield Slot("contents", value, type(value).tobytes, name, None), Use.READ
+            holds = getattr(getattr(value, "dtype", None), "hasobject", False)
+            for index in range(value.size) if holds else ():
+                reader = ArrayItem(index)
+                yield Slot("contents", value, reader, f"{name}.flat[{index}]", None), Use.READ
 
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of an instance: its `__dict__`, and `__slots__` of user classes."""
-        if type(value).__module__.startswith(_UNWALKED):
-            return
         owner = self.reads and self.reads.expected(value)
+        if _is_unwalked(type(value)) and (owner is None or _is_ours(type(value))):
+            return
         for key in list(attributes_of(value) or ()):
             yield (
                 Slot("item", attributes_of(value), key, f"{name}.{key}", value),
                 self._use(owner, key),
             )
         for kind in type(value).__mro__:
-            for key, member in list(vars(kind).items()) if not is_library_class(kind) else ():
+            known = not is_library_class(kind) or (owner is not None and owner.opaque)
+            # Of a library's `__slots__`, those that code was seen to touch, as pydantic's.
+            touched = owner.names if owner is not None and "__slots__" in vars(kind) else ()
+            for key in list(vars(kind) if known else touched):
+                member = vars(kind).get(key)
                 if isinstance(member, types.MemberDescriptorType):
                     slot = Slot("contents", value, member.__get__, f"{name}.{key}", None)
                     yield slot, self._use(owner, key)
@@ -250,7 +290,7 @@ class Contents:
         reads, code = self.reads, fn.__code__
         owner = reads and reads.expected(fn)
         if not is_installed(code.co_filename):
-            # A missing attribute may be added; what is wrapped is no attribute to the user.
+            # A missing attribute may be added; `__wrapped__` is no attribute to the user.
             asked = {*(owner.names if owner else ())} - vars(types.FunctionType).keys()
             for key in (vars(fn).keys() - {"__wrapped__"}) | asked:
                 yield Slot("item", vars(fn), key, f"{name}.{key}", None), self._use(owner, key)
@@ -258,7 +298,8 @@ class Contents:
             return  # it did not run
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
             use = Use.READ if reads is None else reads.variables.get((code, variable), Use.READ)
-            yield Slot("cell", cell, None, variable, None), use
+            of = f" of {name}" if is_installed(code.co_filename) else ""
+            yield Slot("cell", cell, None, f"{variable}{of}", None), use
         if fn.__defaults__:
             yield Slot("of", fn, defaults_of, f"{name}.__defaults__", None), Use.READ
         if fn.__kwdefaults__:
@@ -270,7 +311,7 @@ class Contents:
     def of_globals(
         self, namespace: dict[str, Any], names: dict[str, Use]
     ) -> Iterator[tuple[Slot, Use]]:
-        """Return the globals of a module that are read; of an installed one, if they may change."""
+        """Return the globals of a module that are read, and are not code of a library."""
         installed = is_installed(str(namespace.get("__file__") or ""))
         for name in list(names):
             # A missing global may be added, and hide a builtin.
@@ -278,14 +319,18 @@ class Contents:
             if not (fixed or name in _OF_EVERY_MODULE):
                 yield Slot("item", namespace, name, name, None), names[name]
             builtin = vars(builtins).get(name, _is_fixed) if name not in namespace else _is_fixed
-            if not _is_fixed(builtin):  # one that the user put there
+            if not _is_fixed(builtin):  # the user put it there
                 yield Slot("item", vars(builtins), name, name, None), names[name]
 
     def _of_python_module(self, name: str, module: types.ModuleType) -> Iterator[tuple[Slot, Use]]:
-        """Return the attributes of a module that were read: `settings.model.scale`."""
         owner = self.reads and self.reads.of(module)
         installed = is_library_module(module)
-        for key, use in owner.names.items() if owner else ():
+        names = dict(owner.names) if owner else {}
+        if self.is_open(module):
+            names |= dict.fromkeys(vars(module).keys() - _OF_EVERY_MODULE, Use.READ)
+        elif not installed:
+            names |= dict.fromkeys(vars(module).keys() & self._loose, Use.READ)
+        for key, use in names.items():
             # A missing attribute may be added: `getattr(settings, "scale", 1)`.
             if not (installed and _is_fixed(vars(module).get(key, _is_fixed))):
                 yield Slot("item", vars(module), key, f"{name}.{key}", None), use
@@ -295,7 +340,7 @@ class Contents:
                     yield Slot("item", vars(module), key, f"{name}.{key}", None), Use.READ
 
     def _of_class(self, kind: type) -> Iterator[tuple[Slot, Use | None]]:
-        """Return the attributes of a class; of an installed one, if they may change."""
+        """Return the attributes of a class; of an installed class, if they may change."""
         installed = is_library_class(kind)
         members, names = members_of(kind), self.names_of(kind)
         for key, member in list(members.items()):
@@ -306,7 +351,8 @@ class Contents:
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key, Use.READ if self._ran(member) else None)
-                if use is None and key in self._loose and not hasattr(type(member), "__get__"):
+                untold = key in self._loose or self.is_open(kind)
+                if use is None and untold and not hasattr(type(member), "__get__"):
                     use = Use.READ
             if use is not None:
                 yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind), use
@@ -319,9 +365,8 @@ class Contents:
         return any(fn.__code__ in codes for fn in functions_in(member))
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
-        """Return what else an object leads to: its class, and code behind decorators."""
+        """Return further objects that an object leads to: its class, and code behind decorators."""
         if isinstance(value, types.MethodType):
-            yield "self" if not isinstance(value.__self__, nn.Module) else "", value.__self__
             yield name, value.__func__
         elif isinstance(value, type):
             for kind in (*value.__mro__, type(value)):
@@ -346,6 +391,14 @@ def _members_of(value: set[object]) -> frozenset[int]:
     return frozenset(map(id, value))
 
 
+def _is_ours(kind: type) -> bool:
+    return f"{kind.__module__}.".startswith("onelaunch.")
+
+
+def _is_unwalked(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
+
+
 def _is_array(value: object) -> bool:
     return isinstance(value, memoryview) or type(value).__module__ in ("numpy", "array")
 
@@ -362,8 +415,8 @@ _NOT_READ = frozenset(
     for key in vars(nn.Module())
     if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
 )
-"""Attributes of every `nn.Module` that no forward reads as slots: what saving and loading use, and
-hooks, whose number is guarded as a container's length (`_Size` of `state/guard.py`)."""
+"""Attributes of every `nn.Module` that no forward reads as slots: hooks, whose number is guarded as
+a `Size`, and attributes for saving and loading."""
 
 
 _OF_EVERY_MODULE = {
@@ -380,18 +433,16 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
     if isinstance(value, nn.Module):
         inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
-    if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType):
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, *METHODS)):
         return []
-    if isinstance(value, Tensor):
-        return [vars(value)] if is_compound(value) else []
-    if type(value).__module__.startswith(_UNWALKED):
+    if _is_unwalked(type(value)) and not isinstance(value, Tensor):
         return []
     attributes = attributes_of(value)
     return [] if attributes is None else [attributes]
 
 
 def members_of(kind: type) -> dict[str, object]:
-    """Return the dict behind a class's proxy: the dict itself can be watched for changes."""
+    """Return the dict behind a class's proxy, which can be watched for changes."""
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
@@ -405,23 +456,24 @@ def _is_fixed(value: object) -> bool:
         return is_library_class(value)
     if isinstance(value, types.ModuleType):
         return is_library_module(value)
-    return hasattr(type(value), "__get__") or isinstance(value, types.BuiltinFunctionType)
+    if isinstance(value, METHODS):  # bound to an object, a method is state, like the object
+        of = object_of(value)
+        return of is None or _is_fixed(of)
+    return hasattr(type(value), "__get__")
 
 
 def is_library_class(kind: type) -> bool:
-    """Return whether a class comes from an installed package."""
     name = kind.__module__ if type(kind.__module__) is str else ""
     return _is_library(name, sys.modules.get(name))
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    """Return whether a module comes from an installed package."""
     return _is_library(module.__name__, module)
 
 
 def _is_library(name: str, module: types.ModuleType | None) -> bool:
-    """Return whether a name comes from an installed package. For a module without a file, one that
-    was executed or is written in C, the packages around it decide."""
+    """Return whether a name comes from an installed package. A module without a file (executed, or
+    written in C) belongs where the packages around it do."""
     while True:
         file = None if module is None else vars(module).get("__file__")
         if type(file) is str:

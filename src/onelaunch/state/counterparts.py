@@ -17,11 +17,11 @@ from onelaunch.state.slots import Slot
 
 
 class Unlike(Exception):
-    """Two objects that are not built alike, so that neither can stand for the other."""
+    """The error for two objects that are not built alike."""
 
 
 def ids_in(value: Any) -> Iterator[int]:
-    """Return the ids of the objects that are looked up for the counterpart of a value or slot."""
+    """Return the ids of the objects that the counterpart of a value or slot depends on."""
     yield id(value)
     if isinstance(value, tuple):
         for part in cast(tuple[Any, ...], value):
@@ -31,15 +31,15 @@ def ids_in(value: Any) -> Iterator[int]:
 
 
 class Counterparts:
-    """A map from each part of some objects to the same part of others that are built alike.
+    """A map from each part of some objects to the same part of other objects.
 
-    Plain values may differ: a guard decides on those.
+    Plain values may differ: a guard compares them.
 
     Args:
         pairs: (object, its counterpart).
 
     Raises:
-        Unlike: they differ in a class, a length, a name, or the layout of a tensor.
+        Unlike: a pair differs in a class, a length, a name, or the layout of a tensor.
     """
 
     def __init__(self, pairs: Iterable[tuple[object, object]]) -> None:
@@ -48,10 +48,10 @@ class Counterparts:
         for old, new in pairs:
             self._pair(old, new)
         self.replaced = frozenset(i for i, (old, new) in self._found.items() if old is not new)
-        """ids of the parts that have another one for a counterpart."""
+        """ids of the parts whose counterpart is another object."""
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors that differ, with their counterparts."""
+        """Return (tensor, counterpart) for the tensors that are replaced."""
         pairs = self._found.values()
         return [
             (old, new)
@@ -60,7 +60,7 @@ class Counterparts:
         ]
 
     def of(self, value: Any) -> Any:
-        """Return the counterpart of a value; of one that is no part of the objects, itself."""
+        """Return the counterpart of a value, or the value itself if it is no part."""
         found = self._found.get(id(value))
         if found is not None:
             return found[1]
@@ -74,7 +74,6 @@ class Counterparts:
         return value
 
     def slot(self, slot: Slot) -> Slot:
-        """Return the same place in the counterpart."""
         via = None if slot.via is None else self.slot(slot.via)
         return Slot(
             slot.kind, self.of(slot.holder), self.of(slot.key), slot.name, self.of(slot.owner), via

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.spec import lies_on
+from onelaunch.call.tree import unique
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
@@ -40,50 +41,51 @@ def dependencies(
     sure: Collection[tuple[int, object]] = (),
     passed_on: Iterable[Tensor] = (),
 ) -> list[tuple[Slot, object]]:
-    """Return the slots that a call must find as the capture did, each with its value.
+    """Return the slots that a call must find as the capture did, each with its content.
 
     Args:
         before: the state that the callable reached before the capture.
         found: the changes that the capture made.
-        rebound: the slots that each replay writes, or that are inputs.
-        inputs: the slots that are inputs.
+        rebound: ids of the slots that each replay writes, or that are inputs.
+        inputs: ids of the slots that are inputs.
         external: the storages that the capture read or wrote by address.
-        sure: ids of slots that it stored to for sure.
-        passed_on: the tensors from before that the capture returned or stored, or views of which.
+        sure: ids of slots that the capture stored to for sure.
+        passed_on: tensors from before that the capture returned or stored, itself or as a view.
     """
     now = {change.slot.id: change.after for change in found}
     again = _stored_again(before, now)
     reached = [*passed_on, *again.values()]
     fixed = {*external, *(driver.storage(t) for t in reached if lies_on(t, device))}
+
+    def by_address(slot: Slot, t: Tensor) -> bool:
+        return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
+
     guarded: list[tuple[Slot, object]] = []
     for key, (slot, value) in before.held.items():
-        use = before.uses.get(key)
-        if is_memory(value):
-            written = key in rebound and key not in inputs
-            if written and key in now and use is Use.READ:
-                # It may be any tensor, but the callable may read whether it is one, and its shape.
-                # For inputs the call path checks that.
-                guarded.append((description_slot(slot), description_slot(slot).read()))
-            if key in rebound or value.layout is not torch.strided:
-                continue
-            parameter = isinstance(slot.owner, nn.Module) and any(
-                slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
-            )
-            mine = value.device.type == device.type
-            by_address = mine and (parameter or driver.storage(value) in fixed)
-            if by_address or key in again or (use is Use.READ and key not in now):
-                guarded.append((slot, value))
-            continue
-        if key in rebound:
-            # One that only stores, and is as it was: this run may not have come by the store.
-            kept = use is Use.NONE and key not in now and key not in sure
-            if use is Use.READ or kept:
-                guarded.append((slot, value))
-            continue
-        if not _matters(slot, value, before, use, key in now) or is_replaced(slot, now):
-            continue
-        # Replays do not repeat a change of what is no slot of theirs: it is as the call left it.
-        guarded.append((slot, now.get(key, value)))
+        use, changed = before.uses.get(key), key in now
+        match is_memory(value), key in rebound:
+            case True, True:
+                # It may be any tensor, but code that reads the slot may ask for its shape. The call
+                # path checks inputs.
+                if use is Use.READ and changed and key not in inputs:
+                    description = description_slot(slot)
+                    guarded.append((description, description.read()))
+            case True, False:
+                t = cast(Tensor, value)
+                kept = key in again or (use is Use.READ and not changed)
+                if t.layout is torch.strided and (kept or by_address(slot, t)):
+                    guarded.append((slot, t))
+            case False, True:
+                # A slot that is only stored to, and has not changed: this run may have left the
+                # store out.
+                perhaps_not = use is Use.NONE and not changed and key not in sure
+                if use is Use.READ or perhaps_not:
+                    guarded.append((slot, value))
+            case _:
+                # A replay repeats no change here: the content is as the call left it.
+                if _matters(slot, value, before, use, changed) and not is_replaced(slot, now):
+                    guarded.append((slot, now.get(key, value)))
+    guarded += _stored_once(before, found, rebound)
     guarded += _orders(before, now)
     guarded += _gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
@@ -93,17 +95,23 @@ def dependencies(
     places = {key: before.held[key][0] for key in rebound if key in before.held}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    guarded = _with_ways(guarded, stored, before)
+    guarded = _with_paths(guarded, stored, before)
     known = {slot.id for slot, _ in guarded}
     found_classes = classes(before, (value for _, value in guarded))
     return guarded + [pair for pair in found_classes if pair[0].id not in known]
 
 
+def _is_parameter(slot: Slot) -> bool:
+    return isinstance(slot.owner, nn.Module) and any(
+        slot.holder is slot.owner.__dict__.get(kind) for kind in ("_parameters", "_buffers")
+    )
+
+
 def _stored_again(
     before: StateWalk, now: Collection[tuple[int, object]]
 ) -> dict[tuple[int, object], Tensor]:
-    """Return the tensors in places that the callable only stores to, and that had them already:
-    from another place, as they are in one. What it has stored so is no change."""
+    """Return slot id -> tensor for slots that are only stored to, unchanged, with a tensor that
+    another slot holds too: the callable may have stored the same tensor again."""
     tensors = {key: value for key, (_, value) in before.held.items() if is_memory(value)}
     places = Counter(map(id, tensors.values()))
     return {
@@ -111,6 +119,22 @@ def _stored_again(
         for key, value in tensors.items()
         if before.uses.get(key) is Use.NONE and key not in now and places[id(value)] > 1
     }
+
+
+def _stored_once(
+    before: StateWalk, found: Sequence[Change], rebound: Collection[tuple[int, object]]
+) -> list[tuple[Slot, object]]:
+    """Return the slots that no replay can store, with the contents that the callable left there: a
+    replay needs the same. A container that only grows is left out (`growing_containers`)."""
+    now = {change.slot.id for change in found}
+    return [
+        (change.slot, change.after)
+        for change in found
+        if before.use(change.slot) is Use.NONE
+        and change.slot.id not in rebound
+        and not (is_replaced(change.slot, now) or isinstance(change.after, Tensor))
+        and not (change.before is MISSING and id(change.slot.holder) in before.containers)
+    ]
 
 
 def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, object]]:
@@ -130,7 +154,7 @@ def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, obj
 
 
 def _may_change(value: object) -> bool:
-    """Return whether an object can be given another class; a tensor's is part of its layout."""
+    """Return whether an object can get another class. A tensor's class is part of its layout."""
     kind = type(value)
     if kind is types.ModuleType:
         return not is_library_module(cast(types.ModuleType, value))
@@ -139,8 +163,8 @@ def _may_change(value: object) -> bool:
 
 
 def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the tensors that must keep their memory and layout. Kernels read those of the device;
-    those of the host are asked for their shape or dtype."""
+    """Return the tensors that must keep their memory and layout. Kernels read them on the device;
+    Python asks for the shape or dtype of those on the host."""
     host = torch.device("cpu")
     return [t for t in tensors if lies_on(t, device) or lies_on(t, host)]
 
@@ -179,11 +203,12 @@ def ordered(
 def _gradients(
     before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
-    """Return the leaves that had no gradient, if the callable accumulates gradients or reads
-    `.grad`; and the leaves that had one, if it reads `.grad` and no kernel reads the gradient.
+    """Return the slots of gradients that must be absent, or present.
 
-    Its work depends on that: it stores a gradient if there is none, and adds to an existing one; an
-    optimizer skips leaves without a gradient.
+    A backward stores a gradient where there is none, and adds to an existing one; an optimizer
+    skips leaves without a gradient. So an absent gradient matters to a callable that accumulates
+    gradients or reads `.grad`; a present gradient to a callable that reads `.grad`, where no kernel
+    reads it.
     """
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
     backward = torch.is_grad_enabled() and before.runs_backward()
@@ -213,21 +238,21 @@ _ORDERED: dict[type, Kind] = {
 }
 
 
-def hooked_leaves(
+def hooked(
     before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[Tensor]:
-    """Return the leaves whose hooks a backward in the call runs: all, if there may be one."""
+    """Return the tensors whose hooks a backward in the call may run."""
     touched = [change.slot for change in found] + [slot for slot, _ in guarded]
-    if not torch.is_grad_enabled() and not any(slot.key is gradient_of for slot in touched):
+    may = torch.is_grad_enabled() or before.runs_backward()
+    if not may and not any(slot.key is gradient_of for slot in touched):
         return []
-    leaves = [t for _, t in before.tensors() if t.requires_grad and is_leaf(t)]
-    return list({id(t): t for t in leaves}.values())
+    return unique([t for _, t in before.tensors() if t.requires_grad])
 
 
-def _with_ways(
+def _with_paths(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
-    """Add the slots that lead to these slots: replacing a list replaces its items."""
+    """Add the slots on the paths to slots: replacing a list replaces its items."""
     known = {slot.id for slot, _ in guarded}
     for slot in [*(slot for slot, _ in guarded), *stored]:
         via = slot.via
@@ -239,7 +264,7 @@ def _with_ways(
 
 
 _SMALL = 64
-"""The most items of a container whose plain values are compared one by one."""
+"""The most items of a container whose plain values are compared singly."""
 
 
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:

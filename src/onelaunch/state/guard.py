@@ -1,10 +1,18 @@
 """The check before each replay that a recording's state is unchanged.
 
-It checks at every call that torch's modes are those of the capture; that each slot holds the same
-object (the parameter, the submodule, the flag, the global, what a closure's cell holds); that each
-container that was read, a module's hooks among them, is as long as it was; that each tensor read by
-address has the same memory and layout (`p.data = ...`, `set_`, `resize_` move a tensor without
-replacing it); and in grad mode, that each of these tensors requires grad, and has hooks, as then.
+It checks at every call:
+
+- torch's modes are those of the capture;
+- each slot holds the same object: the parameter, the submodule, the flag, the global, the content
+  of a closure's cell;
+- each container that was read is as long as it was, a module's hooks among them;
+- each tensor read by address has the same memory and layout: `p.data = ...`, `set_` and `resize_`
+  move a tensor without replacing it;
+- in grad mode, each such tensor requires grad as it did, and a backward in the call runs the same
+  hooks.
+
+The expectations are data, which the capture makes once. The checks in C and in Python are built
+from the data, and so is the guard of another request, with its own objects in place.
 """
 
 from __future__ import annotations
@@ -20,8 +28,10 @@ from torch import Tensor
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory, local
 from onelaunch.errors import kind_of
-from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.peek import attributes_of, object_of
 from onelaunch.state.counterparts import Counterparts, ids_in
+from onelaunch.state.expected import Layout, Size
+from onelaunch.state.hooks import same_hooks
 from onelaunch.state.host_values import version_of
 from onelaunch.state.native_guard import native_guard
 from onelaunch.state.slots import (
@@ -33,7 +43,6 @@ from onelaunch.state.slots import (
     is_same_method,
     keyword_defaults_of,
     same_gradients,
-    same_hooks,
 )
 
 Reader = tuple[Callable[[], object], object]
@@ -50,7 +59,9 @@ class StateGuard:
         sized: (container, names): containers that must keep their length; in a dict of attributes
             only keys among the names must not come or go.
         modes: torch's modes, with their expected values.
-        leaves: tensors whose hooks ran in the capture, or would have.
+        leaves: tensors that a backward in the call leads to. Their hooks, and the hooks of the
+            nodes behind them, must stay.
+        asks: True if the callable reads `requires_grad`.
 
     Attributes:
         check: returns whether all is unchanged, and changes nothing. 0.3 us, and 0.03 us for each
@@ -75,52 +86,55 @@ class StateGuard:
         self._values = [value for _, value in ordered]
         self._watched = [i for i, s in enumerate(self._slots) if not _stays(s)]
         self._sized = [
-            _Size(container, names)
+            (container, Size.of(container, names))
             for container, names in sorted(sized, key=lambda pair: not isinstance(pair[0], dict))
         ]
         self._modes = list(modes)
         self.tensors = list(tensors)
-        self._layouts = [_Layout.of(t) for t in self.tensors]
         # Without grad mode `requires_grad` has no effect and may change, unless it is read.
         grads_matter = torch.is_grad_enabled() or asks
-        self._grads = [t.requires_grad for t in self.tensors] if grads_matter else []
+        self._layouts = [Layout.of(t, grads_matter) for t in self.tensors]
         self._same_hooks = same_hooks(leaves) if leaves else None
         self._division: _Division | None = None
+        self._own: StateGuard | None = None
+        """After a transfer, the part of the checks for the new objects."""
         self.check = self._native_check() or self._python_check
 
     def agrees(self, other: StateGuard) -> bool:
-        """Return whether it makes the same checks as another guard, so that one can serve both.
+        """Return whether another guard makes the same checks.
 
-        Recordings that share a guard find it in the processor's caches: one of BERT, with all the
+        Recordings that share a guard find it in the processor's caches: BERT's, with all the
         memory that it reads, is some 100 KB.
         """
         return (
             self._same_hooks is None
             and other._same_hooks is None
             and self._modes == other._modes
-            and self._grads == other._grads
             and len(self._slots) == len(other._slots)
-            and len(self.tensors) == len(other.tensors)
             and len(self._sized) == len(other._sized)
             and all(a.id == b.id for a, b in zip(self._slots, other._slots, strict=True))
             and all(map(_fits, self._values, other._values))
-            and all(a.agrees(b) for a, b in zip(self._layouts, other._layouts, strict=True))
-            and all(a.agrees(b) for a, b in zip(self._sized, other._sized, strict=True))
+            and list(map(id, self.tensors)) == list(map(id, other.tensors))
+            and self._layouts == other._layouts
+            and all(
+                a is b and size.agrees(other_size)
+                for (a, size), (b, other_size) in zip(self._sized, other._sized, strict=True)
+            )
         )
 
     def tensor_ids(self) -> frozenset[int]:
-        """Return the ids of the tensors in its slots, which they are as long as `check` is True."""
+        """Return the ids of the tensors that its slots hold while `check` is True."""
         return frozenset(id(value) for value in self._values if isinstance(value, Tensor))
 
     @property
     def is_transferable(self) -> bool:
-        """True if all that it checks is in slots, containers and tensors: no hooks of leaves."""
+        """True if it checks slots, containers and tensors alone: no hooks of leaves."""
         return self._same_hooks is None
 
-    def transferred(self, parts: Counterparts) -> StateGuard | None:
-        """Return the same guard over other objects; None if they are of other lengths or sizes.
+    def transferred(self, parts: Counterparts) -> StateGuard:
+        """Return a guard with the same expectations of other objects.
 
-        The first time costs microseconds for each slot; from then on, for each that changes.
+        The first time costs microseconds for each slot; a later time, for each slot that changes.
         """
         division = self._division
         if division is None or not division.fixed_ids.isdisjoint(parts.replaced):
@@ -130,60 +144,52 @@ class StateGuard:
         made._slots, made._values = self._slots.copy(), self._values.copy()
         for i in division.slots:
             made._slots[i], made._values[i] = parts.slot(self._slots[i]), parts.of(self._values[i])
-        made.tensors, made._layouts = self.tensors.copy(), self._layouts.copy()
+        made.tensors, made._sized = self.tensors.copy(), self._sized.copy()
         for i in division.tensors:
             made.tensors[i] = parts.of(self.tensors[i])
-            made._layouts[i] = _Layout.of(made.tensors[i])
-        made._sized = self._sized.copy()
         for i in division.sized:
-            made._sized[i] = _Size(parts.of(self._sized[i].container), self._sized[i].names)
-        alike = (
-            made._same_grads()
-            and all(made._layouts[i].is_alike(self._layouts[i]) for i in division.tensors)
-            and all(made._sized[i].is_alike(self._sized[i]) for i in division.sized)
-        )
-        if not alike:
-            return None
-        fixed = division.fixed
-        own = made._part(division.slots, division.tensors, division.sized, []).check
-        made.check = lambda: fixed() and own()
+            container, size = self._sized[i]
+            made._sized[i] = parts.of(container), size
+        own = made._part(division.slots, division.tensors, division.sized, [])
+        fixed, own_check = division.fixed.check, own.check
+        made.check = lambda: fixed() and own_check()
+        made._own = own
         return made
 
     def _divided(self, parts: Counterparts) -> _Division:
-        """Return what changes with the objects of a request, and the check of the rest."""
+        """Divide the checks by whether they change with the objects of a request."""
         pairs = [list(ids_in(pair)) for pair in self.held()]
         slots, fixed_slots = _split(pairs, parts)
         tensors, fixed_tensors = _split([[id(t)] for t in self.tensors], parts)
-        sized, fixed_sized = _split([[id(size.container)] for size in self._sized], parts)
+        sized, fixed_sized = _split([[id(container)] for container, _ in self._sized], parts)
         fixed = self._part(fixed_slots, fixed_tensors, fixed_sized, self._modes)
         ids = frozenset[int]().union(*(pairs[i] for i in fixed_slots), map(id, fixed.tensors))
-        ids = ids.union(id(size.container) for size in fixed._sized)
-        return _Division(slots, tensors, sized, fixed.check, ids)
+        ids = ids.union(id(container) for container, _ in fixed._sized)
+        return _Division(slots, tensors, sized, fixed, ids)
 
     def _part(
         self, slots: list[int], tensors: list[int], sized: list[int], modes: list[Reader]
     ) -> StateGuard:
-        """Return a guard that makes a part of this one's checks."""
+        """Return a guard that makes some of the checks, by index."""
         part = copy.copy(self)
         part._slots = [self._slots[i] for i in slots]
         part._values = [self._values[i] for i in slots]
         part._watched = [i for i, s in enumerate(part._slots) if not _stays(s)]
         part.tensors = [self.tensors[i] for i in tensors]
         part._layouts = [self._layouts[i] for i in tensors]
-        part._grads = [self._grads[i] for i in tensors] if self._grads else []
         part._sized = [self._sized[i] for i in sized]
         part._modes = modes
+        part._own = None
         part.check = part._native_check() or part._python_check
         return part
 
     def places(self) -> Iterator[tuple[Tensor, int]]:
-        """Return the tensors that are read by address, each with that address."""
-        for layout in self._layouts:
-            yield layout.tensor, layout.address
+        """Return (tensor, expected address) for the tensors that are read by address."""
+        for t, layout in zip(self.tensors, self._layouts, strict=True):
+            yield t, layout.address
 
     def _native_check(self) -> Callable[[], bool] | None:
-        """Return the check in C for all that C can read, with the rest around it; None without
-        C."""
+        """Return a check in C, and in Python for the rest; None without C."""
         guard = native_guard().guard
         if guard is None:
             return None
@@ -193,38 +199,37 @@ class StateGuard:
             (in_c if _is_readable_in_c(self._slots[i]) else not_in_c).append(i)
         watched = sum(_is_attribute(self._slots[i]) for i in in_c)
         values = [self._values[i] for i in in_c]
-        lengths = [len(size.container) for size in self._sized]
-        plain = [t for t in self.tensors if _is_laid_out_for_c(t)]
+        lengths = [size.length for _, size in self._sized]
+        pairs = list(zip(self.tensors, self._layouts, strict=True))
+        tensors = tuple(t for t, layout in pairs if layout.number is not None)
+        layouts = tuple(layout.for_c for layout in self._layouts if layout.number is not None)
         modes = tuple(read for read, _ in self._modes), tuple(value for _, value in self._modes)
         holders = tuple(self._slots[i].holder for i in in_c)
         keys = tuple(_key_for_c(self._slots[i]) for i in in_c)
-        containers = tuple(size.container for size in self._sized)
+        containers = tuple(container for container, _ in self._sized)
         dicts = sum(isinstance(container, dict) for container in containers)
 
-        def expecting(values: list[object]) -> Callable[[], bool | None]:
-            sized = containers, lengths, dicts
-            made = guard(
-                *modes, holders, keys, values, watched, *sized, tuple(plain), bool(self._grads)
-            )
-            return made.check
-
-        check_in_c = expecting(values)
-        if check_in_c() is not True and not expecting([self._slots[i].read() for i in in_c])():
-            return None  # a container whose methods show other contents than it has
+        check_in_c: Callable[[], bool | None] = guard(
+            *modes, holders, keys, values, watched, containers, lengths, dicts, tensors, layouts
+        ).check
+        if check_in_c() is not True:
+            now = [self._slots[i].read() for i in in_c]
+            if guard((), (), holders, keys, now, watched, (), [], 0, (), ()).check() is not True:
+                return None  # the methods of a container hide its contents
         rest = [i for i in not_in_c if self._slots[i].key is not gradient_of]
         gradients_kept = same_gradients(
             [(self._slots[i].holder, _gradient(self._values[i])) for i in not_in_c if i not in rest]
         )
-        others = [p for p in self._layouts if not _is_laid_out_for_c(p.tensor)]
+        others = [(t, layout) for t, layout in pairs if layout.number is None]
 
         def settle() -> bool:
-            """Let equal values take the place of the captured ones, and check once more.
+            """Let equal values take the place of the captured values, and check once more.
 
-            The values taken are the ones compared: another thread may change a slot in between.
+            Each slot is read once, as another thread may change it.
             """
-            now = [len(size.container) for size in self._sized]
+            now = [len(container) for container in containers]
             contents = [self._slots[i].read() for i in in_c]
-            if not all(size.kept() for size in self._sized):
+            if not self._sizes_kept():
                 return False
             if not all(map(_fits, contents, (self._values[i] for i in in_c))):
                 return False
@@ -244,29 +249,29 @@ class StateGuard:
                 gradients_kept()
                 and (hooks_kept is None or hooks_kept())
                 and all(map(self._holds, rest))
-                and all(layout.kept() for layout in others)
-                and (not others or self._same_grads())
+                and all(layout.kept(t) for t, layout in others)
             )
 
         return check
 
     def _python_check(self) -> bool:
         return (
-            all(read() is expected for read, expected in self._modes)
-            and all(size.kept() for size in self._sized)
-            and all(map(self._holds, self._watched))
-            and all(layout.kept() for layout in self._layouts)
-            and self._same_grads()
+            self._state_kept()
+            and all(layout.kept(t) for t, layout in zip(self.tensors, self._layouts, strict=True))
             and (self._same_hooks is None or self._same_hooks())
         )
 
-    def _same_grads(self) -> bool:
-        return all(
-            t.requires_grad is was for t, was in zip(self.tensors, self._grads, strict=False)
+    def _state_kept(self) -> bool:
+        return (
+            all(read() is expected for read, expected in self._modes)
+            and self._sizes_kept()
+            and all(map(self._holds, self._watched))
         )
 
+    def _sizes_kept(self) -> bool:
+        return all(size.kept(container) for container, size in self._sized)
+
     def _holds(self, index: int) -> bool:
-        """Return whether a slot holds its expected content."""
         return _fits(self._slots[index].read(), self._values[index])
 
     def moved(self) -> str | None:
@@ -275,14 +280,25 @@ class StateGuard:
         A flag that differs can come back, so a recording waits for it; a moved parameter does not,
         so `Table` drops its recording.
         """
+        return None if self.check() else self._gone(Layout.moved)
+
+    def moved_elsewhere(self) -> str | None:
+        """Return the result of `moved` for the time after the tensors of its new objects have
+        changed places with the former tensors."""
+        return self._gone(Layout.differs)
+
+    def _gone(self, differs: Callable[[Layout, Tensor], bool]) -> str | None:
+        if self._own is not None:
+            assert self._division is not None
+            return self._division.fixed.moved() or self._own._gone(differs)
         for slot, value in zip(self._slots, self._values, strict=True):
             if isinstance(value, Tensor) and slot.read() is not value:
                 return slot.name
             if slot.key is version_of and slot.read() != value:
                 return slot.name
-        for index, layout in enumerate(self._layouts):
-            if not layout.kept():
-                return self._name(layout.tensor, index)
+        for index, (t, layout) in enumerate(zip(self.tensors, self._layouts, strict=True)):
+            if differs(layout, t):
+                return self._name(t, index)
         return None
 
     def difference(self) -> str | None:
@@ -290,9 +306,9 @@ class StateGuard:
         moved = self.moved()
         if moved is not None:
             return f"{moved} moved"
-        for size in self._sized:
-            if not size.kept():
-                return f"{self._container_name(size.container)} changed its length"
+        for container, size in self._sized:
+            if not size.kept(container):
+                return f"{self._container_name(container)} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = slot.shown(self._values[index]), slot.shown(slot.read())
@@ -301,21 +317,21 @@ class StateGuard:
             return "a mode of torch"
         if self._same_hooks is not None and not self._same_hooks():
             return "a parameter's hooks"
-        for index, (t, was) in enumerate(zip(self.tensors, self._grads, strict=False)):
-            if t.requires_grad is not was:
-                return f"{self._name(t, index)}.requires_grad: captured {was}, got {not was}"
+        for index, (t, layout) in enumerate(zip(self.tensors, self._layouts, strict=True)):
+            if not layout.grad_kept(t):
+                now = t.requires_grad
+                return f"{self._name(t, index)}.requires_grad: captured {not now}, got {now}"
         return None
 
     def changed(self) -> list[tuple[Slot, object]]:
-        """Return the slots that hold other contents, with those that they are to hold."""
+        """Return (slot, expected content) for the slots that hold other contents."""
         return [pair for i, pair in enumerate(self.held()) if not self._holds(i)]
 
     def held(self) -> Iterator[tuple[Slot, object]]:
-        """Return the slots with their expected contents."""
+        """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
     def names(self) -> list[str]:
-        """Return the names of slots whose tensors are read by address."""
         return [
             slot.name
             for slot, value in zip(self._slots, self._values, strict=True)
@@ -347,29 +363,29 @@ class StateGuard:
 
 
 class _Division(NamedTuple):
-    """A guard in two parts: the checks that change with the objects of a request, by index, and the
-    check of the rest.
+    """The checks of a guard in two parts.
 
     Attributes:
-        fixed: the check of the rest.
-        fixed_ids: ids of all objects in the rest.
+        slots, tensors, sized: indices of the checks that change with the objects of a request.
+        fixed: a guard with the other checks.
+        fixed_ids: ids of all objects in `fixed`.
     """
 
     slots: list[int]
     tensors: list[int]
     sized: list[int]
-    fixed: Callable[[], bool]
+    fixed: StateGuard
     fixed_ids: frozenset[int]
 
 
 def _split(ids: Sequence[Sequence[int]], parts: Counterparts) -> tuple[list[int], list[int]]:
-    """Return the indices of what `parts` replaces, and the other ones."""
+    """Return the indices of the entries with an id that `parts` replaces, and the other indices."""
     changed = [not parts.replaced.isdisjoint(found) for found in ids]
     return [i for i, c in enumerate(changed) if c], [i for i, c in enumerate(changed) if not c]
 
 
 def _fits(content: object, value: object) -> bool:
-    """Return whether `content` may replace `value`: the same object, the same method of the same
+    """Return whether `content` is as good as `value`: the same object, the same method of the same
     object, or an equal plain value."""
     if content is value or is_same_method(content, value):
         return True
@@ -384,7 +400,8 @@ def _gradient(value: object) -> Tensor | None:
 
 def _stays(slot: Slot) -> bool:
     """Return whether a slot's content can never change: an item of a tuple, or the like."""
-    return slot.kind == "item" and isinstance(slot.holder, tuple | Unchanging)
+    fixed = slot.kind == "item" and isinstance(slot.holder, tuple | Unchanging)
+    return fixed or slot.key is object_of
 
 
 def _is_readable_in_c(slot: Slot) -> bool:
@@ -394,78 +411,17 @@ def _is_readable_in_c(slot: Slot) -> bool:
 
 
 _PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}
-"""The numbers that C has for the parts of a function."""
+"""Reader of a part of a function -> its number in C."""
 
 
 def _key_for_c(slot: Slot) -> object:
     return _PARTS.get(slot.key, slot.key) if slot.kind == "of" else slot.key
 
 
-def _is_laid_out_for_c(t: Tensor) -> bool:
-    """Return whether C sees the tensor's layout; not of subclasses, nor lazy conjugation."""
-    return type(t) in (Tensor, torch.nn.Parameter) and not t.is_complex()
-
-
-class _Layout:
-    """The memory and layout of a tensor."""
-
-    def __init__(self, tensor: Tensor, state: tuple[int, *tuple[object, ...]]) -> None:
-        self.tensor = tensor
-        self._state = state
-
-    @classmethod
-    def of(cls, t: Tensor) -> _Layout:
-        return cls(t, _layout(t))
-
-    def kept(self) -> bool:
-        return _layout(self.tensor) == self._state
-
-    def agrees(self, other: _Layout) -> bool:
-        return self.tensor is other.tensor and self.is_alike(other)
-
-    def is_alike(self, other: _Layout) -> bool:
-        """Return whether it is the same memory in the same layout, of whichever tensor."""
-        return self._state == other._state
-
-    @property
-    def address(self) -> int:
-        return self._state[0]
-
-
-def _layout(t: Tensor) -> tuple[int, *tuple[object, ...]]:
-    kind, t = type(t), local(t)
-    return t.data_ptr(), kind, t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
-
-
-class _Size:
-    """The length of a container; for a dict of attributes, the names of interest in it."""
-
-    def __init__(self, container: Any, names: frozenset[str] | None) -> None:
-        self.container = container
-        self.names = names
-        self._state = self._read()
-
-    def _read(self) -> object:
-        if self.names is None:
-            return len(self.container)
-        return self.names & self.container.keys()
-
-    def kept(self) -> bool:
-        return self._read() == self._state
-
-    def agrees(self, other: _Size) -> bool:
-        same = self.container is other.container and self.names == other.names
-        return same and self.is_alike(other)
-
-    def is_alike(self, other: _Size) -> bool:
-        """Return whether the length, or the names, are the same, of whichever container."""
-        return self._state == other._state
-
-
 def _is_attribute(slot: Slot) -> bool:
     """Return whether a slot is checked only after a watched dict has changed.
 
-    Dicts of objects and modules are watched; globals change too often. An object may get a new
-    dict, which no watched dict reports: that is checked every time.
+    Dicts of objects and modules are watched; globals change too often. That an object has its old
+    dict is checked every time, as no watched dict reports it.
     """
     return slot.kind == "item" and slot.owner is not None and isinstance(slot.holder, dict)

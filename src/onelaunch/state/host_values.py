@@ -1,9 +1,9 @@
 """Values of host tensors that the host reads in a call: a recording fits only calls with the same.
 
 `x.split(lengths.tolist())` puts them into shapes and branches, which a replay repeats. Small
-tensors are compared by their bytes; a larger one of the callable's state by its version counter,
-which misses writes through NumPy, `.data` and fused optimizers, so that no copy of it is kept on a
-device; a larger argument is refused.
+tensors are compared by their bytes. Larger state is compared by its version counter, which misses
+writes through NumPy, `.data` and fused optimizers: no copy of it is kept on a device. A larger
+argument is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onelaunch.state.slots import Slot
 MOST_BYTES = 512
 """Largest argument that is compared byte for byte at each call: a microsecond."""
 MOST_STORED_BYTES = 1 << 14
-"""Largest tensor of the callable's state that is compared so: 2 us."""
+"""Largest tensor of the callable's state that is compared byte for byte: 2 us."""
 
 
 def bytes_of(t: Tensor) -> bytes:
@@ -36,7 +36,7 @@ def stored_bytes(t: Tensor) -> bytes:
 
 
 def version_of(t: Tensor) -> int:
-    """Return the version counter of a tensor: the number of writes in place."""
+    """Return the number of a tensor's writes in place."""
     return t._version
 
 
@@ -48,7 +48,7 @@ def key_of(t: Tensor) -> Callable[[Tensor], object]:
 
 
 def values_of(tensors: Iterable[Tensor]) -> dict[int, bytes]:
-    """Return the bytes of the small host tensors among these, by number."""
+    """Return index -> bytes for the small host tensors among tensors."""
     return {
         i: bytes_of(t)
         for i, t in enumerate(tensors)
@@ -67,7 +67,7 @@ def slots_of(
     """Return the slots of host tensors that were read, and slots of their values, for a guard.
 
     Args:
-        known: the slots of the callable that hold tensors.
+        known: the callable's slots that hold tensors.
     """
     places = {id(t): slot for slot, t in reversed(list(known))}
     for t in read:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onelaunch.native import FAILURES, compiled
 from onelaunch.state.slots import MISSING
@@ -29,6 +30,8 @@ class NativeGuard:
 
     guard: Any | None
     reason: str
+    number: Callable[[Tensor], int] | None = None
+    """A function that returns the number of a tensor's dtype in C."""
 
 
 @functools.cache
@@ -46,7 +49,7 @@ def native_guard() -> NativeGuard:
     module.connect(*addresses, offset, torch._C.TensorBase.requires_grad, MISSING)
     if not _dicts_report_changes(module.Guard):
         module.unwatch()
-    return NativeGuard(module.Guard, "in use")
+    return NativeGuard(module.Guard, "in use", module.dtype)
 
 
 class _Object:
@@ -83,7 +86,7 @@ def _dicts_report_changes(guard: Any) -> bool:
         o = _Object()
         o.a = value = object()
         watched = vars(o)
-        made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), False)
+        made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
         known = made.check() is True
         change(o)
         return known and made.check() is not True

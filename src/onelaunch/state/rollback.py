@@ -1,6 +1,6 @@
 """The rollback of a run: every slot and container that it may change, as it was before.
 
-`StateSnapshot.undo` runs it, beside what it does to tensors; `CaptureSession._roll_back` runs that.
+`StateSnapshot.undo` runs it, and restores tensors; `CaptureSession._roll_back` runs the latter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from onelaunch.state.slots import (
 from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
 
 _DEPTH = 8
-"""The depth to which things in one another that a run was the first to read, and replaced, are put
-back."""
+"""The depth to which nested objects are put back, where a run was the first to read them."""
 
 
 class Rollback:
@@ -39,8 +38,8 @@ class Rollback:
 
     Args:
         found: the walk, of the state as it is now.
-        each: whether to keep items of dicts one by one, too: a walk that `restore` gets may have
-            found some of them alone, as of a module's globals.
+        each: True to keep the items of dicts singly too: a walk that `restore` gets may have found
+            single items, as of a module's globals.
     """
 
     def __init__(self, found: StateWalk, each: bool = False) -> None:
@@ -49,7 +48,7 @@ class Rollback:
         self._slots = list(self._others(found, each))
 
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
-        """Return the slots that are no item of a container or class, with their contents."""
+        """Return the slots outside of the kept containers and classes, with their contents."""
         own = {id(kind) for kind, _ in self._members}
         for slot, value in found.held.values():
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
@@ -77,10 +76,10 @@ class Rollback:
         return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
 
     def restore(self, within: StateWalk | None = None) -> bool:
-        """Put back whatever is not as it was. Return whether anything was not.
+        """Put back changed contents. Return whether any had changed.
 
         Args:
-            within: a walk; what it did not find is left as it is.
+            within: a walk; slots and containers that it did not find are left as they are.
         """
         own = None if within is None else _objects(within)
         changed = False
@@ -99,11 +98,10 @@ class Rollback:
 
 
 class RunRollback:
-    """The rollback of a run in which code may run for the first time: what that reads, no run has
-    read before.
+    """The rollback of a run in which code may run, and read state, for the first time.
 
     Args:
-        found: the walk of what was read before.
+        found: the walk of the state that earlier runs read.
     """
 
     def __init__(self, found: StateWalk) -> None:
@@ -112,30 +110,27 @@ class RunRollback:
         self._unread = Rollback(walk_unread(found), each=True)
 
     def holders(self) -> set[int]:
-        """Return the ids of the objects that keep the contents here."""
         return self._read.holders() | self._unread.holders()
 
     def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> None:
-        """Put back what the run has read, as `reads` tell. All else belongs to others, as to a
-        thread that fills a queue."""
+        """Put back the state that the run has read, by its `reads`. Other state belongs to others:
+        to a thread that fills a queue, for example."""
         self._read.restore()
         before = self._found.reads
         contents = {id(content) for _, content in self._found.held.values()}
         if reads is None or before is None or not reads.exceeds(before, contents):
             return
-        for _ in range(_DEPTH):  # what is put back may hold more that was changed
+        for _ in range(_DEPTH):  # a restored object may lead to more that was changed
             if not self._unread.restore(walk(roots, reads)):
                 break
 
 
 def _objects(found: StateWalk) -> set[object]:
-    """Return the ids of the slots of a walk, and of the objects that it visited."""
     objects = (*found.owners, *found.classes, *found.functions, *(t for _, t in found.tensors()))
     return {*found.held, *map(id, objects), *map(id, _containers(found))}
 
 
 def _containers(found: StateWalk) -> Iterator[Any]:
-    """Return the lists, dicts, sets and deques of a walk, and the dicts of attributes."""
     for container, _, _ in found.containers.values():
         if not isinstance(container, types.MappingProxyType):
             yield container
@@ -145,7 +140,7 @@ def _containers(found: StateWalk) -> Iterator[Any]:
 
 
 def _contents(container: Any) -> tuple[list[object], Any]:
-    """Return the keys of a dict and its values, in order; of another container, its items."""
+    """Return the keys and the values of a dict, in order; no keys for another container."""
     kind = builtin_kind(container)
     if kind is set:
         return [], set.copy(container)
@@ -155,8 +150,7 @@ def _contents(container: Any) -> tuple[list[object], Any]:
 
 
 def _restore(container: Any, contents: tuple[list[object], Any]) -> bool:
-    """Put the contents of a container back, where they are others; return whether they were. An
-    entry of a dict that stays in its place is there all the time, as other threads may read it."""
+    """Put back the contents of a container. Return whether they had changed."""
     kind, (keys, items) = builtin_kind(container), contents
     if kind is set:
         if _are_same(list(set.__iter__(container)), list(set.__iter__(items))):
@@ -167,6 +161,7 @@ def _restore(container: Any, contents: tuple[list[object], Any]) -> bool:
         now = list(kind.keys(container))
         if _are_same(keys, now) and _are_same(items, list(kind.values(container))):
             return False
+        # Entries that keep their places are never removed, as other threads may read them.
         moved = (i for i, (a, b) in enumerate(zip(keys, now, strict=False)) if a is not b)
         for key in now[next(moved, min(len(keys), len(now))) :]:
             kind.__delitem__(container, key)
@@ -188,11 +183,11 @@ def _are_same(some: list[object], others: list[object]) -> bool:
 
 
 def _restore_members(kind: type, members: dict[str, object]) -> bool:
-    """Put back the attributes of a class; return whether they were others."""
+    """Put back the attributes of a class. Return whether they had changed."""
     changed = False
     for key, value in {**vars(kind), **members}.items():
         if key not in members:
-            if not key.startswith("__"):  # which Python itself keeps there, at times
+            if not key.startswith("__"):  # Python itself may have put it there
                 type.__delattr__(kind, key)
                 changed = True
         elif vars(kind).get(key, MISSING) is not value:

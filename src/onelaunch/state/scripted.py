@@ -1,4 +1,4 @@
-"""The slots of a TorchScript module: what it holds lies outside Python."""
+"""The slots of a TorchScript module, whose contents lie outside Python."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def of_script(
     """Return the slots of a TorchScript module outside Python: its numbers, tensors and mode.
 
     Args:
-        read: the attributes that the code of the modules around it names.
+        read: the attributes that the code of its parents names.
     """
     inner, known = module._c, vars(module).get("_concrete_type")
     tensors: tuple[Any, ...] = (torch._C.ParameterDict(inner), torch._C.BufferDict(inner))
     keys = [*(key for held in tensors for key in dict(held.items())), "training"]
     if known is not None:
         keys += known.get_attributes()
-    else:  # one that was traced or loaded tells no more than its code
+    else:  # a traced or loaded module tells no more than its code
         methods = [inner._get_method(name) for name in inner._method_names()]
         read |= {name for method in methods for name in _NAMED.findall(method.code)}
         keys += sorted(read)
     for key in dict.fromkeys(keys):
-        if not inner.hasattr(key):  # as `training` of a frozen one
+        if not inner.hasattr(key):  # as `training` of a frozen module
             continue
         value, readers = inner.getattr(key), [ScriptAttribute(key)]
         if isinstance(value, list | tuple | dict):

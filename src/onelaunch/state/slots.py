@@ -6,6 +6,7 @@ import array as arrays
 import contextvars
 import functools
 import operator
+import os
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from onelaunch.errors import kind_of
-from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.peek import METHODS, attributes_of
 
 Kind = Literal["item", "cell", "of", "contents"]
-"""The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``; the
-last is ``"contents"`` if the guard's C does not know the key."""
+"""The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``. The
+latter is ``"contents"`` if the guard's C does not know the key, else ``"of"``."""
 
 
 class Slot(NamedTuple):
@@ -35,7 +36,7 @@ class Slot(NamedTuple):
     owner: Any
     """The object whose attribute the slot is, or None."""
     via: Slot | None = None
-    """The slot that leads here: its content is, or holds, this slot's holder."""
+    """The slot whose content is, or contains, the holder."""
 
     @property
     def id(self) -> tuple[int, object]:
@@ -62,13 +63,20 @@ class Slot(NamedTuple):
 
     @property
     def reader(self) -> Callable[[], object]:
-        """A function that does what `read` does, in 0.05 us for an entry of a dict."""
+        """A function like `read`, in 0.05 us for an entry of a dict."""
         if type(self.holder) is dict and self.kind == "item":
             return functools.partial(self.holder.get, self.key, MISSING)
         return self.read
 
+    @property
+    def writer(self) -> Callable[[object], None]:
+        """A function like `write` for a number, in 0.05 us for an entry of a dict."""
+        if type(self.holder) is dict and self.kind == "item" and not isinstance(self.owner, type):
+            return functools.partial(self.holder.__setitem__, self.key)
+        return self.write
+
     def shown(self, value: object) -> str:
-        """Return a value of the slot for a message: an array's numbers, not its bytes."""
+        """Return the text of a value for a message: an array's numbers, not its bytes."""
         if self.kind == "contents" and isinstance(value, bytes):
             with suppress(TypeError, ValueError, NotImplementedError):  # `cast` knows plain numbers
                 kind: Any = memoryview(self.holder).format
@@ -79,8 +87,7 @@ class Slot(NamedTuple):
         return text if len(text) <= 40 else kind_of(value)
 
     def write(self, value: object) -> None:
-        """Store `value`, or empty the slot if it is `MISSING`. Ignores a container class's
-        overrides."""
+        """Store a value; `MISSING` empties the slot. Ignores a container class's overrides."""
         holder = self.holder
         if self.kind == "cell" and value is MISSING:
             del holder.cell_contents
@@ -91,11 +98,15 @@ class Slot(NamedTuple):
         else:
             kind = builtin_kind(holder)
             if value is MISSING:
-                kind.__delitem__(holder, self.key)
+                if self.read() is not MISSING:
+                    kind.__delitem__(holder, self.key)
             elif kind in (list, deque) and self.key == kind.__len__(holder):
                 kind.append(holder, value)
             else:
                 kind.__setitem__(holder, self.key, value)
+            if holder is _ENVIRONMENT:
+                new = cast(bytes, value)
+                os.unsetenv(self.key) if value is MISSING else os.putenv(self.key, new)
 
     def _assign(self, value: object) -> None:
         """Store an attribute that is not in a writable dict: of a class, or in `__slots__`."""
@@ -107,10 +118,10 @@ class Slot(NamedTuple):
             if not self.holder.is_leaf:  # written in place
                 self.holder.detach_()
             self.holder.requires_grad_(value)
-        elif isinstance(self.key, ScriptAttribute):
+        elif isinstance(self.key, ScriptAttribute | ArrayItem):
             self.key.write(self.holder, value)
         elif isinstance(self.holder, contextvars.ContextVar):
-            if value is not MISSING:  # Python cannot empty one
+            if value is not MISSING:  # Python cannot empty it
                 self.holder.set(value)
         elif isinstance(value, bytes):
             _restore_bytes(self.holder, value)
@@ -123,8 +134,12 @@ class Slot(NamedTuple):
             delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
 
 
+_ENVIRONMENT: object = vars(os.environ)["_data"]
+"""The dict that `os.environ` reads; C code and other processes have their own."""
+
+
 class Unchanging(dict[str, Any]):
-    """A dict that stays as it was made: no recording checks what it holds."""
+    """A dict that stays as it was made, so that no recording checks its items."""
 
 
 _KINDS = (OrderedDict, dict, list, deque, set, bytearray, arrays.array)
@@ -139,8 +154,7 @@ def builtin_kind(container: object) -> Any:
 
 
 def _restore_bytes(array: Any, content: bytes) -> None:
-    """Restore the bytes of an array or `bytearray`. The changes of one that cannot have its former
-    size, as a view of it is held, stay."""
+    """Restore the bytes of an array or `bytearray`, unless a held view fixes another size."""
     if isinstance(array, bytearray | arrays.array):
         former = content if isinstance(array, bytearray) else arrays.array(array.typecode, content)
         kind = builtin_kind(array)
@@ -157,7 +171,7 @@ def _restore_bytes(array: Any, content: bytes) -> None:
 
 
 def _is_short(value: object, depth: int = 3) -> bool:
-    """Return whether a value's text is for a message: a tensor's or a module's is not."""
+    """Return whether a value's text fits into a message: it has no tensor and no module."""
     if isinstance(value, dict):
         value = [*cast(dict[Any, Any], value), *cast(dict[Any, Any], value).values()]
     if isinstance(value, list | tuple | set | frozenset | deque):
@@ -188,8 +202,8 @@ class ScriptAttribute:
 
 @dataclass(frozen=True)
 class ScriptLeaf(ScriptAttribute):
-    """A reader of one value in a list, tuple or dict that a TorchScript module holds, of which
-    Python gets another copy at each read."""
+    """A reader of one value in a list, tuple or dict of a TorchScript module. Python gets a new
+    copy of the container at each read."""
 
     index: int
 
@@ -198,13 +212,13 @@ class ScriptLeaf(ScriptAttribute):
 
     def write(self, module: Any, value: object) -> None:
         leaves, spec = pytree.tree_flatten(module.getattr(self.name))
-        if value is not MISSING and self.index < len(leaves):  # that it has grown or shrunk stays
+        if value is not MISSING and self.index < len(leaves):  # its length is not restored
             leaves[self.index] = value
             module.setattr(self.name, pytree.tree_unflatten(leaves, spec))
 
 
 def function_of(partial: functools.partial[Any]) -> object:
-    """Return the function of a partial. `__setstate__` replaces it and all arguments."""
+    """Return the function of a partial, which `__setstate__` replaces with all arguments."""
     return partial.func
 
 
@@ -234,15 +248,18 @@ def factory_of(value: defaultdict[Any, Any]) -> object:
 
 
 def is_same_method(a: object, b: object) -> bool:
-    """Return whether both are one function bound to one object; each access makes a new method."""
-    if not (isinstance(a, types.MethodType) and isinstance(b, types.MethodType)):
+    """Return whether two methods bind the same function to the same object. Each access to a method
+    makes a new object."""
+    if not (isinstance(a, METHODS) and type(a) is type(b)):
         return False
-    return a.__self__ is b.__self__ and a.__func__ is b.__func__
+    # Methods of C are equal if they are the same; methods of Python may run `__eq__` of the user's.
+    same = cast(Any, a).__func__ is cast(Any, b).__func__ if type(a) is types.MethodType else a == b
+    return same and cast(Any, a).__self__ is cast(Any, b).__self__
 
 
 @dataclass(frozen=True)
 class _Description:
-    """A reader of all that Python can ask of the tensor in a slot, except its elements."""
+    """A reader of all facts of the tensor in a slot, except its elements."""
 
     kind: Kind
     key: Any
@@ -256,19 +273,19 @@ class _Description:
 
 
 def description_slot(slot: Slot) -> Slot:
-    """Return a slot that holds a description of the tensor in a slot, whichever tensor it is."""
+    """Return a slot whose content describes the tensor in a slot, whichever tensor it is."""
     name = f"what tensor `{slot.name}` is"
     return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
 
 
 def class_of(value: object) -> tuple[Slot, object]:
-    """Return the slot of an object's class, with the class."""
+    """Return the slot of an object's class, and the class."""
     kind = type(value)
     return Slot("of", value, type, f"the class of a `{kind.__qualname__}`", value), kind
 
 
 def bases_of(kind: type) -> tuple[Slot, object]:
-    """Return the slot of a class's bases, with the classes that it inherits from, in order."""
+    """Return the slot of a class's bases, and its method resolution order."""
     return Slot("of", kind, order_of, f"the bases of `{kind.__qualname__}`", None), kind.__mro__
 
 
@@ -279,7 +296,7 @@ def order_of(kind: type) -> tuple[type, ...]:
 
 @dataclass(frozen=True)
 class InnerTensor:
-    """A reader of one of the tensors that another is made of."""
+    """A reader of an inner tensor of a compound tensor."""
 
     name: str
 
@@ -287,13 +304,25 @@ class InnerTensor:
         return getattr(t, self.name)
 
 
+@dataclass(frozen=True)
+class ArrayItem:
+    """A reader of one object in a NumPy array of objects."""
+
+    index: int
+
+    def __call__(self, array: Any) -> object:
+        return array.flat[self.index]
+
+    def write(self, array: Any, value: object) -> None:
+        array.flat[self.index] = value
+
+
 def requires_grad(t: Tensor) -> bool:
     return t.requires_grad
 
 
 def is_leaf(t: Tensor) -> bool:
-    """Return whether a tensor is a leaf. A view is none that autograd refuses to look at since its
-    base was written: one of several that `chunk` made."""
+    """Return whether a tensor is a leaf. Autograd raises for a chunk after a write to its base."""
     try:
         return t.is_leaf
     except RuntimeError:
@@ -301,7 +330,7 @@ def is_leaf(t: Tensor) -> bool:
 
 
 def node_of(t: Tensor) -> object:
-    """Return the node that made a tensor, or None; None for a view as above, too."""
+    """Return the node that made a tensor, or None; None for a view that autograd refuses, too."""
     try:
         return t.grad_fn
     except RuntimeError:
@@ -328,7 +357,7 @@ _ATTRIBUTES: dict[object, str] = {
 
 
 def is_attribute(reader: object) -> bool:
-    """Return whether what this reads is an attribute that Python code may set."""
+    """Return whether a reader reads an attribute that Python code may set."""
     return reader in _ATTRIBUTES
 
 
@@ -339,32 +368,6 @@ def has_gradient(t: Tensor) -> bool:
 _base: Any = torch._C.TensorBase
 read_gradient: Callable[[Tensor], Tensor | None] = _base.grad.__get__
 """`leaf.grad` without its Python wrapper: 0.05 us."""
-
-
-read_hooks: Any = _base._backward_hooks.__get__
-read_last_hooks: Any = _base._post_accumulate_grad_hooks.__get__
-"""The dicts of a tensor's hooks, or None: 0.05 us each."""
-
-
-def same_hooks(leaves: Sequence[Tensor]) -> Callable[[], bool]:
-    """Return a check that each leaf has the hooks it has now: 0.1 us for each leaf."""
-    hooks, last_hooks = list(map(read_hooks, leaves)), list(map(read_last_hooks, leaves))
-    dicts = [entries for entries in (*hooks, *last_hooks) if entries]
-
-    def all_keys() -> list[list[int]]:
-        dicts = (*map(read_hooks, leaves), *map(read_last_hooks, leaves))
-        return [list(entries or ()) for entries in dicts]
-
-    keys, expected = list(map(list, dicts)), all_keys()
-
-    def same() -> bool:
-        return (
-            all(map(operator.is_, map(read_hooks, leaves), hooks))
-            and all(map(operator.is_, map(read_last_hooks, leaves), last_hooks))
-            and (not dicts or list(map(list, dicts)) == keys)
-        ) or all_keys() == expected
-
-    return same
 
 
 def same_gradients(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,22 +26,24 @@ _Refs = dict[tuple[int, object], weakref.ref[Tensor]]
 class LastWalk:
     """The last walk of a callable's state, kept through a run and until its next call.
 
-    The tensors are held weakly, as the run may replace them and their memory is to be free at once;
-    their gradients, which come and go between calls, are read anew.
-    A walk that found one elsewhere than in a module is not kept, as a list, say, would hold it too;
-    nor one that visited an object that only the user keeps.
+    The tensors are held weakly: when the run replaces a tensor, its memory must be free at once.
+    Gradients come and go between calls, and are read anew. A walk is not kept if it found a tensor
+    outside of modules, as a list may hold it too; nor if it visited an object that only the user
+    keeps.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[StateWalk, _Refs, bool] | None = None
 
     def keep(self, found: StateWalk) -> None:
-        """Keep a walk. The caller must not use it any longer."""
+        """Keep a walk, which the caller must not use any longer."""
         self._kept = None
         tensors = [(slot, t) for slot, t in found.tensors() if slot.key is not gradient_of]
         in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in tensors)
-        if in_modules and not found.strays and found.reads is not None:
-            kept = found.without_tensors()
+        if not in_modules or found.strays or found.reads is None:
+            return
+        kept = found.without_tensors()
+        if kept is not None:
             refs = {
                 key: weakref.ref(value)
                 for key in kept.held
@@ -50,7 +52,7 @@ class LastWalk:
             self._kept = kept, refs, torch.is_grad_enabled()
 
     def take(self, reads: Reads | None) -> StateWalk | None:
-        """Return the walk, if another would find the same; it is not kept any longer."""
+        """Return the walk, if a new walk would find the same. It is not kept any longer."""
         kept, self._kept = self._kept, None
         if kept is None or kept[0].reads is not reads or kept[2] != torch.is_grad_enabled():
             return None
@@ -58,7 +60,7 @@ class LastWalk:
         if any(t is None for t in tensors.values()):
             return None
         found = kept[0].with_tensors(cast(dict[tuple[int, object], Tensor], tensors))
-        return found if found.is_current() else None
+        return found if found is not None and found.is_current() else None
 
 
 class ReachableState:
@@ -69,7 +71,7 @@ class ReachableState:
     Args:
         roots: the named objects where the walk begins.
         reads: the reads of the callable, or None before it has run.
-        last: the last walk from the same roots, if they are those of each call.
+        last: the last walk from the same roots, where each call has these roots.
     """
 
     def __init__(
@@ -84,7 +86,6 @@ class ReachableState:
         self._now: StateWalk | None = None
 
     def walk(self) -> StateWalk:
-        """Return the current state."""
         if self._now is None:
             self._now = self._last and self._last.take(self.reads)
         if self._now is None:
@@ -98,7 +99,6 @@ class ReachableState:
         self._now = None
 
     def values(self) -> list[object]:
-        """Return all contents that are reached."""
         return [value for _, value in self.walk().held.values()]
 
     def changed(self, before: StateWalk) -> tuple[StateWalk, list[Change]]:
@@ -112,7 +112,7 @@ class ReachableState:
         return after, found
 
     def know(self, reads: Reads | None) -> None:
-        """Take new reads of the callable; if there are any, the next use walks again."""
+        """Take the reads of the callable. If they are new, the next use walks again."""
         if self.reads is not reads:
             self.reads, self._now = reads, None
 
@@ -143,7 +143,6 @@ class StateSnapshot:
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
-        """Take a snapshot of the current state."""
         found = reached.walk()
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
@@ -151,17 +150,17 @@ class StateSnapshot:
         return StateSnapshot(reached, found, held, RunRollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
-        """Return what a call reaches, by name; `tree` holds its arguments."""
+        """Return (name, value) for the values that a call reaches; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
         return values + [(slot.name, value) for slot, value in self.walk.held.values()]
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
-        """Return torch's generators that a call reaches, each once."""
+        """Return torch's generators that a call reaches, without repeats."""
         values = self.values(tree)
         return list({id(g): g for _, g in values if isinstance(g, torch.Generator)}.values())
 
     def objects(self) -> dict[int, Same]:
-        """Return reached objects that a call may return as they are: its own list, a cache."""
+        """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self.walk.held.values()]
         return {
             id(value): Same(value, None)
@@ -170,16 +169,28 @@ class StateSnapshot:
         }
 
     def moved(self) -> tuple[Tensor, bool] | None:
-        """Return a tensor whose memory, sizes or strides have changed, and whether its sizes or
-        strides have; or None."""
+        """Return (tensor, whether its sizes or strides changed) of a moved tensor, or None."""
         return next(((k.tensor, k.reshaped()) for k in self._kept if k.changed()), None)
 
-    def undo(self, found: Sequence[Change], reads: Reads | None, again: bool) -> None:
-        """Roll back what a failed capture, of these `reads`, changed in the callable's state.
+    def restorer(self, reads: Reads | None) -> Callable[[], None]:
+        """Return a function that restores the Python state that a run with `reads` changed.
+        It keeps no memory alive but that of tensors in the state."""
+        rollback, reached = self.rollback, self.reached
 
-        Everything, if the callable runs `again` in place of this run. Else this run stands, and
-        only what belongs to the capture goes: of the changes `found`, by default all there are,
-        those of tensors.
+        def restore() -> None:
+            rollback.restore(reached.roots, reads)
+            reached.forget()
+
+        return restore
+
+    def undo(self, found: Sequence[Change], reads: Reads | None, again: bool) -> None:
+        """Roll back the changes of a failed capture to the callable's state.
+
+        Args:
+            found: the changes; if empty, they are looked for.
+            reads: the reads of the capture's run.
+            again: True if the callable runs again in place of this run. Else the run stands, and
+                only changes that involve tensors or stand-ins are undone.
         """
         if again:
             self.rollback.restore(self.reached.roots, reads)
@@ -197,8 +208,6 @@ class StateSnapshot:
 
 
 def _holds_stand_in(value: object) -> bool:
-    """Return whether a value has a capture's stand-in for a number in it, which no later run may
-    find."""
     return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
 
 

@@ -11,6 +11,7 @@ import enum
 import operator
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ from onelaunch.state.contents import (
     is_library_class,
     members_of,
 )
+from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.slots import (
     MISSING,
     Slot,
@@ -44,8 +46,6 @@ from onelaunch.state.slots import (
     has_gradient,
     is_leaf,
     is_same_method,
-    read_hooks,
-    read_last_hooks,
 )
 
 
@@ -58,17 +58,17 @@ class StateWalk:
     uses: dict[tuple[int, object], Use] = field(default_factory=dict)
     """id of a touched slot -> the use of its content."""
     by_key: set[int] = field(default_factory=set)
-    """ids of dicts of which only known items were touched."""
+    """ids of dicts that were read by known keys alone."""
     owners: list[object] = field(default_factory=list)
     """Modules, and objects with attributes."""
     classes: list[type] = field(default_factory=list)
     functions: list[types.FunctionType] = field(default_factory=list)
     facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
-    """(reader, object, value) of further facts that decided the course of the walk."""
+    """(reader, object, value) for further facts that the course of the walk depends on."""
     unset: list[Slot] = field(default_factory=list)
     """Names in `__slots__` that no code was seen to touch and that have no value."""
     strays: bool = False
-    """True if it visited an object of the user's that no slot leads to, and nobody may keep."""
+    """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
     _tensors: list[tuple[Slot, Tensor]] | None = None
     """See `tensors`, which a capture asks a dozen times."""
 
@@ -84,25 +84,38 @@ class StateWalk:
             and not any(u.changed() for u in self.contents.untouched.values())
         )
 
-    def without_tensors(self) -> StateWalk:
-        """Return the walk without its tensors, for `with_tensors`."""
-        held = {
-            key: (slot, None if isinstance(value, Tensor) else value)
-            for key, (slot, value) in self.held.items()
-            if slot.key is not gradient_of
-        }
+    def without_tensors(self) -> StateWalk | None:
+        """Return the walk without its tensors, for `with_tensors`. None if that is impossible: a
+        tensor is made of others, or has an attribute that is an object."""
+        held: dict[tuple[int, object], tuple[Slot, object]] = {}
+        for key, (slot, value) in self.held.items():
+            if isinstance(slot.owner, Tensor):
+                if not (value is MISSING or type(value) in _LEAVES):
+                    return None
+                slot = slot._replace(owner=weakref.ref(slot.owner))
+            if slot.key is not gradient_of:
+                held[key] = slot, None if isinstance(value, Tensor) else value
+        owners = [weakref.ref(o) if isinstance(o, Tensor) else o for o in self.owners]
+        if any(isinstance(owner, Tensor) and not is_memory(owner) for owner in self.owners):
+            return None
         facts = [fact for fact in self.facts if not isinstance(fact[1], Tensor)]
-        return replace(self, held=held, facts=facts, _tensors=None)
+        return replace(self, held=held, owners=owners, facts=facts, _tensors=None)
 
-    def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk:
-        """Return the walk with these tensors, by the ids of their slots, and with the gradients
-        that they have by now."""
-        found = replace(self, held={}, facts=list(self.facts))
+    def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk | None:
+        """Return the walk with tensors, by the ids of their slots, and with their gradients now.
+        None if a tensor with attributes is gone."""
+        owners = [owner() if type(owner) is weakref.ref else owner for owner in self.owners]
+        if any(owner is None for owner in owners):
+            return None
+        found = replace(self, held={}, owners=owners, facts=list(self.facts))
         for key, (slot, value) in self.held.items():
             t = tensors.get(key)
             if t is not None:
                 _add_gradient(found, slot, t)
+            elif type(slot.owner) is weakref.ref:
+                slot = slot._replace(owner=slot.owner())
             found.held[key] = slot, value if t is None else t
+        found.facts += ((type, t, type(t)) for t in owners if isinstance(t, Tensor))
         return found
 
     @property
@@ -116,15 +129,15 @@ class StateWalk:
         return self.contents.containers
 
     def use(self, slot: Slot) -> Use | None:
-        """Return the use of a slot's content; None for a slot that was not touched. An attribute
-        that an object did not have, and its class had, is in no slot of the walk."""
+        """Return the use of a slot's content; None for a slot that was not touched."""
         if slot.id in self.held or slot.owner is None or self.reads is None:
             return self.uses.get(slot.id)
+        # An attribute that the object did not have, and its class had, is in no slot of the walk.
         seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
         return None if seen is None else seen.names.get(cast(str, slot.key))
 
     def is_read(self, slot: Slot) -> bool:
-        """Return whether the callable reads the slot, and not only to count it."""
+        """Return whether the callable reads the slot, beyond a store or a count."""
         return self.use(slot) is Use.READ
 
     def is_item_read(self, slot: Slot) -> bool:
@@ -140,8 +153,7 @@ class StateWalk:
         return any("backward" in name or name == "autograd" for names in named for name in names)
 
     def asks(self, name: str) -> bool:
-        """Return whether code that ran names this attribute of tensors. Reads of tensors'
-        attributes are not noted one by one."""
+        """Return whether code that ran names an attribute; tensors' reads are not noted singly."""
         codes = self.reads.codes if self.reads is not None else ()
         named = any(name in code.co_names or name in code.co_consts for code in codes)
         return self.reads is None or named
@@ -149,8 +161,8 @@ class StateWalk:
     def sized(
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
-        """Return containers that must not grow or shrink, and dicts of attributes, with the only
-        names that matter.
+        """Return containers that must not grow or shrink, each with None, and dicts of attributes,
+        each with the names that must not come or go.
 
         Args:
             replaced: slots in which each call puts another object.
@@ -165,6 +177,8 @@ class StateWalk:
                 elif names or not own:
                     yield attributes, names if own else None
         for kind in self.classes:
+            if self.contents.is_open(kind):
+                yield members_of(kind), None
             names = self.contents.names_of(kind)
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset(names)
@@ -216,14 +230,13 @@ class StateWalk:
 
 
 def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
-    """Return the slots of a walk that hold tensors; for one made of several, theirs."""
     return [(slot, value) for slot, value in found.held.values() if is_memory(value)]
 
 
 _LEAVES = frozenset({bool, int, float, str, type(None)})
-"""Types of most values that a walk meets, which hold nothing more."""
+"""Types of most values that a walk meets. They have no slots."""
 _MOST_UNREAD = 10_000
-"""The slots of what no run has read that a capture looks at: 50 ms."""
+"""The most unread slots that a capture looks at: 50 ms."""
 Queue = deque[tuple[str, object, Slot | None]]
 
 
@@ -237,7 +250,7 @@ def walk(
         roots: (name, object) pairs: the callable, and arguments compared by identity.
         reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
-        known: reads whose objects are visited even if no slot leads to them; default `reads`.
+        known: reads of objects to visit, whether or not a slot leads there; default `reads`.
     """
     found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
@@ -250,7 +263,8 @@ def walk(
                 _add_slot(found, slot, use, queue)
         _visit_all(found, queue, seen)
         for value in (known or reads).alive():
-            if id(value) not in seen:
+            # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
+            if id(value) not in seen and not isinstance(value, Tensor):
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)
@@ -263,9 +277,11 @@ def walk(
 
 @no_collection()
 def walk_unread(found: StateWalk) -> StateWalk:
-    """Find what code that runs for the first time may read and change: what functions name that a
-    walk found and that have not run, and what lies behind slots that no run has read. The nearest
-    `_MOST_UNREAD` slots, and no more."""
+    """Find the state that code may read and change when it runs for the first time.
+
+    It is reached by the names in functions that have not run, and behind slots that no run has
+    read. Only the nearest `_MOST_UNREAD` slots are found.
+    """
     unread = StateWalk(Contents(None))
     ran = found.reads.codes if found.reads is not None else ()
     new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
@@ -289,7 +305,7 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
             seen.add(id(value))
             found.contents.containers[id(value)] = (value, name, 0)
             continue
-        plain = is_plain(value) and not isinstance(value, enum.Enum)  # whose members may have more
+        plain = is_plain(value) and not isinstance(value, enum.Enum)  # a member may have attributes
         # Imports grow `sys.modules`; the modules that were read are known by themselves.
         if not plain and value is not sys.modules:
             seen.add(id(value))
@@ -297,7 +313,6 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
-    """Add the slots of one object, and queue the contents that were read."""
     if isinstance(value, types.FunctionType):
         found.functions.append(value)
         found.facts += ((code_of, value, value.__code__), (len, vars(value), len(vars(value))))
@@ -322,7 +337,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
 
 
 def _is_bare(found: StateWalk, container: object) -> bool:
-    """Return whether a container has no attributes, and no read of any is known."""
+    """Return whether a container has no attributes, and none was read."""
     read = found.reads is not None and id(container) in found.reads.owners
     return not (read or attributes_of(container))
 
@@ -332,6 +347,9 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     tensor = isinstance(content, Tensor)
     if tensor:
         _add_gradient(found, slot, content)
+        gradient, grad = found.held.get((id(content), gradient_of), (slot, None))
+        if isinstance(grad, Tensor) and found.contents.has_contents(grad):
+            queue.append((gradient.name, grad, gradient))
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
@@ -349,12 +367,12 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         for item, _ in filter(None, items):
             _add_slot(found, item, Use.READ, queue)
     found.uses[key] = max(use, found.uses.get(key, use))
-    if type(content) not in _LEAVES and not (tensor and is_memory(content)):
+    bare = tensor and is_memory(content) and not found.contents.has_contents(content)
+    if type(content) not in _LEAVES and not bare:
         queue.append((slot.name, content, slot))
 
 
 def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
-    """Add the gradient of a leaf in a slot, if it has one."""
     if is_leaf(t):
         if t.grad is not None:
             gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
@@ -372,8 +390,7 @@ def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
 
 
 def _named(value: object) -> str:
-    name = type(value).__name__
-    return f"a `{name}`"
+    return f"a `{type(value).__name__}`"
 
 
 class Change(NamedTuple):
@@ -401,7 +418,7 @@ def changes(before: StateWalk, after: StateWalk) -> list[Change]:
 
 
 def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
-    """Return changes of attributes that no read or store of the callable's was seen to touch."""
+    """Return the changes of attributes that the callable was not seen to read or store."""
     new = attributes.values
     if len(old) == len(new) and all(map(operator.is_, old.values(), new.values())):
         return  # in the same order
@@ -413,7 +430,8 @@ def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[C
 
 
 def is_same(old: object, value: object) -> bool:
-    """Return whether a content is the same; an array's is a new `bytes` at each read."""
+    """Return whether a slot's content is the same. Plain values are compared, as an array's content
+    is a new `bytes` at each read."""
     if old is value:
         return True
     return (is_plain(old) and Constant(old).matches(value)) or is_same_method(old, value)
@@ -428,14 +446,14 @@ def reads_more(
     """Return whether a run read more than the runs before it, of objects that it did not make.
 
     Args:
-        reads: the reads known after it.
-        before: the state before it, as far as it was known to be read.
-        found: its changes to that state.
+        reads: the reads after the run.
+        before: the state before the run, as far as runs had read it.
+        found: the run's changes to that state.
     """
     if reads is None or reads is before.reads:
         return False
-    containers = {id(content) for _, content in before.held.values()}
-    if before.reads is not None and not reads.exceeds(before.reads, containers):
+    held = {id(content) for _, content in before.held.values()}
+    if before.reads is not None and not reads.exceeds(before.reads, held):
         return False
     now = walk(roots, reads, before.reads)
     replaced = {c.slot.id for c in found if c.before is not MISSING}  # new slots stay
@@ -448,8 +466,8 @@ def reads_more(
 
 
 def restore(found: Iterable[Change]) -> None:
-    """Undo these changes and no others, which are to stay. The items of a tuple are undone with the
-    tuple; of a list, what came is taken off from its end, and what went is put there again."""
+    """Undo the given changes alone. The items of a tuple are undone with the tuple; new items of a
+    list are taken off its end, before removed items are put back there."""
     changes = list(found)
     came = [change for change in changes if change.before is MISSING]
     rest = [change for change in changes if change.before is not MISSING]

@@ -4,18 +4,21 @@
     x = torch.ones(3, device="tape")
 
 A program meets there on a CPU what a GPU would do to it: a capture refuses what the host reads,
-devices do not mix, and memory that is freed holds garbage.
+devices do not mix, and memory that is freed holds garbage. Its driver, the tape, also records plain
+CPU tensors, for which nothing is installed.
 
 driver.py        the driver, and `install`
-device.py        the device and its tensors
-memory.py        the memory of a recording, and the pool of recordings
-torch_module.py  `torch.tape`, as `torch.cuda` is
+recorder.py      the mode that records operations, each to be repeated
+graph.py         one recording: its launch, its pool, its numbers
+ports.py         the copies in and out of a launch
+rewind.py        random state that a callable saves and sets
+memory.py        the memory of a recording of plain CPU tensors
+tensors.py       the tensors of the emulated device, and the memory of its recordings
 arena.py         its memory: reused as CUDA's is, and poisoned when free
-storage.py       from one of its tensors to its memory, and back
-dynamo.py        its tensors in `torch.compile`
+device.py        its registration with torch, and with `torch.compile`
+torch_module.py  `torch.tape`, as `torch.cuda` is
+kernels.py       the operators of GPUs that the CPU lacks
 engine.py        hooks that raise in autograd's thread for it
-attention.py     memory-efficient attention, and the place of its seeds
-recurrent.py     the steps of LSTM and GRU
 """
 
 from onelaunch.testing.arena import memory_allocated, memory_reserved, set_memory_limit

@@ -3,6 +3,10 @@
 An arena behaves as CUDA's caching allocator does where it matters to a recording: freed blocks are
 handed out again at once, a pool's memory is apart from the rest, and what a stale pointer finds is
 garbage. Here the garbage is 0xFF in every byte, which is NaN in every float format.
+
+A block belongs to a storage of the device, as an attribute of the storage's Python object, which
+torch keeps for as long as any tensor uses the storage. So a block lives exactly as long as memory
+on a device does, whoever holds it: autograd, `p.data = q`, or Python.
 """
 
 from __future__ import annotations
@@ -13,11 +17,16 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from onelaunch.driver.dispatch import no_functions, raw
+
+NAME = "tape"
 ALIGNMENT = 512
 _SEGMENT_BYTES = 2 << 20
 
@@ -54,26 +63,21 @@ class Block:
         self.arena.release(self.address, self.nbytes)
 
 
-@dataclass
-class _Segment:
-    memory: mmap.mmap
-    address: int
-    nbytes: int
-
-
 class Arena:
     """Segments of memory, cut into blocks: best fit, neighbours merged when both are free.
 
     Args:
-        of_graphs: recordings write this memory by address. A block of one may be what another uses
-            at this moment for its intermediates, so a free block is not touched before `poison` or
-            before it is allocated again, both of which the pool's lock orders.
+        of_graphs: recordings write this memory by address. A block that is free for one recording
+            may hold intermediates of another that runs now. So only `allocate` and `poison` touch
+            free blocks, in an order by the pool's lock.
     """
 
     def __init__(self, of_graphs: bool = False) -> None:
         self._of_graphs = of_graphs
-        self._segments: list[_Segment] = []
+        self._segments: dict[int, mmap.mmap] = {}
+        """address -> the segment that begins there."""
         self._free: dict[int, int] = {}
+        """address -> bytes from there on that are not allocated."""
         # A block may be collected while this thread holds the lock, so it is only noted here.
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.RLock()
@@ -81,11 +85,11 @@ class Arena:
 
     @property
     def reserved_bytes(self) -> int:
-        return sum(s.nbytes for s in self._segments)
+        return sum(map(len, self._segments.values()))
 
     def ranges(self) -> list[tuple[int, int]]:
         """List the addresses `[start, stop)` of the segments."""
-        return [(s.address, s.address + s.nbytes) for s in self._segments]
+        return [(start, start + len(s)) for start, s in self._segments.items()]
 
     @property
     def allocated_bytes(self) -> int:
@@ -132,10 +136,9 @@ class Arena:
         """Give back the segments in which nothing is allocated."""
         with self._lock:
             self._sweep()
-            for segment in list(self._segments):
-                if self._free.get(segment.address) == segment.nbytes:
-                    del self._free[segment.address]
-                    self._segments.remove(segment)
+            for address, segment in list(self._segments.items()):
+                if self._free.get(address) == len(segment):
+                    del self._free[address], self._segments[address]
 
     def _grow(self, size: int) -> None:
         nbytes = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
@@ -147,22 +150,23 @@ class Arena:
         memory = mmap.mmap(-1, nbytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         ctypes.memset(address, 0xFF, nbytes)
-        self._segments.append(_Segment(memory, address, nbytes))
+        self._segments[address] = memory
         self._free[address] = nbytes
 
     def _sweep(self) -> None:
+        """Take released blocks back, and merge free neighbours of a segment."""
+        if not self._released:
+            return
         while self._released:
             address, nbytes = self._released.popleft()
             self._free[address] = nbytes
-        starts = {s.address for s in self._segments}
         merged: dict[int, int] = {}
         last = 0
-        for address in sorted(self._free):
-            if last and last + merged[last] == address and address not in starts:
-                merged[last] += self._free[address]
+        for address, nbytes in sorted(self._free.items()):
+            if last and last + merged[last] == address and address not in self._segments:
+                merged[last] += nbytes
             else:
-                merged[address] = self._free[address]
-                last = address
+                merged[address], last = nbytes, address
         self._free = merged
 
 
@@ -183,3 +187,87 @@ def set_memory_limit(nbytes: int | None) -> None:
     """
     global _limit_bytes
     _limit_bytes = nbytes
+
+
+ORDINARY = Arena()
+"""The memory of tensors that no capture makes."""
+
+_of_thread = threading.local()
+
+
+def ordinary() -> Arena:
+    """Find the arena of this thread's new tensors outside a capture."""
+    return getattr(_of_thread, "arena", ORDINARY)
+
+
+@contextmanager
+def apart() -> Generator[Arena]:
+    """Have this thread allocate in an arena of its own meanwhile, to see how much that takes."""
+    before, arena = ordinary(), Arena()
+    _of_thread.arena = arena
+    try:
+        yield arena
+    finally:
+        _of_thread.arena = before
+
+
+def device_storage(block: Block) -> torch.UntypedStorage:
+    """Make a storage of the device over `block`, which it owns."""
+    storage: Any = torch._C._construct_storage_from_data_pointer(
+        block.address, torch.device(NAME, 0), block.nbytes
+    )
+    storage.block = block
+    return storage
+
+
+def block_of(t: Tensor) -> Block:
+    """Find the block in which a device tensor lives."""
+    storage: Any = t.untyped_storage()
+    if not hasattr(storage, "block"):  # made inside torch, for no elements
+        bind(t, device_storage(ORDINARY.allocate(0)), 0, t.shape, t.stride())
+        storage = t.untyped_storage()
+    return storage.block
+
+
+def host_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+) -> Tensor:
+    """Make a CPU tensor over a storage of the host, its first element at `offset`, in elements."""
+    with raw(), no_functions():
+        return torch.empty(0, dtype=dtype, device="cpu").set_(
+            storage, offset, tuple(size), tuple(stride)
+        )
+
+
+def host(t: Tensor) -> Tensor:
+    """Make a CPU tensor over the memory of the device tensor `t`."""
+    over = host_over(block_of(t).host, t.dtype, t.shape, t.stride(), int(t.storage_offset()))
+    torch._C._set_conj(over, t.is_conj())
+    torch._C._set_neg(over, t.is_neg())
+    return over
+
+
+def bind(
+    t: Tensor,
+    storage: torch.UntypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+) -> None:
+    """Let the device tensor `t` use `storage`, with `offset` in elements."""
+    aten = torch.ops.aten
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+        # torch has `set_` for its own devices and for meta; meta's takes any storage, and only
+        # for no elements one that it may not resize. `as_strided_` then works on every device.
+        include = torch._C._meta_in_tls_dispatch_include()
+        aten.as_strided_.default(t, (0,), (1,), 0)
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            aten.set_.source_Storage_storage_offset(t, storage, 0, (0,), (1,))
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(include)
+        aten.as_strided_.default(t, tuple(size), tuple(stride), offset)

@@ -62,7 +62,7 @@ class Guard(_C._acc.DeviceGuard):
     type_ = _device_type
 
 
-class Engine(_C._ImperativeEngine):
+class RaisingEngine(_C._ImperativeEngine):
     """Autograd's engine for every device, which raises the exceptions."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Engine(_C._ImperativeEngine):
 
 def install() -> None:
     """Replace autograd's engine, for the process."""
-    Variable._execution_engine = Engine()
+    Variable._execution_engine = RaisingEngine()
     # A thread that is still leaving the last backward must not ask the guard when there is no
     # interpreter any more: that ends the process in the same way.
     atexit.register(time.sleep, 0.02)

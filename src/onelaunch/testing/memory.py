@@ -1,172 +1,97 @@
-"""The memory of recordings on the emulated device: an arena (`testing/arena.py`) for each pool."""
+"""The memory of a recording's tensors: plain CPU memory. `tensors.ArenaMemory` is the other way."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, mapped, tensors
-from onelaunch.driver.protocol import Graph, Provenance
-from onelaunch.driver.tape.graph import TapeGraph, TapePool
-from onelaunch.driver.tape.memory import HostMemory
-from onelaunch.driver.tape.recorder import TapeRecorder
-from onelaunch.testing import device as emulated
-from onelaunch.testing.arena import Arena, Block, newest
-from onelaunch.testing.device import Placer, TapeTensor
-from onelaunch.testing.storage import block_of, host
+from onelaunch.driver.aten import Operator, storage_bytes, tensors
+from onelaunch.testing.arena import Arena
+
+Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an operation on tensors of the host, and puts its fresh results into their places."""
 
 
-class EmulatedPool(TapePool):
-    """Recordings that share the memory of an arena.
+class HostMemory:
+    """The storages of plain CPU tensors: each result keeps that of the captured operation.
 
-    Attributes:
-        arena: the memory, of this pool alone.
+    Args:
+        arena: the memory of the pool; plain CPU tensors use none of it.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.arena = Arena(of_graphs=True)
-        self._capturing = False
-        self._earlier: list[tuple[int, int]] = []
-        """The addresses that the arena had before its last capture, if recordings were there."""
-        self._newest = 0
-        """The number of the newest block when the last capture began."""
-
-    @property
-    def memory_bytes(self) -> int:
-        self.trim()  # a recording may have gone without a reset
-        return self.arena.reserved_bytes
-
-    def discard(self, graph: TapeGraph) -> None:
-        """Forget a recording, and give back what no other needs."""
-        super().discard(graph)
-        self.trim()
-
-    def kept_bytes(self, graph: Graph, tensors: Sequence[Tensor]) -> int:
-        blocks = {id(b): b for b in map(block_of, _on_device(tensors)) if b.arena is self.arena}
-        return sum(block.nbytes for block in blocks.values())
-
-    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
-        block = getattr(storage, "block", None)
-        if block is None:
-            return Provenance.BEFORE
-        if block.arena is self.arena:
-            return Provenance.CAPTURE
-        return Provenance.BEFORE if block.number <= self._newest else Provenance.MEANWHILE
-
-    def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
-        return any(
-            start <= block_of(t).address < stop
-            for t in _on_device(tensors)
-            for start, stop in self._earlier
-        )
-
-    def memory(self) -> EmulatedMemory:
-        """Make a place in the arena for the tensors of one more recording."""
-        return EmulatedMemory(self.arena)
-
-    @contextmanager
-    def growing(self) -> Generator[None]:
-        """Surround a capture: the arena is kept meanwhile."""
-        self._capturing = True
-        self._newest = newest()
-        self._earlier = self.arena.ranges() if self.graphs() else []
-        try:
-            yield
-        finally:
-            self._capturing = False
-            self.trim()
-
-    def begin_launch(self) -> None:
-        """Fill with garbage what no recording has allocated."""
-        self.arena.poison()
-
-    def trim(self) -> None:
-        """Give back what no recording needs any more."""
-        with self.lock:
-            if self._capturing or self.graphs():
-                return
-            self.arena.trim()
-            if self.arena.reserved_bytes:  # results that somebody holds, no business of the pool's
-                self.arena = Arena(of_graphs=True)
-
-
-class EmulatedMemory(HostMemory):
-    """Blocks of the pool's arena: results go there, and dead ones are reused.
-
-    The calls of the recording hold addresses, as the kernels of a CUDA graph do, and keep nothing
-    allocated.
-    """
+    tensor_class: type[Tensor] = Tensor
+    compiler: Literal["inductor", "aten"] | None = None
+    """See `Driver.compiler`."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()
         self._arena = arena
-        self._before = arena.reserved_bytes
-        self._placer = _Owning(arena, self._own)
+        self._reserved_before = arena.reserved_bytes
+        self._made: dict[int, torch.UntypedStorage] = {}
+        """id of a host storage -> the storage, of each result that a recorded operation made."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the recording holds outside of the arena."""
+        return sum(s.nbytes() for s in self._made.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes by which the arena grew."""
-        return self._arena.reserved_bytes - self._before
+        """Bytes that the recording holds, and by which the arena grew for it."""
+        return self.held_bytes + self._arena.reserved_bytes - self._reserved_before
 
     def owns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether a call has a tensor of the device, or makes one."""
-        if emulated.names_device(kwargs.get("device")):
-            return True
-        return any(isinstance(t, TapeTensor) for t in tensors((args, kwargs)))
+        """Tell whether a call with these arguments runs on the device that is being recorded."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "cpu":
+            return False
+        return all(t.device.type == "cpu" for t in tensors((args, kwargs)))
 
-    def run(
-        self, recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run the operation on CPU tensors over the device's memory."""
-        _refuse_transfers(recorder, op, args, kwargs)
-        args, kwargs = mapped(args, _frozen), mapped(kwargs, _frozen)
-        return emulated.run(op, args, kwargs, recorder.call, self._placer)
+    def transfers(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a call copies between the host and the device."""
+        return False
+
+    def run(self, call: Call, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation on tensors of the device, by `call` on host tensors."""
+        return call(op, args, kwargs)
 
     @staticmethod
     def on_host(t: Tensor) -> Tensor:
-        """Make a CPU tensor over the same memory."""
-        return host(t) if isinstance(t, TapeTensor) else t
+        """Make a host tensor over the same bytes as `t`."""
+        return t
+
+    @staticmethod
+    def fixed(t: Tensor) -> Tensor:
+        """Make an alias of host tensor `t` for every replay: the body may change the metadata of
+        `t` later (`t_`, `resize_`)."""
+        with torch._C._AutoDispatchBelowAutograd():
+            return t.detach()
 
     def place(self, t: Tensor, defined: bool = True) -> Tensor:
-        """Move `t` to a block of the pool."""
-        return self._placer.place(t, defined)
+        """Give the fresh host tensor `t` the address where every replay will write it.
 
+        Its values need not be kept where they are not `defined` (by `torch.empty`).
+        """
+        storage = t.untyped_storage()
+        self._made[storage._cdata] = storage
+        return t
 
-class _Owning(Placer):
-    def __init__(self, arena: Arena, own: dict[int, torch.UntypedStorage]) -> None:
-        super().__init__(arena)
-        self._own = own
+    def place_fresh(self, op: Operator, given: Any, results: list[Tensor]) -> dict[int, Tensor]:
+        """Place the results of `op` whose storage is none of `given`: id of a result -> its alias
+        in that place."""
+        known = {t.untyped_storage()._cdata for t in tensors(given)}
+        return {
+            id(t): self.place(t, not op.idle)
+            for t in results
+            if not t._is_zerotensor() and t.untyped_storage()._cdata not in known
+        }
 
-    def allocate(self, nbytes: int) -> Block:
-        block = super().allocate(nbytes)
-        self._own[block.host._cdata] = block.host
-        return block
+    def external(self, t: Tensor) -> Tensor | None:
+        """View all bytes around host tensor `t` if they existed before the capture, else None."""
+        return None if self.made(t.untyped_storage()) else storage_bytes(t)
 
-
-def _frozen(value: Any) -> Any:
-    # A number of the host: CUDA's kernels take its value at the capture, for ever.
-    if isinstance(value, Tensor) and not isinstance(value, TapeTensor) and value.dim() == 0:
-        return value.clone()
-    return value
-
-
-def _refuse_transfers(
-    recorder: TapeRecorder, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    given = [t for t in tensors((args, kwargs)) if t.numel()]  # of nothing, nothing is copied
-    on_device = {isinstance(t, TapeTensor) for t in given}
-    mixed = op.name in emulated.TAKES_HOST and len(on_device) > 1
-    if op.name == "aten::_to_copy" and kwargs.get("device") is not None:
-        mixed = bool(on_device - {emulated.names_device(kwargs["device"])})
-    if mixed:
-        what = f"`{op.label}` copied between the host and the device during a capture."
-        raise recorder.note_refusal("OL103", what)
-
-
-def _on_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t for t in tensors if isinstance(t, TapeTensor)]
+    def made(self, storage: torch.UntypedStorage) -> bool:
+        """Tell whether a recorded operation made this memory."""
+        return storage._cdata in self._made

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.tape.recorder import recording
 from onelaunch.error_catalogue import WAIT
+from onelaunch.testing.recorder import recording
 from onelaunch.unwinding import listed
 
 Note = Callable[[str], object]
@@ -37,10 +37,14 @@ def noting_waits(note: Note) -> AbstractContextManager[None]:
     return listed(_notes, note)
 
 
-def _set_random(what: str) -> None:
-    recorder = recording()
-    if recorder is not None:
-        raise recorder.note_refusal("OL106", f"{what} was called during a capture.")
+def _waiting(what: str, result: object = None) -> Callable[..., Any]:
+    """Make a method that waits for the device, and returns `result`."""
+
+    def method(self: object, *args: object) -> object:
+        wait(what)
+        return result
+
+    return method
 
 
 class Event:
@@ -55,19 +59,9 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         """Return: there is nothing to wait for."""
 
-    def elapsed_time(self, end: Event) -> float:
-        """Count the milliseconds from here to `end`: everything takes no time."""
-        wait("Event.elapsed_time")
-        return 0.0
-
-    def query(self) -> bool:
-        """Tell whether the moment is in the past: always."""
-        wait("Event.query")
-        return True
-
-    def synchronize(self) -> None:
-        """Wait on the host; refused during a capture."""
-        wait("Event.synchronize")
+    elapsed_time = _waiting("Event.elapsed_time", 0.0)
+    query = _waiting("Event.query", True)
+    synchronize = _waiting("Event.synchronize")
 
 
 class Stream:
@@ -88,6 +82,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Return: there is nothing to wait for."""
+        event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         """Mark this moment."""
@@ -95,14 +90,8 @@ class Stream:
         event.record(self)
         return event
 
-    def query(self) -> bool:
-        """Tell whether the queue is empty: always."""
-        wait("Stream.query")
-        return True
-
-    def synchronize(self) -> None:
-        """Wait on the host; refused during a capture."""
-        wait("Stream.synchronize")
+    query = _waiting("Stream.query", True)
+    synchronize = _waiting("Stream.synchronize")
 
 
 class Module:
@@ -117,8 +106,7 @@ class Module:
     def is_initialized(self) -> bool:
         return True
 
-    def is_available(self) -> bool:
-        return True
+    is_available = is_initialized
 
     def device_count(self) -> int:
         return 1
@@ -135,18 +123,17 @@ class Module:
 
     def manual_seed_all(self, seed: int) -> None:
         """Refuse during a capture; else torch seeds the CPU's generator, which serves here."""
-        _set_random("manual_seed_all")
+        recorder = recording()
+        if recorder is not None:
+            raise recorder.note_seeding("manual_seed_all")
 
     def get_rng_state(self, device: Any = None) -> Tensor:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        _set_random("set_rng_state")
         torch.set_rng_state(state)
 
-    def synchronize(self, device: Any = None) -> None:
-        """Wait for the device; refused during a capture."""
-        wait("synchronize")
+    synchronize = _waiting("synchronize")
 
     def current_stream(self, device: Any = None) -> Stream:
         return self._stream

@@ -1,7 +1,7 @@
 """The rules on which operations a recording can hold.
 
-Each operation is checked before it runs, at the user's line. Host values that every call brings to
-the device alike are given a copy there; what a replay would freeze is refused.
+Each operation is checked before it runs, at the user's line. Host values that are the same at each
+call get a copy on the device; an operation that a replay would freeze is refused.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.aten import Operator
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, error_here, refusal
-from onelaunch.watch.host_memory import HostMemory, named
-from onelaunch.watch.lifted import Lifted, brought
+from onelaunch.watch.host_memory import HostTensors, named
+from onelaunch.watch.lifted import DeviceConstants, copied_to_device
+from onelaunch.watch.op_call import OpCall
 
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
@@ -34,8 +33,8 @@ class Admission:
         host: the host tensors of the run.
         reads: the host's reads of device memory.
         inputs: storage -> the end of the inputs in it.
-        displaced: storages of inputs that stand for memory in the middle of one.
-        lifted: the recording's copies of host values, if it may have any.
+        displaced: storages of inputs that stand for memory in the middle of a storage.
+        constants: the device's copies of host values, if the recording may have any.
         read_on_host: notes that the host uses the values of a host tensor.
     """
 
@@ -43,12 +42,12 @@ class Admission:
         self,
         driver: Driver,
         device: torch.device,
-        host: HostMemory,
+        host: HostTensors,
         reads: HostReads,
         *,
         inputs: Mapping[int, int],
         displaced: Collection[int],
-        lifted: Lifted | None,
+        constants: DeviceConstants | None,
         read_on_host: Callable[[Tensor], None],
     ) -> None:
         self._storage = driver.storage
@@ -57,32 +56,31 @@ class Admission:
         self._reads = reads
         self._inputs = inputs
         self._displaced = displaced
-        self._lifted = lifted
+        self._constants = constants
         self._read_on_host = read_on_host
         self.wanted: set[int] = set()
         """Storages on the device whose values the host wanted."""
         self.draws: list[Callable[[], object]] = []
         """Draws from the host's default generator, which each call advances."""
-        self.stepping: Optimizer | None = None
-        """The optimizer that steps with stand-ins for its numbers."""
-        self.unfollowed: list[Optimizer] = []
-        """Optimizers that bring such a number to the device."""
+        self.stepping = False
+        """True while an optimizer steps with stand-ins for its numbers."""
 
-    def check(
-        self, op: Operator, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
-    ) -> list[Tensor]:
-        """Refuse what cannot be captured. Return the host tensors that are to be lifted."""
+    def check(self, call: OpCall) -> list[Tensor]:
+        """Refuse an operation that cannot be recorded. Return the host tensors to be copied."""
+        op, args, kwargs, tensors = call.op, call.args, call.kwargs, call.tensors
         func, name = op.func, op.base
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
-        device: list[Tensor] = []
-        host: list[Tensor] = []
-        for t in tensors:
-            if not has_strides(t):
-                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-                raise error_here("OL109", f"{readable(name)} on {kind}")
-            there = self._on_device(t) or self._host.is_given_there(t)
-            (device if there else host).append(t)
+        if len(call.storages) < len(tensors):
+            for t in tensors:
+                if not has_strides(t):
+                    kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+                    raise error_here("OL109", f"{readable(name)} on {kind}")
+        device, host = call.on_device, call.on_host
+        if host:
+            held = [t for t in host if self._host.is_held_on_device(t)]
+            device = [*device, *held]
+            host = [t for t in host if not any(t is other for other in held)]
         if device or not tensors:
             found = refusal(func, args, kwargs)
             if found is not None:
@@ -92,7 +90,7 @@ class Admission:
                 raise error_here(found.code, what, fix=fix)
         target = kwargs.get("device")
         if device and not host and target is None:
-            return []  # nearly all operations: nothing of them is on the host
+            return []  # nearly all operations: on the device alone
         moves = (
             name in _COPIES
             and not self.is_number(args)
@@ -102,8 +100,8 @@ class Admission:
                 or (host and self._is_ours(target))
             )
         )
-        lifted = self._liftable(name, args, kwargs)
-        if moves and not lifted:
+        to_copy = self._constant_copies(name, args, kwargs)
+        if moves and not to_copy:
             what = f"{readable(name)} copies {named(tensors[-1])} across"
             raise error_here("OL103", what, fix=self._fix_of(tensors[-1]))
         if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
@@ -112,7 +110,7 @@ class Admission:
             self.draws.append(partial(func, *args, **kwargs))
         uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:
-            if any(t is other for other in lifted):
+            if any(t is other for other in to_copy):
                 continue
             if uses and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
@@ -122,18 +120,19 @@ class Admission:
                 raise error_here("OL104", what, fix=self._fix_of(t))
             if varying and refusal(func, args, kwargs) is not None:
                 self._read_on_host(t)
-        return lifted
+        return to_copy
 
     def _fix_of(self, t: Tensor) -> str | None:
-        """Return what to write for a host tensor, where more is known than that it is one."""
         return DRAWN if self._host.is_drawn(t) else None
 
-    def _liftable(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Return the host tensors that an operation brings to the device, if each call brings the
-        same values; these are part of what a call must match."""
-        if self._lifted is None or (name == "aten::copy_" and self.is_number(args)):
+    def _constant_copies(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[Tensor]:
+        """Return the host tensors that an operation copies to the device, if each call copies the
+        same values. A call must match the values from now on."""
+        if self._constants is None or (name == "aten::copy_" and self.is_number(args)):
             return []
-        found = brought(name, args, kwargs, self._kind)
+        found = copied_to_device(name, args, kwargs, self._kind)
         return found if all(map(self._is_fixed, found)) else []
 
     def is_number(self, args: Sequence[Any]) -> bool:
@@ -149,12 +148,11 @@ class Admission:
         )
 
     def _is_fixed(self, t: Tensor) -> bool:
-        """Return whether each call has these values of a host tensor; they are compared from now
-        on. Not the numbers of optimizers that step, which each call reads."""
-        if self._lifted is None or (t.requires_grad and torch.is_grad_enabled()):
+        """Return whether a host tensor has the same values in each call: see `HostTensors`."""
+        if self._constants is None or (t.requires_grad and torch.is_grad_enabled()):
             return False
-        if self.stepping is not None and t.is_floating_point():
-            self.unfollowed.append(self.stepping)
+        # An optimizer may make it of numbers that each call reads.
+        if self.stepping and t.is_floating_point() and self._host.made_here(t):
             return False
         return self._host.fixes(t)
 
@@ -180,8 +178,7 @@ class Admission:
         return device is not None and torch.device(device).type == self._kind
 
     def _holds_elsewhere(self, device: torch.device | str) -> bool:
-        """Return whether tensors there have values, in other memory; `meta` holds none, and
-        forward-mode gradients ask it for sizes."""
+        """Return whether tensors of a device have values in other memory, which `meta` has not."""
         return torch.device(device).type not in (self._kind, "meta")
 
     def _on_device(self, t: Tensor) -> bool:
@@ -189,7 +186,7 @@ class Admission:
 
 
 def _is_like(name: str) -> bool:
-    """Return whether an operation makes a tensor of which an argument gives the layout alone."""
+    """Return whether an operation takes an argument for its layout alone."""
     return name.endswith("_like") or name.startswith("aten::new_")
 
 

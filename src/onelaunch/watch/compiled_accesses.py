@@ -1,5 +1,5 @@
-"""With `compile=True`: what a warm-up of compiled code read and wrote, for its capture, which sees
-neither.
+"""With `compile=True`: the reads and writes of a watched warm-up, for a capture of the compiled
+code, whose operations nobody sees.
 
 Tensors are identified by their places: the number of an argument, the name of a slot. Each call has
 new arguments, and slots may hold other tensors by then.
@@ -32,7 +32,7 @@ from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import of_made_memory
 from onelaunch.watch.ledger import content_of
-from onelaunch.watch.lifted import Lifted, bits_of, brought
+from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import Watching
 
@@ -58,20 +58,20 @@ def watching(
         held=held,
         save=save,
         refuse="later",
-        lifted=Lifted(device),
+        constants=DeviceConstants(device),
         numbers=[t for t in host.values() if not t.dim()],
     )
-    observer.host.give({i: t for i, t in host.items() if t.dim()})
+    observer.host.note_arguments({i: t for i, t in host.items() if t.dim()})
     return observer
 
 
 class Bringing(Watching):
-    """A mode that finds the host values that code brings to the device whose operations nobody
-    watches: Inductor's copies, and its indices on the host, are operations of torch's.
+    """A mode that finds the host values that compiled code copies to the device: Inductor's copies,
+    and its indices on the host, are operations of torch's.
 
     Args:
-        lifted: the device's copies of them, which the operations get; None only to note them.
-        notes: where what is brought is noted.
+        constants: copies that the operations get instead; None only to note the host values.
+        notes: gets the bits of each host value.
     """
 
     @classmethod
@@ -79,28 +79,28 @@ class Bringing(Watching):
         """Have Dynamo run what it has compiled: under other modes it runs the code as it was."""
         return True
 
-    def __init__(self, device: torch.device, lifted: Lifted | None, notes: list[object]) -> None:
+    def __init__(
+        self, device: torch.device, constants: DeviceConstants | None, notes: list[object]
+    ) -> None:
         super().__init__()
         self._kind = device.type
-        self._lifted = lifted
+        self._constants = constants
         self._notes = notes
         self.found: list[Tensor] = []
-        """Copies of what was brought, if there is no `lifted`."""
+        """The host values, if there is no `constants`."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation; see `Watching`."""
         name = operator(func).base
         with unwatched(), no_functions():
-            host = brought(name, args, kwargs, self._kind)
+            host = copied_to_device(name, args, kwargs, self._kind)
             self._notes += map(bits_of, host)
-            if self._lifted is None:
+            if self._constants is None:
                 self.found += [t.detach().clone() for t in host]
             elif host:
-                args = self._lifted.swapped(name, args, host)
+                args = self._constants.swapped(name, args, host)
         return func(*args, **kwargs)
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that takes functions."""
         return func(*args, **kwargs)
 
 
@@ -109,8 +109,10 @@ _noting = threading.local()
 
 @contextmanager
 def noting_host_inputs(notes: list[object]) -> Generator[list[Tensor]]:
-    """Return a context in which this thread's `note_host_inputs` adds to `notes`; it gives the list
-    of the tensors that the compiled code writes to."""
+    """Return a context in which this thread's `note_host_inputs` adds to `notes`.
+
+    It gives the list of the tensors that the compiled code writes to.
+    """
     written: list[Tensor] = []
     try:
         _noting.notes, _noting.written = notes, written
@@ -120,8 +122,8 @@ def noting_host_inputs(notes: list[object]) -> Generator[list[Tensor]]:
 
 
 def note_host_inputs(args: Iterable[object], written: Iterable[Tensor]) -> None:
-    """Note the host values among the arguments of a compiled graph: it gets the same ones in two
-    runs of a call, or a replay would freeze what varies; and the arguments that it writes to."""
+    """Note the host values among the arguments of a compiled graph, and the arguments that it
+    writes to. A replay would freeze a host value that differs in two runs of a call."""
     notes: list[object] | None = getattr(_noting, "notes", None)
     if notes is not None:
         _noting.written += written
@@ -141,8 +143,8 @@ def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, T
     return [*enumerate(arguments), *((slot.name, t) for slot, t in walk.tensors())]
 
 
-class Kind(NamedTuple):
-    """The facts of a tensor that code may branch on."""
+class TensorFacts(NamedTuple):
+    """The description of a tensor that code may branch on."""
 
     cls: type[Tensor]
     dtype: torch.dtype
@@ -152,10 +154,9 @@ class Kind(NamedTuple):
     """With the strides."""
 
     @staticmethod
-    def of(t: Tensor) -> Kind:
-        """Return a tensor's kind; a lazy parameter has no sizes yet."""
+    def of(t: Tensor) -> TensorFacts:
         sizes = None if is_lazy(t) or not has_strides(t) else (t.shape, t.stride())
-        return Kind(type(t), t.dtype, t.device.type, t.requires_grad, sizes)
+        return TensorFacts(type(t), t.dtype, t.device.type, t.requires_grad, sizes)
 
 
 @dataclass(slots=True)
@@ -163,28 +164,25 @@ class CompiledAccesses:
     """The reads and writes of one run.
 
     Args:
-        external: storage -> tensors over it that were read by address, except arguments.
-        wrote: storage -> a tensor over it, for memory that existed before and was written.
-        version_bumped: the storages whose version counters the writes advanced.
+        external, written, version_bumped: see `DeviceMemory`; without arguments.
         draws: draws from the host's default generator.
-        host: the state on the host that the host read, or that was brought to the device, each
-            with its places.
+        host: (places, host tensor) for the state on the host whose values the host read.
         read: the numbers of the arguments on the host that the host read.
-        brought: the host tensors that were brought to the device, the same in each call.
-        host_inputs: the host values that the compiled code got in its last run; None before it.
-        refused: the error for what no replay repeats.
-        suspected: the error for what a capture refuses if compiled code does it too.
+        copied_to_device: the host tensors that were copied to the device, the same in each call.
+        refused: the error of an operation that no replay repeats.
+        suspected: the error of an operation that compiled code may have left out.
         places: storage -> the places of the tensors over it.
-        began: the contents of the slots before the run; of a tensor, its kind.
+        began: slot -> its content before the run; a tensor's is its `TensorFacts`.
+        host_inputs: the host values that the compiled code got in its last run; None before it.
     """
 
     external: Mapping[int, list[Tensor]]
-    wrote: Mapping[int, Tensor]
+    written: Mapping[int, Tensor]
     version_bumped: set[int]
     draws: Sequence[Callable[[], object]]
     host: Sequence[tuple[Sequence[object], Tensor]]
     read: Sequence[int]
-    brought: Sequence[Tensor]
+    copied_to_device: Sequence[Tensor]
     refused: CaptureError | None
     suspected: CaptureError | None
     places: Mapping[int, Sequence[object]]
@@ -197,13 +195,13 @@ class CompiledAccesses:
     ) -> Generator[None]:
         """Return a context for a run of the compiled code that the capture is compared with.
 
-        Code that asks whether it is compiled may write to what the watched run did not; a capture
-        would not know of it, and could not undo it. That is refused. And where the watched run
-        left a version counter as it was, as BatchNorm those of its statistics, so does this one:
-        another forward may wait for its backward.
+        Code that asks whether it is compiled may write to tensors that the watched run left alone.
+        That is refused, as a capture could not undo the write. Version counters that the watched
+        run did not advance (BatchNorm's statistics) stay: another forward may wait for its
+        backward.
 
         Args:
-            now: place -> tensor of the call. It is emptied: the run may replace them.
+            now: place -> tensor of the call. It is emptied, as the run may replace tensors.
         """
         notes: list[object] = []
         bringing = Bringing(device, None, notes)
@@ -211,25 +209,27 @@ class CompiledAccesses:
         for place, t in now.items():
             if t.device.type == device.type and has_strides(t):
                 standing.setdefault(driver.storage(t), set()).add(place)
-        unmoved = self.wrote.keys() - self.version_bumped
-        silent = [t for storage in unmoved for t in self._now(storage, (), now)]
+        unmoved = self.written.keys() - self.version_bumped
+        silent = [t for storage in unmoved for t in self._now(storage, now)]
         now.clear()
-        known = {place for storage in self.wrote for place in self.places.get(storage, ())}
+        known = {place for storage in self.written for place in self.places.get(storage, ())}
         versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
-        bring = bringing if self.brought else nullcontext()
+        bring = bringing if self.copied_to_device else nullcontext()
         with noting_host_inputs(notes) as written, bring, versions:
             yield
         for t in written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None
             if places and known.isdisjoint(places):
                 self.refused = self.refused or _written_if_compiled(places)
-        self.host_inputs, self.brought = notes, bringing.found or self.brought
+        self.host_inputs, self.copied_to_device = notes, bringing.found or self.copied_to_device
 
     def holds_for(self, now: StateWalk) -> bool:
-        """Return whether a run from this state reads and writes the same. From another (a flag that
-        the first call sets, a cache that it makes, a gradient that is None) it may take another
-        way. Of a tensor that was not there, or that no run had been seen to read, nothing is known;
-        nor of what an object has got since."""
+        """Return whether a run from this state reads and writes the same.
+
+        The code may branch on a flag that the first call sets, on a cache that it makes, on a
+        gradient that is None. Nothing is known of a tensor that no run was seen to read, nor of
+        an attribute that an object got since.
+        """
         began, contents = self.began, contents_of(now)
         if not (now.runs_backward() or now.asks("grad")):
             began, contents = _without_gradients(began), _without_gradients(contents)
@@ -237,18 +237,22 @@ class CompiledAccesses:
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
-        known = not any(slot[0] in holders or isinstance(contents[slot], Kind) for slot in new)
+        known = not any(
+            slot[0] in holders or isinstance(contents[slot], TensorFacts) for slot in new
+        )
         return known and _gradients(began) <= contents.keys()
 
     def note_contents(self, after: StateWalk) -> None:
-        """Note the contents of what only this run was seen to read, as they are after it. Of its
-        tensors the places are not known."""
+        """Note the contents of slots that only this run was seen to read, as they are after it.
+        Tensors are left out, as their places before the run are not known."""
         found = contents_of(after).items()
-        self.began = {s: value for s, value in found if not isinstance(value, Kind)} | self.began
+        self.began = {
+            s: value for s, value in found if not isinstance(value, TensorFacts)
+        } | self.began
 
     def refuse_unseen(self) -> None:
-        """Refuse memory without a place that the run read and that is gone by now: it was made
-        where no operation is seen, in another thread, say. A replay would not make it."""
+        """Refuse memory that the run read, that has no place and that is gone by now. A replay
+        would not make it: another thread did, for example."""
         loose = [tensors for s, tensors in self.external.items() if s not in self.places]
         memory = [StorageWeakRef(local(tensors[0]).untyped_storage()) for tensors in loose]
         for tensors, ref in zip(loose, memory, strict=True):
@@ -265,84 +269,86 @@ class CompiledAccesses:
         places: Iterable[tuple[object, Tensor]],
         began: dict[object, object],
     ) -> CompiledAccesses:
-        """Return the accesses of a run that was watched; the places are those before it."""
+        """Return the accesses of a watched run, with the places before it."""
         by_storage: dict[int, list[object]] = {}
         on_host: dict[int, list[object]] = {}
         for place, t in places:
-            storage = observer.storage_of(t)
+            storage = observer.memory.storage_of(t)
             if storage is not None:
                 by_storage.setdefault(storage, []).append(place)
             elif has_strides(t):
                 on_host.setdefault(t.untyped_storage()._cdata, []).append(place)
         state = observer.host.read_state()
         return CompiledAccesses(
-            observer.external,
-            observer.written,
-            observer.version_bumped,
+            observer.memory.external,
+            observer.memory.written,
+            observer.memory.version_bumped,
             observer.admission.draws,
             [(on_host.get(t.untyped_storage()._cdata, ()), t) for t in state],
             list(observer.host.read_arguments()),
-            observer.brought,
+            observer.copied_to_device,
             observer.refused,
             observer.suspected,
             by_storage,
             began,
         )
 
-    def give(
+    def note_in(
         self,
         observer: Observer,
         now: Mapping[object, Tensor],
         originals: Sequence[Tensor],
         statics: Sequence[Tensor],
     ) -> None:
-        """Have an observer take these accesses for those of its own run.
+        """Note the accesses in the observer of another run, by the tensors now in the same places.
 
         Args:
-            now: place -> tensor of its run, for the places of the run that was watched.
-            originals, statics: the inputs of the recording, and the tensor the callable got for
-                each.
+            now: place -> tensor of that run, for the places of the watched run.
+            originals, statics: the inputs of the recording, and the callable's tensor for each.
         """
+        memory = observer.memory
         observer.admission.draws += self.draws
-        for known_places, known in self.host:
-            for t in [now[place] for place in known_places if place in now] or [known]:
-                observer.host.read(t)
+        for known, t in self.host:
+            for host in _in_places(known, now) or [t]:
+                observer.host.read(host)
         for index in self.read:
             observer.host.read(statics[index])
-        stands_for: dict[int | None, list[Tensor]] = {}
+        # storage of an input -> the callable's tensors in its place. An input that is read where it
+        # lies has none.
+        stand_ins: dict[int | None, list[Tensor]] = {}
         for t, static in zip(originals, statics, strict=True):
-            storage = observer.storage_of(t)
-            if storage is not None and static is t:
-                observer.external.setdefault(storage, []).append(t)  # read where it is
-            elif storage is not None:
-                stands_for.setdefault(storage, []).append(static)
+            storage = memory.storage_of(t)
+            if storage is not None:
+                given = memory.external if static is t else stand_ins
+                given.setdefault(storage, []).append(static)
         for known, tensors in self.external.items():
-            for t in self._now(known, tensors, now):
-                storage = observer.storage_of(t)
-                if storage is not None and storage not in stands_for:
-                    held = observer.external.setdefault(storage, [])
+            for t in self._now(known, now) or tensors:
+                storage = memory.storage_of(t)
+                if storage is not None and storage not in stand_ins:
+                    held = memory.external.setdefault(storage, [])
                     held += [] if any(t is other for other in held) else [t]
-        for known, wrote in self.wrote.items():
-            for t in self._now(known, [wrote], now):
-                for memory in stands_for.get(observer.storage_of(t), [t]):
-                    storage = observer.storage_of(memory)
+        for known, tensor in self.written.items():
+            for t in self._now(known, now) or [tensor]:
+                for target in stand_ins.get(memory.storage_of(t), [t]):
+                    storage = memory.storage_of(target)
                     assert storage is not None
-                    observer.written.setdefault(storage, memory)
+                    memory.written.setdefault(storage, target)
                     if known in self.version_bumped:
-                        observer.version_bumped.add(storage)
+                        memory.version_bumped.add(storage)
 
-    def _now(
-        self, storage: int, held: Sequence[Tensor], now: Mapping[object, Tensor]
-    ) -> Sequence[Tensor]:
-        """Return the tensors now in the places of these; the same ones if they have no place."""
-        return [now[place] for place in self.places.get(storage, ()) if place in now] or held
+    def _now(self, storage: int, now: Mapping[object, Tensor]) -> list[Tensor]:
+        return _in_places(self.places.get(storage, ()), now)
+
+
+def _in_places(places: Iterable[object], now: Mapping[object, Tensor]) -> list[Tensor]:
+    return [now[place] for place in places if place in now]
 
 
 def contents_of(walk: StateWalk) -> dict[object, object]:
-    """Return the contents of the slots of a state, and the lengths of its containers and of its
-    objects' dicts of attributes, as `CompiledAccesses.began` has them."""
+    """Return the contents of a state's slots, and the lengths of its containers and of its objects'
+    dicts of attributes, for `CompiledAccesses.began`."""
     found: dict[object, object] = {
-        key: Kind.of(value) if isinstance(value, Tensor) else content_of(value)
+        key: TensorFacts.of(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
     }
     lengths = {id(inside): length for read, inside, length in walk.facts if read is len}

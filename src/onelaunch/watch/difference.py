@@ -9,9 +9,14 @@ import torch
 from onelaunch.errors import CaptureError
 from onelaunch.source import Place, user_frame
 
+TRIES = 3
+"""Number of captures in a row that may differ from the run before them."""
+GROWING = 7
+"""The same number where the state grows from capture to capture."""
+
 
 class Operand(NamedTuple):
-    """A tensor that an operation was given, without its values."""
+    """A tensor argument of an operation, without its values."""
 
     origin: object
     shape: tuple[int, ...] = ()
@@ -22,20 +27,27 @@ class Operand(NamedTuple):
     requires_grad: bool = False
 
 
-class Difference(NamedTuple):
+class RunDifference(NamedTuple):
     """A difference between a run and the one before it."""
 
     what: str
     place: Place | None
     """The line that acts differently now."""
     fix: str | None = None
+    grows: bool = False
+    """True if a tensor has become larger."""
+
+    @property
+    def tries(self) -> int:
+        """The captures in a row that may differ so. Growth may end after some calls."""
+        return GROWING if self.grows else TRIES
 
     def refusal(self) -> CaptureError:
         """Return the error for a callable whose runs keep differing."""
         return CaptureError("OL117", self.what, where=self.place, fix=self.fix)
 
 
-class _Count(NamedTuple):
+class _ArgumentCount(NamedTuple):
     """The number of arguments of an operation."""
 
     arguments: int
@@ -43,27 +55,26 @@ class _Count(NamedTuple):
 
 def of_operations(
     number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None
-) -> Difference:
-    """Return the difference between two operations of this number, as noted; None is no
-    operation."""
-    fix = _WHOLE if now is not None and _grows(was, now) else None
-    return Difference(_message(number, was, now), user_frame() if now is not None else None, fix)
+) -> RunDifference:
+    """Return the difference between two noted operations of this number; None is no operation."""
+    grows = now is not None and _grows(was, now)
+    place = user_frame() if now is not None else None
+    return RunDifference(_message(number, was, now), place, _WHOLE if grows else None, grows)
 
 
-def of_memory(number: int, entry: tuple[Any, ...], place: Place | None) -> Difference:
+def of_memory(number: int, entry: tuple[Any, ...], place: Place | None) -> RunDifference:
     """Return the difference of an operation that got other memory of unknown origin."""
     step = f"operation {number + 1} of the call, {_named(entry)},"
-    return Difference(f"{step} got {_ELSEWHERE}", place, IN_THREAD)
+    return RunDifference(f"{step} got {_ELSEWHERE}", place, IN_THREAD)
 
 
-def of_made_memory() -> Difference:
-    """Return the difference of a run that read memory of unknown origin, which was gone after
-    it."""
-    return Difference(f"the call got {_ELSEWHERE}", user_frame(), IN_THREAD)
+def of_made_memory() -> RunDifference:
+    """Return the difference of a run that read memory of unknown origin that was gone later."""
+    return RunDifference(f"the call got {_ELSEWHERE}", user_frame(), IN_THREAD)
 
 
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
-    """Return the message for two operations of this number that differ; None is no operation."""
+
     step = f"operation {number + 1} of the call"
     if was is None or now is None or was[0] != now[0]:
         return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
@@ -78,9 +89,19 @@ _ELSEWHERE = (
 
 
 def of_threads(place: Place) -> CaptureError:
-    """Return the refusal of a run that gave work to another thread, of which nothing is seen."""
+    """Return the refusal of a run that gave work to another thread, where nobody watches."""
     what = "another thread works for it"
     return CaptureError("OL117", what, where=place, fix=IN_THREAD)
+
+
+def of_failed_watch(error: str) -> CaptureError:
+    """Return the refusal of a run whose watch an error of its own turned off."""
+    return CaptureError(
+        "OL117",
+        f"onelaunch could not watch the call: {error}",
+        why="what the call reads is not known, so that no replay could check it",
+        fix="report it, with the callable; `ol.graph(fn, on_refusal='eager')` runs it as it is",
+    )
 
 
 IN_THREAD = (
@@ -94,7 +115,6 @@ _WHOLE = (
 
 
 def _grows(was: tuple[Any, ...] | None, now: tuple[Any, ...]) -> bool:
-    """Return whether the operations differ in a tensor that has become larger."""
     if was is None or was[0] != now[0]:
         return False
     a, b = _differing(was[1:], now[1:])
@@ -111,14 +131,14 @@ def _named(entry: tuple[Any, ...] | None) -> str:
 
 
 def _differing(was: Any, now: Any) -> tuple[Any, Any]:
-    """Return the first parts that differ, of two values that do."""
+    """Return the first parts in which two different values differ."""
     are_lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
     if not are_lists or _is_leaf(was) or _is_leaf(now):
         return was, now
     for a, b in zip(was, now, strict=False):  # pyright: ignore
         if a != b:
             return _differing(a, b)
-    return _Count(len(was)), _Count(len(now))  # pyright: ignore
+    return _ArgumentCount(len(was)), _ArgumentCount(len(now))  # pyright: ignore
 
 
 def _is_leaf(value: Any) -> bool:
@@ -128,7 +148,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _shown(was: Any, now: Any) -> tuple[str, str]:
-    if isinstance(was, _Count):
+    if isinstance(was, _ArgumentCount):
         return f"{was.arguments} arguments", f"{now.arguments}"
     if isinstance(was, Operand) and isinstance(now, Operand):
         for name in Operand._fields:

@@ -7,59 +7,65 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.refusals import READ_BY_HOST, error_here
+from onelaunch.driver.refusals import DRAWN, READ_BY_HOST, error_here
 from onelaunch.state.host_values import MOST_BYTES, MOST_STORED_BYTES, bytes_of, is_comparable
 
 
-class HostMemory:
-    """The host memory that one run uses."""
+class HostTensors:
+    """The host tensors of one run."""
 
     def __init__(self) -> None:
-        # Storages made in the call from constants: the same each time, unlike all others.
+        # Storages that the call made: of constants, and not filled yet.
         self._constant: set[int] = set()
         self._blank: set[int] = set()
-        # Storages computed in the call -> the storages they come from; and the random ones.
+        # Storage that the call computed -> the storages that its values come from.
         self._roots: dict[int, frozenset[int]] = {}
         self._random: set[int] = set()
+        # Storage from before the call -> a tensor over it; the host has used the values of `_read`.
         self._outside: dict[int, Tensor] = {}
-        # Storages from before the call whose values the host used.
         self._read: dict[int, Tensor] = {}
+        # Number of an argument -> the argument.
         self._arguments: dict[int, Tensor] = {}
-        self._given_there: set[int] = set()
+        self._held_on_device: set[int] = set()
+        # Kept so that no other tensor gets their addresses during the run.
+        self._kept: list[Tensor] = []
 
-    def give_there(self, numbers: Iterable[Tensor]) -> None:
-        """Take host tensors that the recording gets on the device."""
-        self._given_there.update(map(_storage, numbers))
+    def hold_on_device(self, found: Iterable[Tensor]) -> None:
+        """Take host tensors that a capture has on the device: numbers among the arguments, and
+        seeds that an operator makes for its backward."""
+        for storage in map(_storage, found):
+            self._held_on_device.add(storage)
+            if storage in self._roots:  # the run made it: results computed from it name it
+                self._roots[storage] = frozenset({storage})
 
-    def is_given_there(self, t: Tensor) -> bool:
-        """Return whether a tensor is one of these, or computed from one: on the device in a
-        capture."""
-        if not self._given_there or not has_strides(t):
+    def is_held_on_device(self, t: Tensor) -> bool:
+        """Return whether a tensor comes from a tensor that a capture has on the device."""
+        if not self._held_on_device or not has_strides(t):
             return False
         storage = _storage(t)
-        return not self._given_there.isdisjoint(self._roots.get(storage, (storage,)))
+        return not self._held_on_device.isdisjoint(self._roots.get(storage, (storage,)))
 
-    def give(self, arguments: Mapping[int, Tensor]) -> None:
-        """Take the host arguments of the call, by number. A tensor without dimensions is a
-        constant: a call must match its value."""
+    def note_arguments(self, arguments: Mapping[int, Tensor]) -> None:
+        """Take the host arguments of the call, by number. A call must match 0-dim values."""
         self._arguments = dict(arguments)
         for t in arguments.values():
             if not t.dim():
                 self._outside[_storage(t)] = t
                 self._read[_storage(t)] = t
 
-    def lifted(self, t: Tensor) -> None:
+    def note_constant(self, t: Tensor) -> None:
         """Note a tensor made from a constant in the code."""
+        self._kept.append(t)
         self._constant.add(_storage(t))
 
     def used(self, t: Tensor) -> None:
-        """Note a tensor that an operation is given."""
+        """Note an argument of an operation."""
         storage = _storage(t)
         if not self._is_known(storage) and storage not in self._roots:
             self._outside.setdefault(storage, t)
 
-    def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> bool:
-        """Note a result of an operation, and return whether its memory is new.
+    def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
+        """Note a result of an operation.
 
         Args:
             sources: the storages of the operation's arguments.
@@ -67,19 +73,19 @@ class HostMemory:
         """
         storage = _storage(t)
         if storage in sources:
-            return False
+            return
+        self._kept.append(t)
         if all(source in self._constant for source in sources) and not random:
             (self._blank if idle else self._constant).add(storage)
-            return True
-        varying = [source for source in sources if not self._is_known(source)]
-        self._depend(storage, varying, random)
-        return True
+        else:
+            varying = [source for source in sources if not self._is_known(source)]
+            self._depend(storage, varying, random)
 
     def written(self, t: Tensor, given: Sequence[Tensor], random: bool) -> bool:
         """Note that an operation writes into a tensor. Return whether the call made its memory.
 
         Args:
-            given: the host tensors that the operation is given, which the values come from.
+            given: the host tensors that the values come from.
         """
         storage = _storage(t)
         if not self._is_known(storage) and storage not in self._roots:
@@ -96,7 +102,6 @@ class HostMemory:
         return True
 
     def _depend(self, storage: int, sources: Sequence[int], random: bool) -> None:
-        """Add to the known origins of the values of a tensor of the call."""
         if random or any(source in self._random for source in sources):
             self._random.add(storage)
         none: frozenset[int] = frozenset()
@@ -108,12 +113,12 @@ class HostMemory:
         return _storage(t) not in self._constant and _storage(t) not in self._read
 
     def is_drawn(self, t: Tensor) -> bool:
-        """Return whether the call drew a tensor's values, or computed them from such."""
+        """Return whether a tensor's values come from random numbers of the call."""
         return _storage(t) in self._random
 
     def fixes(self, t: Tensor) -> bool:
-        """Return whether each call that the recording fits has these values of a tensor: constants
-        of the code, or state that is compared from now on."""
+        """Return whether a tensor has the same values in each call that the recording fits. State
+        is compared from now on, so that it has."""
         storage = _storage(t)
         if self._is_known(storage):
             return storage in self._constant
@@ -130,7 +135,7 @@ class HostMemory:
         return True
 
     def read(self, t: Tensor) -> None:
-        """Note that the host uses the values of a tensor: each call must match them from now on.
+        """Note that the host uses the values of a tensor, which each call must match.
 
         Raises:
             CaptureError: OL104, they cannot be compared.
@@ -139,7 +144,7 @@ class HostMemory:
         if self._is_known(storage):
             return
         if storage in self._random:
-            raise error_here("OL104", f"the host reads random numbers, {named(t)}")
+            raise error_here("OL104", f"the host reads random numbers, {named(t)}", fix=DRAWN)
         if storage not in self._roots:
             self._outside.setdefault(storage, t)
         for root in self._roots.get(storage, {storage}):
@@ -156,7 +161,6 @@ class HostMemory:
             self._read[root] = outside
 
     def _is_known(self, storage: int) -> bool:
-        """Return whether memory was made in the call from constants, or is not filled yet."""
         return storage in self._constant or storage in self._blank
 
     def made_here(self, t: Tensor) -> bool:
@@ -175,12 +179,13 @@ class HostMemory:
         }
 
     def read_state(self) -> list[Tensor]:
-        """Return the other tensors whose values the host read."""
+        """Return the tensors whose values the host read, except arguments."""
         given = self._arguments.values()
         read = self._read.items()
         return [t for root, t in read if not any(_is_over(a, root) for a in given)]
 
     def release(self) -> None:
+        self._kept.clear()
         self._outside.clear()
         self._read.clear()
         self._arguments.clear()

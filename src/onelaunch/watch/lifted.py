@@ -1,4 +1,4 @@
-"""Host values that a call copies to the device, the same at each call: the copies are kept."""
+"""Host values that each call copies to the device alike: the recording keeps the copies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onelaunch.state.host_values import bytes_of
 from onelaunch.watch.host_memory import named
 
 MISSES = 8
-"""Number of the attempt that is refused, if it copies unforeseen host values to the device too."""
+"""Number of attempts with unforeseen host values after which a capture is refused."""
 
 _INTO_FIRST = ("aten::copy_", "aten::copy")
 _PUTS = ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put")
 _INDEXES = ("aten::index", "aten::_unsafe_index", *_PUTS)
-_BRINGS = frozenset({"aten::_to_copy", "aten::_copy_from", "aten::where", *_INTO_FIRST, *_INDEXES})
+_COPIES = frozenset({"aten::_to_copy", "aten::_copy_from", "aten::where", *_INTO_FIRST, *_INDEXES})
 
 Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
 
@@ -31,9 +31,11 @@ def bits_of(t: Tensor) -> Key:
     return t.dtype, tuple(t.shape), t.stride(), digest
 
 
-def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -> list[Tensor]:
+def copied_to_device(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str
+) -> list[Tensor]:
     """Return the host tensors that an operation copies to devices of a kind."""
-    if name not in _BRINGS:
+    if name not in _COPIES:
         return []
     if name == "aten::_to_copy":
         device = kwargs.get("device")
@@ -52,12 +54,11 @@ def brought(name: str, args: Sequence[Any], kwargs: dict[str, Any], kind: str) -
     return []
 
 
-class Lifted:
+class DeviceConstants:
     """The device's copies of host values. An attempt that lacks a copy is repeated with it.
 
     Args:
-        device: the device of the copies.
-        foreseen: host tensors of the warm-up whose copies will be needed.
+        foreseen: host tensors that the warm-up copied.
     """
 
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
@@ -66,10 +67,9 @@ class Lifted:
         self.known: list[Tensor] = []
         """The host tensors that have copies."""
         self._misses = 0
+        # The values that this attempt copies, in order; and the attempt before, if it failed.
         self._order: list[Key] = []
-        """The values that this attempt brings, in order."""
         self._before: list[Key] = []
-        """Values of the attempt before, if it lacked a copy: this one brings the same first."""
         self.missing: dict[Key, Tensor] = {}
         self.used: dict[Key, Tensor] = {}
         """The copies that this attempt uses."""
@@ -77,13 +77,12 @@ class Lifted:
             self.missing[bits_of(t)] = t
 
     def of(self, t: Tensor) -> Tensor | None:
-        """Return the device's copy of a host tensor; None if there is none yet, or if the attempt
-        before brought another value here: then more attempts are of no use."""
+        """Return the device's copy of a host tensor; None if there is none yet."""
         key, place = bits_of(t), len(self._order)
         self._order.append(key)
         found = self._made.get(key)
         if place < len(self._before) and key != self._before[place]:
-            found, self._misses = None, MISSES
+            found, self._misses = None, MISSES  # it varies: more attempts are of no use
         if found is None:
             self.missing[key] = t.detach().clone()
         else:
@@ -94,27 +93,26 @@ class Lifted:
         """Return the arguments of an operation with the device's copies of host tensors.
 
         Raises:
-            CaptureError: OL103, there is no copy yet of one.
+            CaptureError: OL103, a copy is missing.
         """
         copies: dict[int, Tensor] = {}
         for t in host:
-            there = self.of(t)
-            if there is None:
+            copy = self.of(t)
+            if copy is None:
                 name = name.removeprefix("aten::")
                 raise error_here("OL103", f"`{name}` copies {named(t)} across")
-            copies[id(t)] = there
+            copies[id(t)] = copy
         return mapped(args, lambda value: copies.get(id(value), value))
 
     def misses(self) -> bool:
-        """Return whether a failed attempt brought unforeseen values to the device. The next attempt
-        has copies of them there; values that differ at each attempt are refused in the end."""
+        """Return whether a failed attempt is to be repeated with the copies that it lacked."""
         self._misses += bool(self.missing)
         self._before = self._order if self.missing else []
         return bool(self.missing) and not self.exhausted
 
     @property
     def exhausted(self) -> bool:
-        """True after `MISSES` such attempts."""
+        """True after `MISSES` attempts that lacked a copy."""
         return self._misses >= MISSES
 
     def make(self) -> None:

@@ -1,46 +1,40 @@
 """An observer of the memory that a run reads and writes, operation by operation.
 
-The observer runs around the callable while it is captured. It finds the tensors that kernels read
-by address, the memory that they write, and which version counters advance (`version_bumped`; those
-of BatchNorm's statistics do not), and refuses, at the user's line, what a replay would freeze.
+The observer runs around the callable while it is captured. It notes the run's tensors on the device
+and on the host, and refuses, at the user's line, what a replay would freeze.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
-from onelaunch.call.spec import has_strides
 from onelaunch.call_events import unwatched
-from onelaunch.driver.aten import Operator, operator, tensors
+from onelaunch.driver.aten import Operator, operator
 from onelaunch.driver.attention_seeds import given_seeds
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
-from onelaunch.driver.protocol import Driver, Region
+from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DRAWN, error_here
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.source import Place, user_frame
 from onelaunch.watch.admission import Admission, readable
-from onelaunch.watch.host_memory import HostMemory, named
+from onelaunch.watch.device_memory import DeviceMemory
+from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.lifted import Lifted, brought
+from onelaunch.watch.lifted import DeviceConstants, copied_to_device
 from onelaunch.watch.masked_fill import fill_on_device
+from onelaunch.watch.op_call import OpCall
 from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")
 
 
-def _placed_nowhere(func: Any, args: Any, kwargs: Any) -> None:
-    """Find no number that each call reads."""
-
-
-_DEFERRED = frozenset({"OL101", "OL102", "OL103", "OL104"})
-"""Codes of what compiled code does as eager code does it."""
+_AS_COMPILED = frozenset({"OL101", "OL102", "OL103", "OL104"})
+"""Codes of refusals that hold for compiled code as for eager code."""
 LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 
 
@@ -50,14 +44,11 @@ class Observer(Watching):
     Args:
         driver: the driver of `device`.
         device: the device of the recording; tensors elsewhere are host tensors.
-        inputs: device tensors that are inputs of the recording.
-        held: storage -> tensors over it that exist already and that the callable can reach.
+        inputs, held, save: see `DeviceMemory`.
         displaced: inputs that stand for memory in the middle of a storage.
-        save: keep a copy of memory that existed before, before its first write, for `restore`.
         refuse: True to raise for what cannot be captured; ``"later"`` to keep the refusals that no
             other check finds in compiled code; False only to watch.
-        lifted: the device's copies of host values; an observer that keeps refusals asks for those
-            that the run would need.
+        constants: the device's copies of host values; with ``"later"``, the missing ones are noted.
         numbers: host tensors that the recording gets on the device.
     """
 
@@ -71,138 +62,105 @@ class Observer(Watching):
         held: Mapping[int, Sequence[Tensor]] | None = None,
         save: bool = False,
         refuse: bool | Literal["later"] = True,
-        lifted: Lifted | None = None,
+        constants: DeviceConstants | None = None,
         numbers: Iterable[Tensor] = (),
     ) -> None:
         super().__init__()
-        self._driver = driver
         self._storage = driver.storage
         self._device = device
-        self._kind = device.type
-        self._save = save
         self._refuse = refuse is True
         self._deferring = refuse == "later"
-        # storage -> the end of the inputs in it
-        self._inputs: dict[int, int] = {}
-        for region in map(driver.region, inputs):
-            stop = self._inputs.get(region.storage, 0)
-            self._inputs[region.storage] = max(stop, region.stop)
-        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
-        self._lifted = lifted
-        self._held = held or {}
-        self._produced: set[int] = set()
-        self.host = HostMemory()
+        self._constants = constants
+        self.memory = DeviceMemory(driver, device, inputs, held or {}, save)
+        """The device memory of the run."""
+        self._on_device = self.memory.on_device
+        self.host = HostTensors()
         """The host tensors of the run."""
-        self.host.give_there(numbers)
+        self.host.hold_on_device(numbers)
+        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
         self.admission = Admission(
             driver,
             device,
             self.host,
             self._reads,
-            inputs=self._inputs,
+            inputs=self.memory.inputs,
             displaced={driver.storage(t) for t in displaced},
-            lifted=lifted,
+            constants=constants,
             read_on_host=self._read_on_host,
         )
-        # ids of views made in the run, of memory that is read by address.
-        self._derived: set[int] = set()
-        # Kept so that no other tensor gets their ids or addresses during the run.
-        self._kept: list[Tensor] = []
-        self._saved: list[tuple[Tensor, Tensor]] = []
-        self._saved_regions: set[Region] = set()
-        self.made_tensors: list[weakref.ref[Tensor]] = []
-        """Tensors made in the run, over memory of the recording."""
-        self._made_at: dict[int, Place | None] = {}
-        self._reshaped_at: dict[int, Place | None] = {}
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""
-        self.numbers: dict[int, frozenset[int]] = {}
-        """Storages of what is computed of numbers of the host alone, which eager has on the host ->
-        those of the numbers."""
+        self.host_scalars: dict[int, frozenset[int]] = {}
+        """storage of a result that eager computes on the host, from host numbers alone -> storages
+        of the numbers."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
         self.suspected: CaptureError | None = None
-        """The first refusal of what compiled code may do in another way, or not at all."""
-        self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] = _placed_nowhere
-        """Returns the arguments of an operation with plain numbers for those that each call reads;
-        None if it has none of these."""
-        self.on_operation: Callable[[Any, Any, Any], None] | None = None
+        """The first refusal that may not hold for compiled code."""
+        self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] | None = None
+        """Returns the arguments with plain numbers for stand-ins; None if there are none."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
-        self.external: dict[int, list[Tensor]] = {}
-        """storage -> the tensors over it that were read or written by address."""
-        self.written: dict[int, Tensor] = {}
-        """storage -> a tensor over it, for memory that existed before and was written."""
-        self.version_bumped: set[int] = set()
-        """The storages whose version counters the writes advanced; a BatchNorm's statistics are
-        written without that."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
-        op = operator(func)
         try:
-            filled = None
             with unwatched(), no_functions():
-                noting = args, kwargs
-                args, kwargs = self.placed(func, args, kwargs) or noting
-                given, inside, lifted = self._consume(op, args, kwargs)
-                noted = self.ledger and self.ledger.note(op, *noting)
-                if op.base == "aten::copy_" and self.admission.is_number(args):
-                    func, args, kwargs = torch.ops.aten.fill_.Scalar, (args[0], args[1].item()), {}
-                elif lifted and self._lifted is not None:
-                    args = self._lifted.swapped(op.base, args, lifted)
-                elif self._refuse:
-                    filled = fill_on_device(op.base, args, self._on_device)
-            result = filled() if filled else func(*args, **kwargs)
+                plain = self.placed and self.placed(func, args, kwargs)
+                call = self._noted(func, *(plain or (args, kwargs)))
+                if self.ledger is not None:
+                    self.ledger.note(call, args, kwargs)
+                run = self._recorded_form(call)
+            result = run()
             with unwatched(), no_functions():
-                results = tensors(result)
-                self._produce(op, given, inside, results)
-                if self.ledger is not None and noted is not None:
-                    self.ledger.made(noted, results)
-                self._note_seeds(op, given, result)
-                if self.numbers:
-                    self._note_numbers(given, results, kwargs.get("device"))
+                call.returned(result)
+                self._note_results(call)
+                if self.ledger is not None:
+                    self.ledger.note_made(call)
+                self._note_seeds(call, result)
+                if self.host_scalars:
+                    self._note_host_scalars(call)
         except CaptureError as error:
             self.note_refusal(error)
             raise
         return result
 
-    def _consume(
-        self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Tensor], set[int], list[Tensor]]:
-        """Note the reads and writes of an operation before it runs. Return its tensors, their
-        storages on the device, and the tensors whose copies there it gets instead."""
-        lifted: list[Tensor] = []
-        if self.on_operation is not None:
-            self.on_operation(op.func, args, kwargs)
-        given = tensors((args, kwargs))
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
+        """Note the reads and writes of an operation before it runs."""
+        op = operator(func)
+        call = OpCall(op, args, kwargs, self._storage, self._device.type)
         if op.base in LIFTS:
-            self._lift(given)
+            self._note_literals(call.tensors)
         if self._refuse:
-            lifted = self.admission.check(op, given, args, kwargs)
+            call.to_copy = self.admission.check(call)
             if op.reshapes:
-                self._reshaped_at[id(given[0])] = user_frame()
+                self.memory.note_reshaped(call.tensors[0])
         elif self._deferring:
-            self._defer(op, given, args, kwargs)
-        host: list[Tensor] = []
-        inside: set[int] = set()
-        for t in given:
-            if not has_strides(t):
-                continue
-            if self._on_device(t):
-                storage = self._storage(t)
-                inside.add(storage)
-                self._read(t, storage)
-            else:
-                host.append(t)
-                self.host.used(t)
+            self._defer(call)
+        for t in call.on_device:
+            self.memory.note_read(t, call.storages[id(t)])
+        for t in call.on_host:
+            self.host.used(t)
         if op.writes:
             for t in op.written(args, kwargs):
-                self._write(t, host, op.random)
-            for t in op.declared(args, kwargs):
                 if self._on_device(t):
-                    self.version_bumped.add(self._storage(t))
-        return given, inside, lifted
+                    self.memory.note_written(t)
+                else:
+                    self._write_on_host(t, call.on_host, op.random)
+            declared = filter(self._on_device, op.declared(args, kwargs))
+            self.memory.version_bumped.update(map(self._storage, declared))
+        return call
+
+    def _recorded_form(self, call: OpCall) -> Callable[[], Any]:
+        """Return a function that runs an operation without the host, where a recording can."""
+        name, args = call.op.base, call.args
+        if name == "aten::copy_" and self.admission.is_number(args):
+            return partial(torch.ops.aten.fill_.Scalar, args[0], args[1].item())
+        if call.to_copy and self._constants is not None:
+            args = self._constants.swapped(name, args, call.to_copy)
+        elif self._refuse and (filled := fill_on_device(name, args, self._on_device)):
+            return filled
+        return partial(call.op.func, *args, **call.kwargs)
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `fn` inside the context of this observer, and return its result.
@@ -227,45 +185,29 @@ class Observer(Watching):
         self.refused = self.refused or error
         return error
 
-    def _defer(
-        self, op: Operator, given: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
-    ) -> None:
-        """Keep the refusal of an operation, for a capture of compiled code; and the host values
-        that it brings to the device."""
+    def _defer(self, call: OpCall) -> None:
+        """Keep the refusal and the copied host values of an operation, for compiled code."""
+        op, args, kwargs = call.op, call.args, call.kwargs
         try:
-            found = self.admission.check(op, given, args, kwargs)
-            if found and self._lifted is not None:
-                self.suspected = self.suspected or _brings(op, found)
+            found = self.admission.check(call)
+            if found and self._constants is not None:
+                self.suspected = self.suspected or _copies(op, found)
                 for t in found:
-                    self._lifted.of(t)
+                    self._constants.of(t)
         except CaptureError as error:  # its frames would hold all that the run made
-            there = brought(op.base, args, kwargs, self._kind) if error.code == "OL103" else ()
-            constant = bool(there) and all(map(self.host.is_constant, there))
-            self._keep(error.with_traceback(None), error.code in _DEFERRED and not constant)
+            host: Sequence[Tensor] = ()
+            if error.code == "OL103":
+                host = copied_to_device(op.base, args, kwargs, self._device.type)
+            constant = bool(host) and all(map(self.host.is_constant, host))
+            self._keep(error.with_traceback(None), error.code in _AS_COMPILED and not constant)
 
     def _keep(self, error: CaptureError, sure: bool) -> None:
-        """Keep a refusal; of what compiled code is not sure to do, as a suspicion. Constants of the
-        code such code may make on the device."""
+        """Keep a refusal. It is a suspicion unless `sure`: compiled code may make constants on the
+        device, for example."""
         if sure:
             self.note_refusal(error)
         else:
             self.suspected = self.suspected or error
-
-    def made(self, t: Tensor) -> bool:
-        """Return whether this memory was allocated in the run."""
-        return self._storage(t) in self._produced
-
-    def _on_device(self, t: Tensor) -> bool:
-        return t.device.type == self._kind
-
-    def storage_of(self, t: Tensor) -> int | None:
-        """Return the storage of a tensor on the device; None for others."""
-        return self._storage(t) if self._on_device(t) and has_strides(t) else None
-
-    def known(self, t: Tensor) -> bool:
-        """Return whether the recording made this memory, or it is an input."""
-        storage = self._storage(t)
-        return storage in self._produced or storage in self._inputs
 
     def note_seeding(self, method: str) -> CaptureError:
         """Return the error for a run that seeds a generator, or sets or reads its state. Torch's
@@ -291,158 +233,88 @@ class Observer(Watching):
         if not self._deferring:
             raise error
 
-    def _lift(self, tensors: Sequence[Tensor]) -> None:
+    def _note_literals(self, literals: Sequence[Tensor]) -> None:
         """Note `torch.tensor(...)`: new memory, filled from Python without the dispatcher."""
-        for t in tensors:
-            if self._on_device(t) and self._device.type != "cpu":
-                if self._refuse and t.numel():
-                    raise _brings_numbers()
-                if self._deferring and t.numel():
-                    self.suspected = self.suspected or _brings_numbers()
-            elif self._on_device(t):
-                self._produced.add(self._storage(t))
-            else:
-                self._kept.append(t)
-                self.host.lifted(t)
+        for t in literals:
+            if not self._on_device(t):
+                self.host.note_constant(t)
+            elif self._device.type == "cpu":
+                self.memory.note_filled(t)
+            elif self._refuse and t.numel():
+                raise _copies_numbers()
+            elif self._deferring and t.numel():
+                self.suspected = self.suspected or _copies_numbers()
 
     def _read_on_host(self, t: Tensor) -> None:
-        """Note that the host uses the values of a host tensor."""
         try:
-            if self._refuse or (self._deferring and not self.host.is_given_there(t)):
+            if self._refuse or (self._deferring and not self.host.is_held_on_device(t)):
                 self.host.read(t)
         except CaptureError as error:
             self.note_refusal(error)
             if self._refuse:
                 raise
 
-    def _read(self, t: Tensor, storage: int) -> None:
-        if storage in self._produced or storage in self._inputs:
-            return
-        held = self.external.setdefault(storage, [])
-        if id(t) not in self._derived and not any(t is other for other in held):
-            held.append(t)
+    def _write_on_host(self, t: Tensor, sources: Sequence[Tensor], random: bool) -> None:
+        own = self.host.written(t, sources, random)
+        if (self._refuse or self._deferring) and not own:
+            error = error_here("OL104", f"a host tensor, {named(t)}, is written")
+            self.note_refusal(error)
+            if self._refuse:
+                raise error
 
-    def _write(self, t: Tensor, host: Sequence[Tensor], random: bool) -> None:
-        if not self._on_device(t):
-            own = self.host.written(t, host, random)
-            if (self._refuse or self._deferring) and not own:
-                error = self.note_refusal(
-                    error_here("OL104", f"a host tensor, {named(t)}, is written")
-                )
-                if self._refuse:
-                    raise error
-            return
-        region = self._driver.region(t)
-        if region.storage in self._produced:
-            return
-        self.written.setdefault(region.storage, t)
-        if self._save and region not in self._saved_regions:
-            # Regions are saved before their first write; `restore` goes backwards.
-            self._saved_regions.add(region)
-            with _disable_current_modes():  # other modes must see the callable's operations alone
-                memory = self._driver.alias(t, torch.uint8, (region.nbytes,), (1,), 0)
-                self._saved.append((memory, memory.clone()))
-
-    def _produce(
-        self, op: Operator, given: Sequence[Tensor], inside: Collection[int], made: Sequence[Tensor]
-    ) -> None:
-        """Note what an operation made, given tensors whose storages on the device are `inside`."""
-        for t in made:
-            if not has_strides(t):
-                if t.is_nested and self._refuse:
-                    raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
-                continue
+    def _note_results(self, call: OpCall) -> None:
+        op = call.op
+        whole = len(call.made) == len(call.results)
+        if not whole and self._refuse and any(t.is_nested for t in call.results):
+            raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
+        arguments = call.storages.values()
+        for t, storage in call.made:
             if self._on_device(t):
-                storage = self._storage(t)
-                if storage in self._held and storage not in self.external:
-                    # cuDNN makes a tensor over the weights' storage before anything reads one.
-                    self.external[storage] = list(self._held[storage])
-                if storage in self.external:
-                    self._derived.add(id(t))
-                    self._kept.append(t)
-                else:
-                    if storage not in self._inputs:
-                        self._produced.add(storage)
-                        # The line that made it, which is no line of an operation on it.
-                        if self._refuse and storage not in inside:
-                            self._made_at[storage] = user_frame()
-                    self.made_tensors.append(weakref.ref(t))
-                continue
-            sources = [i.untyped_storage()._cdata for i in given if not self._on_device(i)]
-            varies = op.random or (self._deferring and bool(inside))  # a copy from the device
-            if self.host.made(t, sources, varies, op.idle):
-                self._kept.append(t)
+                self.memory.note_made(t, storage, arguments, locate=self._refuse)
+            else:
+                host = [i.untyped_storage()._cdata for i in call.tensors if not self._on_device(i)]
+                from_device = self._deferring and bool(call.on_device)
+                self.host.made(t, host, op.random or from_device, op.idle)
 
-    def made_at(self, t: Tensor) -> str | None:
-        """Return the user's line that made a tensor of the run, as a message has it."""
-        place = self._made_at.get(self._storage(t))
-        return str(place) if place else None
-
-    def reshaped_at(self, t: Tensor) -> str | None:
-        """Return the user's line that gave a tensor other sizes or strides, likewise."""
-        place = self._reshaped_at.get(id(t))
-        return str(place) if place else None
-
-    def _note_seeds(self, op: Operator, given: Sequence[Tensor], result: Any) -> None:
+    def _note_seeds(self, call: OpCall, result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
-            made = set(map(self._storage, filter(has_strides, tensors(result))))
-            self.seeds -= made - set(map(self._storage, filter(has_strides, given)))
-        self.seeds.update(map(self._storage, given_seeds(op.func, result)))
+            self.seeds -= {storage for _, storage in call.made} - {*call.storages.values()}
+        found = given_seeds(call.op.func, result)
+        if found:
+            self.seeds.update(map(self._storage, found))
+            self.host.hold_on_device(t for t in found if not self._on_device(t))
 
-    def _note_numbers(self, given: Sequence[Tensor], made: Sequence[Tensor], moved: object) -> None:
-        """Note the results of an operation on numbers of the host, unless it moves them."""
-        inputs = [s for s in map(self.storage_of, given) if s is not None]
-        roots = [self.numbers[s] for s in inputs if s in self.numbers]
-        of_numbers = bool(roots) and len(roots) == len(inputs) and moved is None
-        for storage in filter(None, map(self.storage_of, made)):
-            if of_numbers:
-                self.numbers[storage] = frozenset().union(*roots)
-            elif storage not in inputs:  # it may have the memory of one that was freed
-                self.numbers.pop(storage, None)
-
-    @property
-    def brought(self) -> list[Tensor]:
-        """Copies of the host tensors whose copies on the device a run would need."""
-        return [] if self._lifted is None else list(self._lifted.missing.values())
+    def _note_host_scalars(self, call: OpCall) -> None:
+        """Note the results of an operation on host numbers alone, unless it moves them."""
+        inputs = [call.storages[id(t)] for t in call.on_device]
+        roots = [self.host_scalars[s] for s in inputs if s in self.host_scalars]
+        stays = call.kwargs.get("device") is None
+        for storage in (storage for t, storage in call.made if self._on_device(t)):
+            if stays and roots and len(roots) == len(inputs):
+                self.host_scalars[storage] = frozenset().union(*roots)
+            elif storage not in inputs:  # it may have the memory of a scalar that was freed
+                self.host_scalars.pop(storage, None)
 
     @property
-    def own(self) -> set[int]:
-        """ids of the tensors that this observer keeps alive."""
-        return {id(t) for t in self.written.values()} | self._derived
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of the copies for `restore`."""
-        return sum(before.nbytes for _, before in self._saved)
+    def copied_to_device(self) -> list[Tensor]:
+        """Copies of the host tensors whose constants on the device a run would need."""
+        return [] if self._constants is None else list(self._constants.missing.values())
 
     def release(self) -> None:
-        """Release tensors made during the run, so that their memory can be used again."""
-        self.made_tensors.clear()
-        self._kept.clear()
-        self._derived.clear()
-        self._produced.clear()
-        self._made_at.clear()
-        self._reshaped_at.clear()
+        self.memory.release()
         self.host.release()
 
     def forget(self) -> None:
         """Release every tensor. The reads and writes of the run are unknown from then on."""
         self.release()
-        self.external, self.written = {}, {}  # others may use these dicts
-
-    def restore(self) -> None:
-        """Restore every byte that existed before the run; needs `save`."""
-        for memory, before in reversed(self._saved):
-            if memory.untyped_storage().nbytes():  # else the run allocated it and freed it
-                memory.copy_(before)
-        self._saved.clear()
+        self.memory.external, self.memory.written = {}, {}  # others may use these dicts
 
 
-def _brings(op: Operator, host: Sequence[Tensor]) -> CaptureError:
+def _copies(op: Operator, host: Sequence[Tensor]) -> CaptureError:
     return error_here("OL103", f"{readable(op.base)} copies {named(host[0])} across")
 
 
-def _brings_numbers() -> CaptureError:
+def _copies_numbers() -> CaptureError:
     what = "torch.tensor(...) copies numbers to the device"
     fix = "torch.full((), value, device=...), or make the tensor before the call"
     return error_here("OL103", what, fix=fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from typing import Any
 
@@ -22,9 +23,10 @@ class HigherOrder(CaptureError):
         super().__init__("OL109", what, where=user_frame())
 
     def mend_dynamo(self) -> None:
-        """Reset Dynamo: it never compiles a function again that it has met under a mode
-        (pytorch#190286), and these operators have it compile their functions at each call."""
-        torch._dynamo.reset()
+        """Reset Dynamo, which never compiles a function again that it has met under a mode
+        (pytorch#190286). These operators compile their functions at each call."""
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
 
 
 class DecomposingMode(DispatchMode):
@@ -46,8 +48,7 @@ class DecomposingMode(DispatchMode):
 
 
 class Watching(DecomposingMode):
-    """A mode that passes the operations of a callable to `operation`; of DTensors, on local
-    parts."""
+    """A mode that passes a callable's operations to `operation`; for DTensors, local parts'."""
 
     supports_higher_order_operators = True
 

@@ -13,6 +13,7 @@
     scalars.py       numbers in the arguments of recorded kernels
     rewind.py       random state that a callable saves and sets
     caches.py        cuBLAS's workspaces and autocast's weights around a capture
+    fft_plans.py     cuFFT's plans, which kernels read and torch may free
     capabilities.py  the abilities of this machine
 
 Importing this package starts neither CUDA nor needs cuda.bindings.

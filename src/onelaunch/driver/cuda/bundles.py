@@ -1,8 +1,8 @@
 """Small copies that share a node: one kernel brings several inputs in, or takes results out.
 
 All other copies of a launch are nodes that `graph.py` points elsewhere. A memcpy node costs the GPU
-1 to 2 us and the host 1 us to point elsewhere, whatever it copies. A backward has a result for each
-parameter. Of a single tensor, or a large one, a memcpy node is the quicker copy.
+1 to 2 us, and the host 1 us to point elsewhere, whatever its size. A backward has a result for each
+parameter. For a single tensor, or a large one, a memcpy node is the quicker copy.
 """
 
 from __future__ import annotations

@@ -14,14 +14,13 @@ from onelaunch.driver.cuda.streams import bindings, capture_stream
 
 @contextlib.contextmanager
 def no_shared_caches(index: int) -> Generator[list[dict[str, Any]]]:
-    """Let no cuBLAS workspace or autocast weight outlive the capture it was made in, or enter one.
+    """Let no cuBLAS workspace or autocast weight enter or outlive a capture.
 
     A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
-    one for each thread and stream that multiplied matrices, and frees all or none. A graph that
-    somebody captured by hand may use that of its stream by address, so those of this thread are
-    taken back; they lie where they did unless somebody took memory on those streams meanwhile.
-
-    Yields the allocator's segments. Walks its blocks, about 1 ms.
+    one for each thread and stream that multiplied matrices, and frees all or none. A graph captured
+    by hand may use the workspace of its stream by address. So workspaces of this thread are taken
+    again afterwards, at the same addresses unless somebody took memory there. Yields the
+    allocator's segments. Walks its blocks, about 1 ms.
     """
     segments = torch.cuda.memory_snapshot()
     before = _allocated(segments, index)
@@ -46,9 +45,9 @@ def _drop() -> None:
 
 
 def _allocated(segments: list[dict[str, Any]], index: int) -> set[tuple[int, int]]:
-    """List the blocks allocated on streams of torch's pool, as (stream, address): not those of
-    graphs, of the default stream, on which nobody captures, of onelaunch's, or of foreign
-    streams, whose owner may have destroyed them."""
+    """List (stream, address) of the blocks allocated on streams of torch's pool. Graphs and the
+    default stream, on which nobody captures, do not count. Nor do onelaunch's streams, or foreign
+    streams: their owner may have destroyed them."""
     ours = (0, capture_stream(index).cuda_stream)
     found = {
         (segment["stream"], block["address"])
@@ -68,7 +67,7 @@ _A_POOL = 32
 
 @functools.cache
 def _streams(index: int) -> dict[int, torch.cuda.Stream]:
-    """Map the handles of torch's own streams to them. They live as long as the process."""
+    """Return handle -> torch's own stream. The streams live as long as the process."""
     device = torch.device("cuda", index)
     each = (torch.cuda.Stream(device, priority=-p) for p in range(4) for _ in range(_A_POOL))
     return {stream.cuda_stream: stream for stream in each}

@@ -18,8 +18,8 @@ class Capabilities:
         memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each
             launch; otherwise they are launches of their own before and after it.
         rebind: kernels can be made to read an input where the caller has it.
-        why_not: the reason for what is missing; empty where nothing is.
-        versions: of the driver and of cuda-bindings, as far as they are known.
+        why_not: the reason for missing abilities; empty if there are none.
+        versions: the versions of the driver and of cuda-bindings, as far as they are known.
     """
 
     memcpy_nodes: bool

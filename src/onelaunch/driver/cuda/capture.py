@@ -16,10 +16,12 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.memory import CudaPool, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
+from onelaunch.driver.events import refusing_events
 from onelaunch.driver.protocol import Travel
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
@@ -30,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Port:
+class CudaPort:
     """A way in or out of a recording.
 
     Attributes:
@@ -68,11 +70,11 @@ class CudaRecorder:
 
     index: int
     bundled: bool = False
-    inputs: list[Port] = field(default_factory=list)
-    outputs: list[Port] = field(default_factory=list)
+    inputs: list[CudaPort] = field(default_factory=list)
+    outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
-    _waiting: list[tuple[Port, Copy]] = field(default_factory=list)
+    _waiting: list[tuple[CudaPort, Copy]] = field(default_factory=list)
     _staged: bool = False
 
     def input(
@@ -84,7 +86,7 @@ class CudaRecorder:
         varying: Varying | None = None,
     ) -> None:
         """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
-        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
+        port = CudaPort(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
@@ -100,7 +102,7 @@ class CudaRecorder:
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         assert self._staged or not self.bundled, "the inputs would be brought in with the outputs"
-        port = Port(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, Travel.NODE)
+        port = CudaPort(buffer.data_ptr(), buffer.nbytes, displacement, buffer.dtype, Travel.NODE)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             elsewhere = torch.empty_like(buffer)
@@ -128,14 +130,14 @@ class CudaRecorder:
                 self._copy_node(port, copy)
         self._waiting.clear()
 
-    def _copy(self, port: Port, target: int, source: int) -> None:
+    def _copy(self, port: CudaPort, target: int, source: int) -> None:
         copy = Copy(target, source, port.nbytes)
         if self.bundled and port.nbytes <= MOST_BYTES:
             self._waiting.append((port, copy))
         else:
             self._copy_node(port, copy)
 
-    def _copy_node(self, port: Port, copy: Copy) -> None:
+    def _copy_node(self, port: CudaPort, copy: Copy) -> None:
         stream = bindings._cuda_getCurrentRawStream(self.index)
         nodes.copy(*copy, stream)
         port.node = nodes.latest(stream)
@@ -143,13 +145,18 @@ class CudaRecorder:
 
 @dataclass
 class Recorded:
-    """A finished capture, not yet instantiated."""
+    """A finished capture.
+
+    Attributes:
+        plans: the plans of its FFTs, if it has any.
+    """
 
     graph: torch.cuda.CUDAGraph
-    inputs: list[Port]
-    outputs: list[Port]
+    inputs: list[CudaPort]
+    outputs: list[CudaPort]
     examples: list[Tensor]
     driver_bytes: int
+    plans: Plans | None
 
 
 def record(
@@ -181,6 +188,7 @@ def record(
     rewinding = contextlib.nullcontext if rewind is None else rewind.capturing
     order = random_order(index)
     caller = torch.cuda.current_stream(index)
+    plans = Plans(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
     apart = no_shared_caches(index)
@@ -203,7 +211,12 @@ def record(
             if order.marked:
                 order.mark()
     ports = recorder.inputs, recorder.outputs, recorder.examples
-    return Recorded(graph, *ports, driver_bytes), result
+    try:
+        used = plans.used_by(graph)
+    except CaptureError:
+        graph.reset()
+        raise
+    return Recorded(graph, *ports, driver_bytes, used), result
 
 
 def _begin(
@@ -231,7 +244,8 @@ def _run(
     stream: torch.cuda.Stream,
 ) -> tuple[T, int]:
     try:
-        result = body(recorder)
+        with refusing_events(torch.cuda.Event, _is_capturing):
+            result = body(recorder)
         torch.cuda.set_stream(stream)  # the body may have left another one
         recorder.staged()
         _end(graph)
@@ -246,6 +260,11 @@ def _run(
     finally:
         recorder.held.clear()
     return result, driver_bytes
+
+
+def _is_capturing(stream: torch.cuda.Stream | None) -> bool:
+    with torch.cuda.stream(stream):  # with None it changes nothing
+        return bindings._cuda_isCurrentStreamCapturing()
 
 
 def _instantiate(graph: torch.cuda.CUDAGraph, index: int) -> int:
@@ -331,7 +350,7 @@ def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Gener
 _REFUSAL = re.compile(
     r"when stream is capturing|during capture|CUDA graph capture|cudaErrorStreamCapture"
     r"|StreamCaptureStatus|capture mode|capturing stage|capture sequence|capturing stream"
-    r"|capturing blocking stream|uncaptured work"
+    r"|capturing blocking stream|uncaptured work|CUFFT_ALLOC_FAILED"
 )
 _ANOTHER_STREAM = re.compile(r"legacy stream|uncaptured work|another stream|unjoined|isolat")
 _LOOK_FOR = (
@@ -349,7 +368,10 @@ def _explain(error: RuntimeError) -> CaptureError | None:
     message = str(error).partition("\n")[0]
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return CaptureError("OL111", message, where=where)
+    if "set_current_seed" in message:  # the generator itself refuses, before it is seen
+        return CaptureError("OL106", message, where=where)
     if _REFUSAL.search(str(error)):
         fix = _LOOK_FOR if _ANOTHER_STREAM.search(message) else None
+        fix = MORE_PLANS if "CUFFT" in message else fix
         return CaptureError("OL109", message, where=where, fix=fix)
     return None

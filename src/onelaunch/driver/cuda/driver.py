@@ -82,7 +82,7 @@ class CudaDriver:
         return ragged.kernel.ready(device)
 
     capturing = staticmethod(getattr(bindings, "_cuda_isCurrentStreamCapturing", lambda: False))
-    """Return whether the current stream is being captured, by whomever."""
+    """Return whether anybody captures the current stream."""
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""
@@ -128,7 +128,7 @@ class CudaDriver:
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
         """See `Driver.foresee`. The run has memory of its own, as a capture has, so that the bytes
-        can be counted; unused memory goes back to the device then, which waits for the GPU."""
+        can be counted. Unused memory then goes back to the device, which waits for the GPU."""
         index = device_index(device)
 
         with no_shared_caches(index), memory.apart(index) as seen:
@@ -185,11 +185,8 @@ class CudaDriver:
         filled: Sequence[Tensor] = (),
         stream: object = None,
     ) -> Graph:
-        """See `Driver.rebind`. `graph` itself is changed and returned.
-
-        Costs one or two more captures, in memory of their own that is given back, and four launches
-        or more, for each port at the most.
-        """
+        """See `Driver.rebind`. `graph` itself is changed and returned. Costs one or two more
+        captures, in memory that is given back. Each port costs up to four launches or more."""
         if isinstance(graph, CudaGraph) and capabilities().rebind:
             own = _of_device(generators, graph.pool.index)
             rebind(graph, body, state, own, in_place, filled, cast(Any, stream))
@@ -200,8 +197,8 @@ class CudaDriver:
 
 
 def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.Generator]:
-    """Select the generators of a device, from which its graphs draw. CUDA takes another for one of
-    its own, and the process ends."""
+    """Select the generators of a device, from which its graphs draw. With another device's
+    generator CUDA ends the process."""
     return [g for g in generators if g.device == torch.device("cuda", index)]
 
 
@@ -239,8 +236,8 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
-    """List the tensors that hold a tensor's memory: itself, or those of a sparse, sharded
-    or quantised one."""
+    """List the tensors with a tensor's memory: itself, or the parts of a sparse, sharded or
+    quantised tensor."""
     if is_wrapped(t):
         return ()  # no later work of this stream comes before what the caller's has by then
     if t.layout is torch.strided:

@@ -2,7 +2,7 @@
 
 The capture made a copy node for each argument, from the caller's memory into the recording's; see
 `capture.CudaRecorder`. A launch gives the nodes the addresses of this call, and launches the graph.
-Memory that is aligned otherwise than in the capture is copied first where kernels read it in place.
+Where kernels read memory in place, memory of another alignment than in the capture is copied first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.bundles import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.capture import Port, Recorded
+from onelaunch.driver.cuda.capture import CudaPort, Recorded
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
 from onelaunch.driver.cuda.ragged import RowNode, point
 from onelaunch.driver.cuda.rewind import CudaRewind
@@ -68,15 +68,15 @@ class Wiring:
     launches.
 
     Attributes:
-        read_ends, write_ends: all ends by port, those that kernels reach directly among them.
-        reads, writes: those that a launch copies.
+        read_ends, write_ends: port -> end, also for ports that kernels reach directly.
+        reads, writes: the ends that a launch copies.
         directs: the inputs that kernels read where the caller has them.
         places: the outputs that kernels write where the caller has them.
         patches: the calls that take the addresses of both to the kernels.
-        rows: the nodes of ports of varying size, with their setters; `grows` and `shrinks` are
-            those of inputs and of outputs, as a launch needs them.
-        bundles: the nodes that several ports share, with the words and addresses at rest;
-            `gathers` and `scatters` are those of inputs and of outputs, as a launch needs them.
+        rows: the nodes of ports of varying size, with their setters.
+        grows, shrinks: `rows` of inputs and of outputs, in the form for a launch.
+        bundles: the nodes that several ports share, with the words and addresses at rest.
+        gathers, scatters: `bundles` of inputs and of outputs, in the form for a launch.
     """
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class CudaGraph:
     """A recording; see `Graph`. Keeps none of the caller's tensors.
 
     Attributes:
-        launch: a function. Host time about 2.5 us above a bare `replay()` with one input and one
-            output by node.
+        launch: a function. It takes about 2.5 us of host time more than a bare `replay()` with an
+            input and an output by node.
     """
 
     launch: Launch
@@ -152,6 +152,9 @@ class CudaGraph:
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators, rewind)
+        self._plans = recorded.plans
+        if self._plans is not None:
+            self.launch = self._plans.checked(self.launch)
         with pool.guard:
             pool.recordings.add(self)
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
@@ -164,6 +167,11 @@ class CudaGraph:
         if self._graph is None:
             raise Released(_GONE)
         return self._graph.raw_cuda_graph(), self._graph.raw_cuda_graph_exec()
+
+    @property
+    def lost(self) -> str | None:
+        """See `Graph.lost`."""
+        return None if self._plans is None else self._plans.lost
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
@@ -216,9 +224,9 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
 
 
 def _shared(
-    wiring: Wiring, ports: Sequence[Port], caller: Callable[[Bundle, int], Any], executable: int
+    wiring: Wiring, ports: Sequence[CudaPort], caller: Callable[[Bundle, int], Any], executable: int
 ) -> Iterator[Bundled]:
-    """Prepare the nodes that some ports share; `caller` gives the word of the caller's end."""
+    """Prepare the nodes that several ports share; `caller` gives the word of the caller's end."""
     nodes_of: dict[int, tuple[Bundle, list[tuple[int, int, Any]], list[tuple[Any, int]]]] = {}
     for number, port in enumerate(ports):
         if port.bundle is not None:
@@ -233,7 +241,7 @@ def _shared(
         yield ends, setter.function, setter.arguments
 
 
-def _end(index: int, port: Port, executable: int) -> CopyEnd:
+def _end(index: int, port: CudaPort, executable: int) -> CopyEnd:
     node = nodes.CopyNode(port.node)
     # At rest a port copies the recording's memory onto itself.
     return CopyEnd(index, port.displacement, node, node.setter(executable), port.address)
@@ -249,7 +257,7 @@ def _bind(
     generators: Sequence[torch.Generator],
     rewind: CudaRewind | None,
 ) -> tuple[Launch, Callable[[], None]]:
-    """Make the launch, with all that it needs in its own variables, and a function that ends it."""
+    """Make the launch, with its own variables, and a function that ends it."""
     graph, index, order = recorded.graph, pool.index, pool.order
     reads, writes, patches = wiring.reads, wiring.writes, wiring.patches
     directs, places = wiring.directs, wiring.places
@@ -359,12 +367,9 @@ def _random_replay(
     generators: Sequence[torch.Generator],
     rewind: CudaRewind | None,
 ) -> Callable[[int, bool | None], bool]:
-    """Make a launch that may draw random numbers. It returns true if it drew any, or if another
-    launch may need to know the place in the stream of numbers.
-
-    torch's `replay` moves the offset of each generator of the graph on by what it draws. A graph
-    that draws nothing is launched without it.
-    """
+    """Make a launch that may draw random numbers. It returns True if it drew any, or if another
+    launch may need to know the place in the stream of numbers. `CUDAGraph.replay` advances the
+    offset of each generator of the graph. A graph that draws nothing is launched without it."""
     replay = super(torch.cuda.CUDAGraph, graph).replay
     rewinding = None if rewind is None else partial(rewind.launch, replay)
     order = random_order(index)
@@ -398,7 +403,7 @@ def _point(directs: list[Direct], sources: Sequence[Tensor], ranges: Ranges, str
 
 def _place(places: list[Direct], targets: Sequence[Tensor]) -> list[tuple[int, int, int]]:
     """Write the addresses of the targets, which are fresh memory, to the kernels' arguments. Return
-    the copies to make after the launch, for targets that are aligned otherwise."""
+    the copies to make after the launch, for targets of another alignment."""
     elsewhere: list[tuple[int, int, int]] = []
     for port, displacement, inside, nbytes, misaligned, words in places:
         address = targets[port].data_ptr() - displacement
@@ -410,7 +415,7 @@ def _place(places: list[Direct], targets: Sequence[Tensor]) -> list[tuple[int, i
     return elsewhere
 
 
-def _bring(early: list[tuple[int, Port]], sources: Sequence[Tensor]) -> None:
+def _bring(early: list[tuple[int, CudaPort]], sources: Sequence[Tensor]) -> None:
     with torch.inference_mode():  # whatever mode the buffers were made in, and no autograd
         for index, port in early:
             buffer, source = port.buffer, sources[index]
@@ -421,7 +426,7 @@ def _bring(early: list[tuple[int, Port]], sources: Sequence[Tensor]) -> None:
                 buffer.copy_(_like(buffer, source, port.displacement))
 
 
-def _take(late: list[tuple[int, Port]], targets: Sequence[Tensor]) -> None:
+def _take(late: list[tuple[int, CudaPort]], targets: Sequence[Tensor]) -> None:
     with torch.inference_mode():
         for index, port in late:
             buffer = port.buffer

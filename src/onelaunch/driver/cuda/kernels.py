@@ -25,11 +25,8 @@ class OwnKernel:
         self._kernels: dict[int, Any] = {}
 
     def ready(self, device: torch.device) -> bool:
-        """Compile it for a device, so that a capture can use it.
-
-        Takes 0.1 s the first time. False where the bindings are missing, or their compiler, or
-        where that does not know the device.
-        """
+        """Compile it for a device, so that a capture can use it. Takes 0.1 s the first time. False
+        where the bindings or their compiler are missing, or do not know the device."""
         index = device_index(device)
         if index not in self._kernels:
             self._kernels[index] = None

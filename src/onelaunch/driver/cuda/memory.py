@@ -63,12 +63,9 @@ class PooledRecording(Protocol):
 
 
 class CudaPool:
-    """Segments of the caching allocator that only recordings of this pool use.
-
-    They go back to the device when the last recording is reset or gone. A tensor of a recording
-    that is still referred to then keeps its segment until the next such occasion, or until the
-    allocator needs memory.
-    """
+    """Segments of the caching allocator that only recordings of this pool use. They go back to the
+    device when the last recording is reset or gone. A tensor of a recording that somebody still
+    holds keeps its segment until the next occasion, or until the allocator needs memory."""
 
     def __init__(self, device: torch.device, order: Order | None = None) -> None:
         self.index = device_index(device)
@@ -77,7 +74,7 @@ class CudaPool:
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
         self.before: list[dict[str, Any]] = []
-        """The allocator's segments when the capture began that is under way."""
+        """The allocator's segments at the beginning of the present capture."""
         self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
@@ -147,8 +144,8 @@ class CudaPool:
 
 @contextlib.contextmanager
 def allocations(index: int) -> Generator[list[tuple[int, int]] | None]:
-    """List the address and the bytes of each block that is allocated meanwhile, known at the end;
-    None while the program keeps a history of its own, which this would end."""
+    """List the (address, bytes) of each block allocated meanwhile, known at the end. None while the
+    program keeps a history of its own, which this would end."""
     if bindings._cuda_isHistoryEnabled():
         yield None
         return
@@ -170,12 +167,9 @@ def beside_captures() -> AbstractContextManager[None]:
 
 
 def give_back() -> None:
-    """Return the memory of pools that no recording uses to the devices.
-
-    `torch.cuda.empty_cache` does that, but frees the unused memory of everybody else as well, so
-    that the next operations pay for allocating it again; not while a pool is in use, though. A
-    `torch.cuda.MemPool` frees its own alone, but ends the process if anything is being captured.
-    """
+    """Return the memory of pools that no recording uses to the devices. `torch.cuda.empty_cache`
+    also frees everybody else's unused memory, which the next operations pay for, and spares a pool
+    in use. `torch.cuda.MemPool` frees only its own, but ends the process during any capture."""
     if not torch.cuda.is_initialized():
         return
     if not capabilities().memcpy_nodes and torch.cuda.is_current_stream_capturing():
@@ -188,19 +182,17 @@ def give_back() -> None:
 
 
 @dataclass
-class Apart:
+class AllocatedApart:
     """Bytes allocated in memory of its own; known at the end."""
 
     nbytes: int = 0
 
 
 @contextlib.contextmanager
-def apart(index: int) -> Generator[Apart]:
-    """Have this thread allocate in memory of its own, and see how much of it is taken.
-
-    Tensors that outlive this stay where they are, and their memory is given back once it is free.
-    """
-    found = Apart()
+def apart(index: int) -> Generator[AllocatedApart]:
+    """Have this thread allocate in memory of its own, and count the bytes. Tensors that outlive
+    this stay where they are, and their memory is given back once it is free."""
+    found = AllocatedApart()
     with _pool_in_use(index) as pool_id:
         yield found
         found.nbytes = sum(stop - start for start, stop in _segments(pool_id))
@@ -261,8 +253,8 @@ def region(t: Tensor) -> Region:
 
 
 def storage(t: Tensor) -> int:
-    """See `Driver.storage`: the address, which storages over the same memory share; or, where the
-    program frees the memory and allocates it again, the handle of the storage."""
+    """See `Driver.storage`: the address, which storages over the same memory share. It is the
+    storage's handle where the program frees the memory and allocates it again."""
     t = local(t)
     found = t.untyped_storage()
     address = 0 if t._is_zerotensor() else found.data_ptr()  # the one without memory: torch raises
@@ -272,7 +264,8 @@ def storage(t: Tensor) -> int:
 
 
 _resized: dict[int, StorageWeakRef] = {}
-"""Storages whose memory came and went in a capture, so that no other takes the name of one."""
+"""Handle -> storage whose memory came and went in a capture, kept so that no other gets its
+handle."""
 
 
 def resized(storage: torch.UntypedStorage, nbytes: int) -> None:
@@ -309,12 +302,9 @@ def borrowed(t: Tensor) -> Tensor:
 
 
 def empty(nbytes: int, device: torch.device) -> Tensor:
-    """See `Driver.empty`; aligned to 512 bytes as all of the allocator's memory is.
-
-    Of a recording: some bytes more are taken where the allocator would not, so that the address
-    behind a buffer is never the start of another, and a kernel argument that holds it can be told
-    to be an end.
-    """
+    """See `Driver.empty`; aligned to 512 bytes as all of the allocator's memory is. In a capture it
+    may take some bytes more than asked. The address behind a buffer is then never the start of
+    another, and a kernel argument with this address is surely an end."""
     spare = -nbytes % BLOCK_BYTES >= _GUARD_BYTES
     guard = 0 if spare or not torch.cuda.is_current_stream_capturing() else _GUARD_BYTES
     return torch.empty(nbytes + guard, dtype=torch.uint8, device=device)[:nbytes]

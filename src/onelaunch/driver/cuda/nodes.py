@@ -132,7 +132,7 @@ def stream_handle(stream: int) -> Any:
 
 @contextlib.contextmanager
 def relaxed() -> Generator[None]:
-    """Let this thread allocate and free whatever is being captured meanwhile."""
+    """Let this thread allocate and free while others capture."""
     mode = _cu().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = _call("cuThreadExchangeStreamCaptureMode", mode)
     try:
@@ -213,7 +213,7 @@ def launch(
 def launch_with(
     kernel: Any, blocks: tuple[int, int], threads: int, argument: ctypes.Structure, stream: int
 ) -> None:
-    """Launch a kernel whose one argument is a structure; otherwise as `launch`."""
+    """Launch a kernel with a structure as its only argument; otherwise as `launch`."""
     pointer = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
     at = ctypes.addressof(pointer)
     _call("cuLaunchKernel", kernel, *blocks, 1, threads, 1, 1, 0, stream, at, 0)
@@ -240,6 +240,19 @@ def kind(node: int) -> str:
     """Name the kind of a node: ``"KERNEL"``, ``"MEMCPY"``, ``"MEMSET"``, ``"EMPTY"`` and so on."""
     found = _call("cuGraphNodeGetType", _node(node))
     return str(_cu().CUgraphNodeType(int(found)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
+
+
+def kernel_names(graph: int) -> Iterator[str | None]:
+    """Name the kernels of a graph; None where the driver does not tell."""
+    for node in handles(graph):
+        if kind(node) == "KERNEL":
+            parameters = _call("cuGraphKernelNodeGetParams", _node(node))
+            if int(parameters.func):
+                yield _call("cuFuncGetName", parameters.func).decode()
+            elif int(parameters.kern):
+                yield _call("cuKernelGetName", parameters.kern).decode()
+            else:
+                yield None
 
 
 def destroy(node: int) -> None:
@@ -375,7 +388,7 @@ def _listed(parameters: Any) -> Iterator[bytes]:
 
 
 def packed_arguments(extra: int) -> bytes:
-    """Copy the arguments of a kernel that was launched with one buffer of them."""
+    """Copy the arguments of a kernel that was launched with a buffer of arguments."""
     # Pairs of a key and a pointer: 1 is the buffer, 2 the place of its size, 0 the end.
     array = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
     found: dict[int, int] = {}
@@ -396,6 +409,6 @@ def apply(setters: Iterable[Setter]) -> None:
 
 
 def try_all(setters: Iterable[Setter]) -> None:
-    """Try all prepared parameters after a failure; the device may refuse these too."""
+    """Try all prepared parameters after a failure; the device may refuse them as well."""
     for function, arguments, _ in setters:
         function(*arguments)

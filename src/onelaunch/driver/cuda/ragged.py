@@ -1,8 +1,8 @@
 """Nodes that copy rows of a tensor whose real sizes vary by launch, and add the missing rows.
 
-One kernel serves both ways: it fills a tensor of some sizes from one of others, clamping the rows
-where the source ends. A launch patches the caller's address and sizes into its arguments, which
-costs as much as re-pointing a memcpy node, 0.5 to 0.8 us.
+A kernel serves both ways. It fills a tensor from a tensor of other sizes, and clamps the rows where
+the source ends. A launch patches the caller's address and sizes into its arguments, which costs as
+much as re-pointing a memcpy node, 0.5 to 0.8 us.
 """
 
 from __future__ import annotations
@@ -180,4 +180,4 @@ def _pattern(varying: Varying) -> int:
     """Repeat the bits of the fill value to 8 bytes."""
     value = next((v for v in varying.fill if v is not None), 0)
     one = torch.full((1,), value, dtype=varying.dtype, device="cpu")
-    return struct.unpack("<Q", (one.view(torch.uint8).numpy().tobytes() * 8)[:8])[0]
+    return struct.unpack("<Q", (bytes(one.view(torch.uint8).tolist()) * 8)[:8])[0]

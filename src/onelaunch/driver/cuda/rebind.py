@@ -1,15 +1,15 @@
 """Kernels that reach inputs and outputs where the caller has them: their arguments, and the proof.
 
 A recording and a second one of the same body, made in other memory, are compared argument by
-argument. A word that lies in a port's buffer in the one and at the same place of its buffer in the
-other is an address of that port. A library may keep addresses where no argument shows them, so each
-port must also pass a trial: launched with its copy node off and its buffer poisoned, the recording
-has to give what it gives with the copy, what is saved for a backward included.
+argument. A word is an address of a port if it lies at the same place of the port's buffer in both.
+A library may keep addresses where no argument shows them, so each port must also pass a trial. The
+recording is launched with its copy node off and its buffer poisoned. It has to give the same as
+with the copy, tensors saved for a backward included.
 
-The memory of an output may have been that of something larger before, whose words look the same,
-and which would then be written beyond the caller's end. So an output is rebound only if everything
-that was allocated in its memory, in the second recording, lay within it. Where that is not so, a
-third recording begins with free blocks of the outputs' sizes.
+The memory of an output may have belonged to something larger before. The words of that look the
+same, and would be written beyond the caller's end. So an output is rebound only if everything
+allocated in its memory, in the second recording, lay within it. Otherwise a third recording begins
+with free blocks of the outputs' sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.capture import CudaRecorder, Port, Recorded, record
+from onelaunch.driver.cuda.capture import CudaPort, CudaRecorder, Recorded, record
 from onelaunch.driver.cuda.graph import CopyEnd, CudaGraph, Direct
 from onelaunch.driver.cuda.memory import (
     BLOCK_BYTES,
@@ -45,12 +45,12 @@ _MOST_ALIGNED = 512
 _ROOMS = 4
 """The number of free blocks for each output: other tensors of its size may live beside it."""
 _APART_BYTES = (1 << 20) + BLOCK_BYTES
-"""The least size that the caching allocator takes from where it takes large tensors."""
+"""The least size that the caching allocator takes from its memory for large tensors."""
 
 
-class Span(NamedTuple):
-    """The bytes `[start, stop)` of a port's buffer in one recording, and where they are in the
-    other. `stop` itself counts too: behind an input nothing else starts, see `memory.empty`."""
+class PortSpan(NamedTuple):
+    """The bytes `[start, stop)` of a port's buffer in one recording, and their place in the other.
+    `stop` itself counts too: behind an input nothing else starts, see `memory.empty`."""
 
     start: int
     stop: int
@@ -69,9 +69,9 @@ class Word(NamedTuple):
     distance: int | None
 
 
-def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[Word]:
-    """Yield the words of an argument that lie in a port's memory, and moved with it from the one
-    recording to the other, or stayed; in steps of 4 bytes."""
+def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Iterator[Word]:
+    """Yield the words of an argument that lie in a port's memory, in steps of 4 bytes. They moved
+    with it from one recording to the other, or stayed."""
     for offset in range(0, min(len(mine), len(other)) - 7, 4):
         (address,) = struct.unpack_from("<Q", mine, offset)
         for port, span in spans.items():
@@ -87,20 +87,19 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, Span]) -> Iterator[
 
 @dataclass
 class Found:
-    """The arguments that could be re-pointed in one recording.
-
-    Outputs are counted on from the inputs.
+    """The arguments that could be re-pointed in one recording. Outputs are counted on from the
+    inputs.
 
     Attributes:
-        ports: those that are to be re-pointed.
-        words: by port, the places that hold an address of it, each with its distance.
-        readers: by port, the nodes that have such places.
-        setters: by node, the calls that take its words to the graph.
+        ports: port number -> a port that is to be re-pointed.
+        words: port number -> (place that holds an address of it, distance).
+        readers: port number -> the nodes with such places.
+        setters: node -> the call that takes its words to the graph.
         refused: ports that must be copied.
     """
 
     graph: CudaGraph
-    ports: dict[int, Port]
+    ports: dict[int, CudaPort]
     words: dict[int, list[tuple[Any, int]]] = field(default_factory=dict)
     readers: dict[int, set[int]] = field(default_factory=dict)
     setters: dict[int, nodes.Setter] = field(default_factory=dict)
@@ -126,7 +125,7 @@ def rebind(
     filled: Sequence[Tensor] = (),
     stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Let kernels reach every port directly for which that is proven; see `Driver.rebind`."""
+    """Let kernels directly reach every port with a proof; see `Driver.rebind`."""
     found = Found(graph, _wanted(graph, in_place))
     if not found.ports:
         return
@@ -143,7 +142,7 @@ def rebind(
                 return
             drawn = (torch.cuda.default_generators[index], *generators)
             with graph.pool.order.lock, torch.inference_mode():
-                trial = _Trial(found, examples, state, filled, drawn)
+                trial = _TrialLaunches(found, examples, state, filled, drawn)
                 proven = _largest_proven(trial, candidates)
                 _direct(found, proven)
         except torch.cuda.OutOfMemoryError:
@@ -158,10 +157,10 @@ def rebind(
     graph.rebound = frozenset(n - len(examples) for n in proven if n >= len(examples))
 
 
-def _wanted(graph: CudaGraph, in_place: InPlace) -> dict[int, Port]:
-    """Return the ports to reach directly, but for outputs in memory of inputs."""
+def _wanted(graph: CudaGraph, in_place: InPlace) -> dict[int, CudaPort]:
+    """Return the ports to reach directly, except outputs in memory of inputs."""
 
-    def large(port: Port, least: int | None) -> bool:
+    def large(port: CudaPort, least: int | None) -> bool:
         return bool(port.node) and least is not None and port.nbytes >= least
 
     brought = Ranges()
@@ -174,7 +173,7 @@ def _wanted(graph: CudaGraph, in_place: InPlace) -> dict[int, Port]:
     return ports
 
 
-def _largest_proven(trial: _Trial, candidates: set[int]) -> set[int]:
+def _largest_proven(trial: _TrialLaunches, candidates: set[int]) -> set[int]:
     try:
         if trial.passes(candidates):
             return candidates
@@ -220,7 +219,8 @@ def _compare(
 
 
 def _rooms(sizes: list[int], index: int) -> list[Tensor]:
-    """Leave free blocks of some sizes in the pool under capture. Return what keeps them apart."""
+    """Leave free blocks of some sizes in the pool under capture. Return the tensors between
+    them."""
     held: list[Tensor] = []
     free: list[Tensor] = []
     for nbytes in sizes * _ROOMS:
@@ -251,13 +251,13 @@ def _search(
     if kinds != [nodes.kind(node) for node in others] or not _KNOWN.issuperset(kinds):
         return
     moved = [*recorded.inputs, *recorded.outputs]
-    spans: dict[int, Span] = {}
+    spans: dict[int, PortSpan] = {}
     for number, port in found.ports.items():
         is_output = number in found.outputs
         if not is_output or number in alone:
             start, there = port.address, moved[number].address
             shared = is_output and there + port.nbytes in starts
-            spans[number] = Span(start, start + port.nbytes, there, is_output, shared)
+            spans[number] = PortSpan(start, start + port.nbytes, there, is_output, shared)
     copies = {port.node for port in graph.inputs if port.node}
     # An output may be a copy of an input: one node, whose both ends change.
     outputs = {end.node.node: end for end in graph.wiring.write_ends.values()}
@@ -277,7 +277,7 @@ def _search(
             found.refused |= _inside(nodes.memset_address(node), spans)
 
 
-def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) -> bool:
+def _search_kernel(found: Found, node: int, other: int, spans: dict[int, PortSpan]) -> bool:
     a, b = nodes.KernelNode.read(node), nodes.KernelNode.read(other)
     if a is None or b is None or (a.name, a.shape) != (b.name, b.shape):
         return False
@@ -299,7 +299,9 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, Span]) 
     return True
 
 
-def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[int, Span]) -> None:
+def _search_memcpy(
+    found: Found, node: int, output: CopyEnd | None, spans: dict[int, PortSpan]
+) -> None:
     copy = nodes.CopyNode(node) if output is None else output.node
     fields = copy.fields
     readable = _inside(fields.srcDevice, spans)
@@ -318,7 +320,7 @@ def _search_memcpy(found: Found, node: int, output: CopyEnd | None, spans: dict[
             found.note(port, node, copy.target(), fields.dstDevice - spans[port].start)
 
 
-def _is_alone(port: Port, allocated: Sequence[tuple[int, int]]) -> bool:
+def _is_alone(port: CudaPort, allocated: Sequence[tuple[int, int]]) -> bool:
     """Return whether nothing larger than an output was allocated where it is."""
     start = port.address
     stop = start + in_blocks(port.nbytes)
@@ -329,7 +331,7 @@ def _is_alone(port: Port, allocated: Sequence[tuple[int, int]]) -> bool:
     )
 
 
-def _inside(address: int, spans: dict[int, Span]) -> set[int]:
+def _inside(address: int, spans: dict[int, PortSpan]) -> set[int]:
     return {port for port, span in spans.items() if span.start <= address < span.stop}
 
 
@@ -359,34 +361,34 @@ def _direct_port(found: Found, number: int, place: int) -> Direct:
 # Proving.
 
 
-def _source_bytes(example: Tensor, port: Port) -> Tensor:
+def _source_bytes(example: Tensor, port: CudaPort) -> Tensor:
     return alias(example, torch.uint8, (port.nbytes,), (1,), -port.displacement)
 
 
 def flipped(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reverse the order of the elements: other values, and each of them one that the call has."""
+    """Reverse the order of the elements: each element has a value of the call, but another."""
     size = dtype.itemsize
     whole = data.numel() // size * size
     return torch.cat([data[:whole].view(-1, size).flip(0).flatten(), data[whole:]])
 
 
 def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make values that nobody must read: NaN for floats; for others the call's own values at other
-    places, since a garbage index would be an assertion on the device, and the end of its use."""
+    """Make values that nobody must read: NaN for floats, the call's own values at other places for
+    others. A garbage index would be an assertion on the device, and the end of its use."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.full_like(data, 0xFF)
     return flipped(data, dtype)
 
 
-def _can_tell(example: Tensor, port: Port) -> bool:
+def _can_tell(example: Tensor, port: CudaPort) -> bool:
     """Tell whether results show that the poison was read instead of the input."""
     data = _source_bytes(example, port)
     return not torch.equal(data, poison(data, example.dtype))
 
 
-class _Trial:
-    """Launches on the call's own values, and their results, bit for bit. Of other values a kernel
-    might make an index that lies outside of all memory, of floats too: as `roi_align` does."""
+class _TrialLaunches:
+    """Launches on the call's own values, and their results, bit for bit. A kernel might turn other
+    values, even floats, into an index outside of all memory: `roi_align` does."""
 
     def __init__(
         self,
@@ -440,7 +442,7 @@ class _Trial:
         return results, written, data
 
     def _sources(self) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """Make a tensor for each port, and the bytes of those by node, in fresh memory."""
+        """Return a tensor for each port, and port node -> its bytes, in fresh memory."""
         sources: list[Tensor] = []
         data: dict[int, Tensor] = {}
         for number, (example, port) in enumerate(

@@ -1,12 +1,11 @@
 """Random state that a callable saves and sets, on CUDA; see `Rewind`.
 
-The kernels of a graph that draw read a seed and an offset that belong to a generator, and add what
-the capture had drawn from it before them. No capture can take a generator back. So numbers drawn
-after a state was set come from another generator, which each launch puts where the state was saved.
-
-Where that is, no capture tells either. It takes three: one counts the places where a state is saved
-or set, a second gives each stretch between them a generator of its own and is launched without its
-nodes, which moves every generator on by what was drawn from it; the third is the recording.
+The kernels of a graph that draw read a seed and an offset of a generator, and add the numbers that
+the capture drew before them. No capture can take a generator back. So numbers drawn after a set
+come from another generator, which each launch puts at the place of the save. No capture tells this
+place either, so it takes three. The first counts the places where a state is saved or set. The
+second gives each stretch between them a generator of its own, and is launched without its nodes.
+This moves every generator on by the numbers drawn from it. The third is the recording.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class _Origin:
     offset: int = 0
 
 
-class _Place(NamedTuple):
-    """A place in a stream of random numbers: so many of them after an origin."""
+class _StreamPlace(NamedTuple):
+    """A place in a stream of random numbers: a distance from an origin."""
 
     origin: _Origin
     distance: int
@@ -52,7 +51,7 @@ class _Saved:
     state: weakref.ref[Tensor]
     number: int
     """Its number among the changes of the capture."""
-    place: _Place | None = None
+    place: _StreamPlace | None = None
 
     def write(self) -> bool:
         """Bring the tensor up to date; False if it is gone."""
@@ -65,17 +64,17 @@ class _Saved:
 
 
 _Change = Literal["save"] | int | _Saved
-"""A save of a state; or a set: of the state that the same capture saved as its nth change, or of
-another."""
+"""A save of a state, or a set: of the state that the same capture saved as its nth change, or of
+another state."""
 
 
 @dataclass(eq=False)
 class CudaRewind:
-    """A `Rewind` by the three captures that the module's docstring tells of.
+    """A `Rewind` by three captures; see the module.
 
     Args:
-        index: of the device.
-        after: of the recording whose saved states may be set.
+        index: the index of the device.
+        after: the rewind of a recording whose saved states may be set.
     """
 
     index: int
@@ -90,8 +89,8 @@ class CudaRewind:
     _drawn: list[int] = field(default_factory=list)
     """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict)
-    """The generators to draw from after a change, by its number."""
-    _places: list[_Place] = field(default_factory=list)
+    """Number of a change -> the generator to draw from after it."""
+    _places: list[_StreamPlace] = field(default_factory=list)
     """The place at which each stretch begins."""
     _checked: bool = False
     _beyond: int = 0
@@ -202,11 +201,11 @@ class CudaRewind:
             finally:
                 for generator, offset in zip((*own, *others), before, strict=True):
                     generator.set_offset(offset)
-        place = _Place(self._origin, 0)
+        place = _StreamPlace(self._origin, 0)
         self._places = [place]
         for change, drawn in zip(self._changes, self._drawn, strict=False):
             if change == "save":
-                place = _Place(place.origin, place.distance + drawn)
+                place = _StreamPlace(place.origin, place.distance + drawn)
             else:
                 found = change.place if isinstance(change, _Saved) else self._places[change + 1]
                 assert found is not None

@@ -40,12 +40,12 @@ FORMS: tuple[Form, ...] = (
     lambda v: _single(_over(_rounded(v))),
     lambda v: _single(_over(v)),
 )
-"""The first that fits counts. The last two agree for most numbers, though not for those that stand
-in for an optimizer's; where they agree for what was computed from these, torch's way goes first: it
-divides by a number of the host's by multiplying with the reciprocal of that number rounded."""
+"""The first form that fits counts. The last two agree for most numbers, except stand-ins for an
+optimizer's. To divide by a host number torch multiplies by the reciprocal of the rounded number, so
+this form goes first."""
 
 
-class _Place(NamedTuple):
+class _WordPlace(NamedTuple):
     number: int
     form: Form
     word: ctypes.Array[ctypes.c_char]
@@ -71,7 +71,7 @@ class CudaScalarPatch:
         graph, executable = raw
         self._lock = lock
         self._setters: list[nodes.Setter] = []
-        self._places: list[_Place] = []
+        self._places: list[_WordPlace] = []
         patterns = patterns_of(numbers)
         doubts: set[tuple[int, ...]] = set()
         for index, node in enumerate(nodes.handles(graph)):
@@ -80,7 +80,7 @@ class CudaScalarPatch:
             kernel = nodes.KernelNode.read(node)
             if kernel is None or kernel.name.startswith(nodes.OWN):
                 continue
-            found: list[_Place] = []
+            found: list[_WordPlace] = []
             for number, block in enumerate(kernel.blocks):
                 for place, doubtful in places(block, patterns):
                     at = (index, number, place.offset, place.number)
@@ -118,10 +118,12 @@ def patterns_of(numbers: Sequence[float]) -> Patterns:
     return Patterns(whole, frozenset(memoryview(p).cast("I")[0] for p in whole))
 
 
-def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[tuple[_Place, bool]]:
-    """Find the patterns in a block of arguments, in steps of 4 bytes, each with a doubt: with the
-    4 bytes after it, a match may be the address of device memory. These bytes may be padding, with
-    garbage of the stack."""
+def places(
+    block: ctypes.Array[ctypes.c_char], patterns: Patterns
+) -> Iterator[tuple[_WordPlace, bool]]:
+    """Find the patterns in a block of arguments, in steps of 4 bytes, each with a doubt. With the 4
+    bytes after it, a match may be the address of device memory. These bytes may also be padding,
+    with garbage of the stack."""
     content = block.raw
     # Most blocks hold none, and there are a million words in the kernels of a large model.
     if patterns.first.isdisjoint(memoryview(content)[: len(content) // 4 * 4].cast("I")):
@@ -133,7 +135,7 @@ def places(block: ctypes.Array[ctypes.c_char], patterns: Patterns) -> Iterator[t
         found = patterns.whole.get(wide if size == 8 else narrow)
         if found is not None:
             word = (ctypes.c_char * size).from_buffer(block, offset)
-            yield _Place(*found, word, offset), size == 4 and _is_address(content, offset)
+            yield _WordPlace(*found, word, offset), size == 4 and _is_address(content, offset)
             offset += size
         else:
             offset += 4

@@ -21,11 +21,11 @@ class Order:
     """An order of launches that must not overlap, whatever streams they come from.
 
     A launch holds `lock`, calls `move` if its stream is not `last`, and `mark` afterwards if
-    `marked`. As long as all come from one stream of torch's, nothing is recorded: a stream keeps
-    its own order, and a launch from another stream records an event where the old one is by then.
-    So it also comes after what was done there with the results, as an optimizer does with
-    gradients. Only where the old stream cannot be asked is the last launch itself waited for: once
-    launches come from several streams each is marked by an event, about 1 us.
+    `marked`. While all launches come from one stream of torch's, nothing is recorded: a stream
+    keeps its own order. A launch from another stream records an event at the end of the old stream,
+    and waits for it. So it also comes after later work there with the results, as an optimizer does
+    with gradients. If the old stream cannot be asked, the last launch itself is waited for. Once
+    launches come from several streams, an event marks each, about 1 us.
     """
 
     def __init__(self, index: int) -> None:
@@ -85,21 +85,17 @@ def device_index(device: torch.device) -> int:
 
 @functools.cache
 def random_order(index: int) -> Order:
-    """Find the order of launches that draw random numbers on a device.
-
-    Before pytorch#176752 torch hands all graphs their seed and offset in the same two tensors of a
-    generator, filled at each replay; so such launches must not overlap, even those of two pools.
-    """
+    """Return the order of launches that draw random numbers on a device. Before pytorch#176752
+    torch hands all graphs their seed and offset in the same two tensors of a generator, filled at
+    each replay. Launches that draw must not overlap, even in two pools."""
     return Order(index)
 
 
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
-    """Find the stream of every warm-up and capture of a device.
-
-    One that nobody else has: torch hands out 32 streams in turn, so that one of its own may be a
-    stream that another thread works on, whose work would be captured too.
-    """
+    """Return the stream of every warm-up and capture of a device, which nobody else has. Torch
+    hands out 32 streams in turn. Another thread may work on any of them, and its work would be
+    captured too."""
     return new_stream(index)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, Finding
+from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, TaintCause
 from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
-from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, Step, packet_of
+from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
 from onelaunch.source import user_frame
 
 
@@ -23,15 +23,15 @@ class Alignment:
         reference: the steps of the unpadded run.
     """
 
-    def __init__(self, reference: Sequence[Step]) -> None:
+    def __init__(self, reference: Sequence[TracedStep]) -> None:
         self._reference = reference
         self._next = 0
         self._unmatched: Counter[tuple[Any, ...]] = Counter()
-        """Slices that only one of the two runs has."""
-        self.apart: Finding | None = None
+        """Slices in only one of the two runs."""
+        self.apart: TaintCause | None = None
         """The first operation in which the runs differ."""
 
-    def counterpart(self, step: Step) -> Step | None:
+    def counterpart(self, step: TracedStep) -> TracedStep | None:
         """Return the corresponding step of the unpadded run, or None."""
         for ahead in range(AHEAD):
             place = self._next + ahead
@@ -45,16 +45,15 @@ class Alignment:
             if packet_of(self._reference[place].name) not in LAYOUT:
                 break
         if packet_of(step.name) not in LAYOUT:
-            self.differ(Finding(step.name, user_frame(), DIVERGES))
+            self.differ(TaintCause(step.name, user_frame(), DIVERGES))
         if _shifts(step):
             self._unmatched.subtract([step.fixed])
         return None
 
-    def differ(self, finding: Finding) -> None:
-        """Note a difference of the runs, if it is the first."""
+    def differ(self, finding: TaintCause) -> None:
         self.apart = self.apart or finding
 
-    def finish(self, steps: Sequence[Step]) -> Finding | None:
+    def finish(self, steps: Sequence[TracedStep]) -> TaintCause | None:
         """Return the first operation in which the runs differ, or None."""
         rest = self._reference[self._next :]
         unmatched = next((s for s in rest if packet_of(s.name) not in LAYOUT), None)
@@ -62,11 +61,11 @@ class Alignment:
         if unmatched is None and any(self._unmatched.values()):
             unmatched = next(s for s in [*steps, *self._reference] if self._unmatched[s.fixed])
         if unmatched is not None:
-            self.differ(Finding(unmatched.name, None, DIVERGES))
+            self.differ(TaintCause(unmatched.name, None, DIVERGES))
         return self.apart
 
 
-def reason_of(step: Step, real: Step | None, random: bool) -> str | None:
+def reason_of(step: TracedStep, real: TracedStep | None, random: bool) -> str | None:
     """Return why a result differs from the unpadded run's whatever the inputs are, or None.
 
     Args:
@@ -87,23 +86,23 @@ def reason_of(step: Step, real: Step | None, random: bool) -> str | None:
     return None
 
 
-def _shifts(step: Step) -> bool:
+def _shifts(step: TracedStep) -> bool:
     """Return whether it is a slice that moves rows. A slice of all rows is no operation."""
     return step.name == "slice.Tensor" and (step.fixed[1] != 0 or step.fixed[2] not in (0, 1))
 
 
 _HIDDEN = {("float", "-inf"), ("float", "-65504.0")}
-"""The numbers that torch's attention uses for False in a boolean mask: the second for cuDNN's
+"""The numbers that torch's attention uses for False in a boolean mask. The second is for cuDNN's
 kernel, which it takes at some sizes only."""
 
 
-def _same_numbers(step: Step, real: Step) -> bool:
+def _same_numbers(step: TracedStep, real: TracedStep) -> bool:
     if step.name == "scalar_tensor" and {*step.fixed} ^ {*real.fixed} <= _HIDDEN:
         return len(step.fixed) == len(real.fixed)
     return step.fixed == real.fixed
 
 
-def _splits_elsewhere(step: Step, real: Step) -> bool:
+def _splits_elsewhere(step: TracedStep, real: TracedStep) -> bool:
     """Return whether a dimension that does not follow the size is split at other places."""
     if not step.name.startswith("split"):
         return False

@@ -25,7 +25,7 @@ DIVERGES = (
 
 
 @dataclass(slots=True)
-class Event:
+class TaintEvent:
     """A record of an operation's effect on taint, so that a refusal can name it."""
 
     name: str
@@ -37,19 +37,19 @@ class Event:
     reason: str | None
 
 
-class Finding(NamedTuple):
-    """A reason why a result depends on padding: the operation, its line, and an explanation or
-    None."""
+class TaintCause(NamedTuple):
+    """A reason why a result depends on padding: the operation, its line, and perhaps an
+    explanation."""
 
     name: str
     place: Place | None
     reason: str | None
 
 
-def find_cause(events: Sequence[Event], storage: int) -> Finding:
+def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     """Return the operation that made this memory depend on padding."""
     wanted = {storage}
-    chain: list[Event] = []
+    chain: list[TaintEvent] = []
     for event in reversed(events):
         if event.targets & wanted:
             wanted |= event.sources
@@ -57,13 +57,13 @@ def find_cause(events: Sequence[Event], storage: int) -> Finding:
     chain.reverse()
     for event in chain:
         if event.reason:
-            return Finding(event.name, event.place, event.reason)
+            return TaintCause(event.name, event.place, event.reason)
     for event in chain:  # from some tainted elements to all
         whole = bool(event.after) and float(event.after[0]) == 1
         if whole and any(0 < float(b) < 1 for b in event.before):
             known = None if _known(event.name) else STRANGE
             known = TAKES if packet_of(event.name) in LAYOUT else known
-            return Finding(event.name, event.place, known)
+            return TaintCause(event.name, event.place, known)
     rising = [e for e in chain if e.after and e.before]
     last = max(
         rising,
@@ -71,8 +71,8 @@ def find_cause(events: Sequence[Event], storage: int) -> Finding:
         default=chain[-1] if chain else None,
     )
     if last is None:
-        return Finding("result", None, None)
-    return Finding(last.name, last.place, None if _known(last.name) else STRANGE)
+        return TaintCause("result", None, None)
+    return TaintCause(last.name, last.place, None if _known(last.name) else STRANGE)
 
 
 def _known(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Values that a device asserts not to get, refused before they reach it and end the process.
+"""Out-of-bounds values, refused before a device asserts and ends the process.
 
 A proof runs a callable on made-up values. On a CPU torch raises; on a GPU an index out of bounds is
 a device assert, after which CUDA is unusable.
@@ -26,7 +26,7 @@ _AT = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_i
 _PROBABILITIES = frozenset({"bernoulli", "binary_cross_entropy"})
 """Operations on numbers that a device asserts to be from 0 to 1."""
 _OF_TORCH = frozenset({"aten", "prims", "prim"})
-"""Namespaces whose kernels make no index of a float, but by another operation."""
+"""Namespaces whose kernels make no index of a float by themselves."""
 
 
 def check_bounds(packet: str, args: tuple[Any, ...]) -> None:
@@ -45,8 +45,8 @@ def check_bounds(packet: str, args: tuple[Any, ...]) -> None:
 
 
 def check_known(func: Any, args: tuple[Any, ...]) -> None:
-    """Raise ValueError for an operation of a library's own, on floats that are made up: its kernel
-    may make an index of one, as `torchvision::roi_align` does."""
+    """Raise ValueError for a library's own operation on made-up floats. Its kernel may turn a float
+    into an index, as `torchvision::roi_align` does."""
     library = getattr(func, "namespace", "aten")
     if library not in _OF_TORCH and any(t.is_floating_point() for t in tensors(args)):
         raise ValueError(f"a kernel of `{library}` might take a number for a place in memory")

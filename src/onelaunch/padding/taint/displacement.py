@@ -1,9 +1,9 @@
 """Displacement: the check that an operation picks the same elements as in the unpadded run.
 
-Padding lies behind the real rows of an argument; after a `cat`, or a reshape that puts a dimension
-in front, it lies between them, and an index means another element than in the unpadded run. So each
-operation that picks elements by index is repeated on element numbers, for both runs: the real
-elements of the padded tensor are numbered in their order, which is the unpadded tensor's.
+Padding lies behind the real rows of an argument. After a `cat`, or a reshape that puts a dimension
+in front, it lies between real rows. There an index means another element than in the unpadded run.
+So each operation that picks elements by index is repeated on element numbers, for both runs. The
+real elements of the padded tensor are numbered in the unpadded tensor's order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DATA: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("index", "_unsafe_index", "index_select", "gather", "take"), (0,)),
     "index_put": (0, 2),
 }
-"""Operations with tensors of indices -> positions of their other tensor arguments, the data."""
+"""Operation with tensors of indices -> positions of its other tensor arguments, the data."""
 
 MOVES = frozenset(
     {
@@ -42,8 +42,8 @@ class Holds(Enum):
 
     SAME = 0
     PADDING = 1
-    """The same, or padding in place of some: taint follows its readers, but a write into it misses
-    real elements."""
+    """The same elements, or padding in place of some. Taint follows readers of padding, but a write
+    into it misses real elements."""
     OTHERS = 2
 
 
@@ -133,8 +133,7 @@ def displaced(
 
 
 def _keeps_padding_behind(packet: str, args: tuple[Any, ...], real: tuple[Any, ...]) -> bool:
-    """Return whether padding that lies behind stays behind: both runs use the same indices, from
-    the start."""
+    """Return whether padding stays behind: both runs use the same indices, from the start."""
     if packet in ("split", "split_with_sizes", "unbind"):
         return False
     mine, theirs = ([v for v in leaves(a) if isinstance(v, int)] for a in (args[1:], real[1:]))
@@ -179,7 +178,7 @@ def _shapes(value: Any) -> Iterator[torch.Size]:
 
 
 def _behind(padded: Tensor, real: torch.Size) -> bool:
-    """Return whether all beyond the real size is padding, and so the rest is in place."""
+    """Return whether everything beyond the real size is padding, so that the rest is in place."""
     if padded.dim() != len(real) or any(n > m for n, m in zip(real, padded.shape, strict=True)):
         return False
     inside = padded.clone()
@@ -198,15 +197,14 @@ def _numbered(shape: torch.Size, place: int, device: torch.device) -> Tensor:
 
 
 def _in_place(padded: Tensor, real: torch.Size, place: int) -> Tensor:
-    """Return the numbers of the real elements, which are in the same place as in the unpadded
-    run."""
+    """Return the numbers of real elements, which have the same places as in the unpadded run."""
     numbers = torch.full(padded.shape, _PADDING, device=padded.device)
     numbers[_first(real)] = _numbered(real, place, padded.device)
     return torch.where(padded, _PADDING, numbers)
 
 
 def _in_order(padded: Tensor, place: int) -> Tensor:
-    """Return the numbers of the real elements, which are all that is not padding."""
+    """Return the numbers of the real elements: everything but padding."""
     numbers = (~padded).flatten().cumsum(0).reshape(padded.shape) + (place << 40)
     return torch.where(padded, _PADDING, numbers)
 
@@ -218,8 +216,9 @@ def _held(after: Tensor, before: Tensor, same_numbers: bool) -> Holds:
 
 
 def _alike(after: Tensor, before: Tensor, same_numbers: bool, exact: bool) -> bool:
-    """Return whether the same elements are in the same order: one by one, or row by row, as rows of
-    padding may hold constants. With the same numbers, an operation may take more at the end.
+    """Return whether the same elements are in the same order. They are compared one by one, or row
+    by row, as rows of padding may hold constants. With the same numbers an operation may take more
+    at the end.
 
     Args:
         exact: True if padding in the place of another element is a difference.

@@ -1,8 +1,8 @@
 """The taint mode, which follows padding through every operation of a run.
 
 Each storage has taint bits for each of its elements (see `shadow`), so a view of a tensor has the
-bits of its own elements, and operations on metadata need no rule. Other operations have theirs in
-`rules`; one without a rule taints all its results.
+bits of its own elements, and operations on metadata need no rule. Other operations have a rule in
+`rules`; without a rule an operation taints all its results.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from torch import Tensor
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import Alignment, draws, reason_of
-from onelaunch.padding.taint.attribution import DRAWN, MOVED, ONCE, Event, Finding, find_cause
+from onelaunch.padding.taint.attribution import (
+    DRAWN,
+    MOVED,
+    ONCE,
+    TaintCause,
+    TaintEvent,
+    find_cause,
+)
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
+from onelaunch.padding.taint.hidden import Hiding, HidingTrace
 from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall
 from onelaunch.padding.taint.rules.table import rule_of
@@ -28,11 +36,11 @@ from onelaunch.padding.taint.shadow import (
     SIZED,
     SKEWED,
     UNKNOWN,
-    Memory,
+    ShadowMemory,
     storage_of,
     union,
 )
-from onelaunch.padding.taint.trace import Step, name_of, packet_of, step_of
+from onelaunch.padding.taint.trace import TracedStep, kind_of, name_of, packet_of, step_of
 from onelaunch.source import user_frame
 from onelaunch.watch.operations import DecomposingMode
 
@@ -41,26 +49,34 @@ class TaintMode(DecomposingMode):
     """A mode that follows taint through a run at a padded size.
 
     Args:
-        device: the device of the run, and of the bits; they are on the host for a device without
-            kernels.
+        device: the device of the run and of the bits; bits of a device without kernels are on the
+            host.
         reference: the steps of the unpadded run at the real size.
     """
 
-    def __init__(self, device: torch.device, reference: Sequence[Step]) -> None:
+    def __init__(self, device: torch.device, reference: Sequence[TracedStep]) -> None:
         super().__init__()
-        self._memory = Memory(computing(device))
+        self._memory = ShadowMemory(computing(device))
         self._alignment = Alignment(reference)
-        self.steps: list[Step] = []
-        self._events: list[Event] = []
+        self.steps: list[TracedStep] = []
+        self._events: list[TaintEvent] = []
         self._roots: set[int] = set()
         self._given: set[int] = set()
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
-        self.random: Finding | None = None
+        self._trace = HidingTrace()
+        self.constants: set[int] = set()
+        """Storages from before the run whose values count as known."""
+        self.random: TaintCause | None = None
         """The first operation that draws random numbers."""
 
+    @property
+    def hiding(self) -> Hiding:
+        """The places where a finite number hides padding."""
+        return self._trace.hiding
+
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
-        """Mark the elements of an argument that are padding, and those whose values may vary."""
+        """Mark the elements of an argument that are padding, or whose values may vary."""
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
         self._memory.put(t, self._joined(padded, unknown) | SIZED)
@@ -109,10 +125,10 @@ class TaintMode(DecomposingMode):
         self.steps.append(step)
         random = draws(func, args, kwargs)
         if self.random is None and random:
-            self.random = Finding(step.name, user_frame(), "random numbers are drawn")
+            self.random = TaintCause(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
         if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
-            self._alignment.apart = Finding(step.name, user_frame(), DRAWN)
+            self._alignment.apart = TaintCause(step.name, user_frame(), DRAWN)
         inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         outputs = [t for t in tensors(result) if t.layout is torch.strided]
         given = {storage_of(t) for t in inputs}
@@ -125,6 +141,8 @@ class TaintMode(DecomposingMode):
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(step, real, random)
         operands = Operands(self._memory, old_values, inputs, real, self._outlives)
+        self._trace.begin(kind_of(step.name), operands)
+        self.constants.update(map(storage_of, operands.constants))
         held = self._held(func, step, args, kwargs, real, operands, reason is None)
         if held is not None:
             reason = MOVED if Holds.OTHERS in held else None
@@ -157,11 +175,8 @@ class TaintMode(DecomposingMode):
             self._memory.prune()
 
     def _write(self, t: Tensor, bits: Tensor, operands: Operands) -> None:
-        """Set the bits of an operation's result.
-
-        If it writes other rows than the unpadded run does, the elements hold other values than
-        there, whatever is written.
-        """
+        """Set the bits of an operation's result. If it writes other rows than the unpadded run
+        does, the elements hold other values than there."""
         old_bits = self._memory.of(t)
         real = operands.real(t)
         if old_bits is not None and bool((old_bits & SKEWED).any()):
@@ -175,15 +190,15 @@ class TaintMode(DecomposingMode):
     def _held(
         self,
         func: Any,
-        step: Step,
+        step: TracedStep,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        real: Step | None,
+        real: TracedStep | None,
         operands: Operands,
         same_numbers: bool,
     ) -> list[Holds] | None:
-        """Return the elements that the results of an operation that picks by place hold; None for
-        other operations."""
+        """Return the elements in the results of an operation that picks by place; None for
+        others."""
         if real is None or real.picked is None or step.picked is None:
             return None
         if all(operands.real(t) in (None, t.shape) for t in tensors(args)):
@@ -212,7 +227,7 @@ class TaintMode(DecomposingMode):
         outputs: Sequence[Tensor],
         reason: str | None,
         operands: Operands,
-        real: Step | None,
+        real: TracedStep | None,
     ) -> list[Tensor]:
         rule = None if reason else rule_of(func)
         name = name_of(func)
@@ -225,6 +240,8 @@ class TaintMode(DecomposingMode):
             list(outputs),
             operands.zero,
             operands.low,
+            operands.plane(PADDED),
+            self._trace.compare,
             unknown_of,
             operands.value,
             operands.real,
@@ -246,6 +263,9 @@ class TaintMode(DecomposingMode):
         low = low_of(call, packet, operands)
         if low is not None:
             low = low.to(self._memory.device) & (operands.value(outputs[0]) <= LEAST / 2)
+            low = low & ((bits[0] & UNKNOWN) != 0)
+            if bool(low.any()):
+                self._trace.follow(call, packet)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
         elif packet == "exp":  # 0 for the lowest
             vanished = operands.low(args[0]) & (operands.value(outputs[0]) == 0)
@@ -265,7 +285,7 @@ class TaintMode(DecomposingMode):
         after: Sequence[Tensor],
         reason: str | None,
     ) -> None:
-        event = Event(
+        event = TaintEvent(
             name,
             user_frame(),
             frozenset(storage_of(t) for t in inputs),
@@ -278,11 +298,11 @@ class TaintMode(DecomposingMode):
 
     # Questions after the run.
 
-    def finish(self) -> Finding | None:
+    def finish(self) -> TaintCause | None:
         """Return the first operation in which the runs differ, or None."""
         return self._alignment.finish(self.steps)
 
-    def blame(self, t: Tensor) -> Finding:
+    def blame(self, t: Tensor) -> TaintCause:
         """Return the operation that made `t` depend on padding."""
         return find_cause(self._events, storage_of(t))
 
@@ -296,22 +316,19 @@ class TaintMode(DecomposingMode):
         return storage_of(t) in self._made
 
     def written(self) -> list[Tensor]:
-        """Return tensors from before the run that were written with values that depend on
-        padding."""
+        """Return older tensors that were written with values that depend on padding."""
         return [t for key, t in self._written.items() if key not in self._roots and self.depends(t)]
 
-    def changed(self) -> Finding | None:
-        """Return the operation that wrote to a tensor from before the run, arguments with rows
-        excepted."""
+    def changed(self) -> TaintCause | None:
+        """Return the operation that wrote to an older tensor, except arguments with rows."""
         for key in self._written:
             if key not in self._roots:
                 event = next((e for e in self._events if key in e.targets), None)
                 name, place = (event.name, event.place) if event else ("a write", None)
-                return Finding(name, place, ONCE)
+                return TaintCause(name, place, ONCE)
         return None
 
     def mutated(self, t: Tensor) -> bool:
-        """Return whether the run wrote into an argument."""
         return storage_of(t) in self._written
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import tensors
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
-from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, Memory
-from onelaunch.padding.taint.trace import Step
+from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, ShadowMemory
+from onelaunch.padding.taint.trace import TracedStep
 
 ALL = PADDED | UNKNOWN
 
@@ -21,10 +20,10 @@ class Operands:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: ShadowMemory,
         old_values: dict[int, Tensor],
         inputs: Sequence[Tensor],
-        real: Step | None,
+        real: TracedStep | None,
         outlives: Callable[[Tensor], bool],
     ) -> None:
         self._memory = memory
@@ -33,9 +32,11 @@ class Operands:
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(inputs) else ()
         self._real = {id(t): shape for t, shape in zip(inputs, shapes, strict=False)}
+        self.constants: list[Tensor] = []
+        """Masks from before the call, whose values count as known."""
         for t in inputs:
             bits = memory.of(t)
-            if bits is None and outlives(t) and t.dtype != torch.bool:
+            if bits is None and outlives(t):
                 bits = self._varying(t)
             real_shape = self._real.get(id(t), t.shape)
             if real_shape != t.shape:
@@ -49,12 +50,17 @@ class Operands:
             self._bits = {key: bits.clone() for key, bits in self._bits.items()}
         self.any = bool(self._bits)
 
-    def _varying(self, t: Tensor) -> Tensor:
-        """Return the bits of a tensor whose values may change in place. Hidden scores stay
-        hidden."""
+    def _varying(self, t: Tensor) -> Tensor | None:
+        """Return the bits of a tensor whose values may change in place; None for a boolean mask.
+        Hidden scores stay hidden: each call checks that the mask is unchanged."""
+        if t.dtype == torch.bool:
+            self.constants.append(t)
+            return None
         bits = torch.full(t.shape, UNKNOWN, dtype=torch.uint8, device=self._memory.device)
         if t.is_floating_point():
-            bits |= (self.value(t) <= LEAST).to(torch.uint8) * LOW
+            low = self.value(t) <= LEAST
+            bits |= low.to(torch.uint8) * LOW
+            self.constants += [t] if bool(low.any()) else []
         return bits
 
     def real(self, t: Tensor) -> torch.Size | None:
@@ -89,6 +95,18 @@ class Operands:
         known: Tensor = t if before is None else before
         return known.detach().to(self._memory.device)
 
+    def highest_low(self, t: Any) -> float:
+        """Return the highest number in `t` that stands for minus infinity and is no summand. Minus
+        infinity if there is none."""
+        low = self.low(t)
+        bits = self._bits.get(id(t))
+        if not isinstance(t, Tensor):
+            return float(t) if bool(low) else -torch.inf
+        if bits is not None and self._memory.of(t) is not None:
+            low = low & ((bits & UNKNOWN) == 0)
+        found = self.value(t)[low]
+        return float(found.max()) if found.numel() else -torch.inf
+
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""
         if not isinstance(t, Tensor):
@@ -101,7 +119,8 @@ class Operands:
         return known & (self.value(t) == 0)
 
     def low(self, t: Any) -> Tensor:
-        """Return the plane where a tensor is lower than any score whatever the padding holds."""
+        """Return the plane where a tensor is minus infinity, or stands for it, whatever the padding
+        holds."""
         if not isinstance(t, Tensor):
             return self._none | (isinstance(t, float) and t <= LEAST)
         bits = self._bits.get(id(t))
@@ -118,17 +137,19 @@ def _shape(value: Any) -> torch.Size:
 
 
 def outside_of(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
-    """Return the bits of a tensor that grew with the size: all beyond its real size is padding."""
+    """Return the bits of a tensor that grew with the size: padding beyond its real size."""
     return beyond(shape, real, device).to(torch.uint8) * PADDED
 
 
-_KEEP = frozenset({"add", "sub", "mul", "div", "_to_copy", "clone", "copy", "baddbmm"})
+SUMS = frozenset({"add", "sub", "baddbmm"})
+"""Operations that add to a tensor."""
+_KEEP = SUMS | {"mul", "div", "_to_copy", "clone", "copy"}
 """Operations that keep low elements low, besides a choice of two tensors."""
 
 
 def low_of(call: TaintedCall, packet: str, operands: Operands) -> Tensor | None:
-    """Return the plane where a result may be lower than any score because an input is; None for
-    other operations."""
+    """Return the plane where a result is low because an input is; None for other operations. A low
+    element is minus infinity, or stands for it. In a sum the other summand must be far above."""
     packet = packet.removesuffix("_")
     if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
         return None
@@ -138,13 +159,19 @@ def low_of(call: TaintedCall, packet: str, operands: Operands) -> Tensor | None:
         low, other = operands.low(yes), operands.low(no)
         picked = torch.where(operands.value(mask).bool(), low, other)
         return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)
-    if packet in ("add", "copy"):
-        given = tensors(call.args[1:] if packet == "copy" else call.args)
-        found = [operands.low(t).broadcast_to(shape) for t in given]
-        return torch.stack(found).any(0)
-    if packet == "baddbmm" and call.argument("beta", 1) != 1:
-        return operands.low(0).broadcast_to(shape)
-    low = operands.low(call.args[0]).broadcast_to(shape)
-    if packet in ("mul", "div"):  # the other factor may be 0, or negative, in another call
-        low = low & ~call.unknown(call.args[1])
+    given = call.args[1:2] if packet == "copy" else call.args[:2]
+    low = operands.low(given[0]).broadcast_to(shape)
+    other = operands.low(given[-1]).broadcast_to(shape) if packet in ("add", "sub") else low
+    if packet in ("mul", "div"):
+        factor = given[1] if isinstance(given[1], Tensor) else torch.tensor(given[1], device="cpu")
+        value = operands.value(factor)
+        grows = (value >= 1) if packet == "mul" else (value > 0) & (value <= 1)
+        return low & (grows & ~call.unknown(given[1])).broadcast_to(shape)
+    if packet in SUMS:
+        plain = call.argument("alpha", 1) == call.argument("beta", 1) == 1
+        if not plain or not isinstance(given[1], Tensor):
+            return torch.zeros_like(low)
+        if packet == "sub":
+            return low & ~other
+        return low | other if packet == "add" else low
     return low

@@ -28,7 +28,7 @@ class Shadow:
 
 
 @dataclass(slots=True)
-class Memory:
+class ShadowMemory:
     """The shadows of all storages that have taint bits."""
 
     device: torch.device

@@ -23,7 +23,7 @@ LAYOUT = frozenset(
     }
 )
 AHEAD = 8
-"""Number of layout operations that a trace may have in between."""
+"""The most layout operations that a trace may have in between."""
 
 # Factories whose first elements are the same whatever the size.
 PREFIX = frozenset(
@@ -38,7 +38,7 @@ _STARTS = {
     "select_scatter": (2, 3),
     "slice_scatter": (2, 3, 5),
 }
-"""Positions of the arguments that must not change with the size; the operation's others may."""
+"""Operation -> positions of the arguments that must not change with the size."""
 
 _SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("arange", "empty", "empty_permuted", "full", "ones", "zeros"), (0,)),
@@ -54,10 +54,10 @@ _SIZES: dict[str, tuple[int, ...]] = {
     "native_group_norm": (3, 5),
     "repeat_interleave": (3,),
 }
-"""Positions of arguments that are sizes and may follow it; all other numbers may not."""
+"""Operation -> positions of arguments that are sizes and may follow the size."""
 
 
-class Step(NamedTuple):
+class TracedStep(NamedTuple):
     """An operation of a run, as far as a run at another size must agree with it.
 
     Attributes:
@@ -75,15 +75,15 @@ class Step(NamedTuple):
     picked: Picked | None = None
 
 
-def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Step:
+def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:
     """Return the step of a call of an overload, with its result."""
     name = name_of(func)
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
     constant = args[0].detach().to("cpu", copy=True) if name == "lift_fresh" else None
     fixed = _fixed(func, name, args, kwargs)
-    return Step(
-        _kind(name), fixed, shapes, outputs, constant, picked(packet_of(name), args, kwargs)
+    return TracedStep(
+        kind_of(name), fixed, shapes, outputs, constant, picked(packet_of(name), args, kwargs)
     )
 
 
@@ -97,13 +97,13 @@ def packet_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return the name of an overload; one for all kernels of attention."""
     return "attention" if name.startswith("_scaled_dot_product") else name
 
 
 def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the numbers of a call that must be the same at every size; as text, so that NaN equals
-    NaN."""
+    """Return the numbers of a call that must be the same at every size, as text: NaN equals NaN."""
     packet = packet_of(name)
     if name in _STARTS:
         found: list[Any] = [args[i] if i < len(args) else None for i in _STARTS[name]]
@@ -112,7 +112,7 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return tuple(args[1][::2])
     if packet in ("split", "split_with_sizes"):  # the sizes show in the results
         return (args[2] if len(args) > 2 else kwargs.get("dim", 0),)
-    if _kind(name) == "attention":  # kernels differ in their other arguments
+    if kind_of(name) == "attention":  # kernels differ in their other arguments
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         return named.get("dropout_p", 0.0), named.get("is_causal", False), named.get("scale")
     free = _SIZES.get(packet, ())
@@ -123,9 +123,8 @@ def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return tuple((type(v).__name__, repr(v)) for v in values)
 
 
-def reach(step: Step) -> int:
-    """Return the largest distance by which an operation moves elements or reads neighbours; 0 if
-    none."""
+def reach(step: TracedStep) -> int:
+    """Return the largest distance by which an operation moves elements or reads neighbours."""
     packet = packet_of(step.name)
     if packet not in MOVES | _WINDOWS and "pool" not in packet:
         return 0
@@ -142,7 +141,7 @@ def _is_number(value: Any) -> bool:
     return type(value) is int or (isinstance(value, tuple) and value[0] == "int")
 
 
-def form(steps: Sequence[Step]) -> tuple[object, ...]:
+def form(steps: Sequence[TracedStep]) -> tuple[object, ...]:
     """Return the facts of a run that do not change with the size; hashable."""
     return tuple(
         (
@@ -162,7 +161,7 @@ class Trace(DecomposingMode):
 
     def __init__(self, made_up: bool = False) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[TracedStep] = []
         self._made_up = made_up
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -176,6 +175,6 @@ class Trace(DecomposingMode):
         return result
 
 
-def shapes_of(steps: Sequence[Step]) -> tuple[int, ...]:
+def shapes_of(steps: Sequence[TracedStep]) -> tuple[int, ...]:
     """Return the sizes of all tensors that the steps take and give."""
     return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)

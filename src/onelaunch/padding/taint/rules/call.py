@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 LEAST = -1e4
-"""A score so low that its softmax beside others is exactly 0: exp(-104) underflows in float32."""
+"""The highest number that may stand for minus infinity; each call is checked where it does."""
+
+GAP = 1000.0
+"""A difference of scores whose exponential is 0 in every type: exp(-746) is, in float64."""
 
 Planes = Callable[[Any], Tensor]
 """A function from an input to its plane; all false for an untainted input."""
@@ -26,11 +29,14 @@ class TaintedCall:
     """An operation that ran, with facts about its inputs.
 
     Attributes:
-        name: of the overload: ``add.Tensor``.
+        name: the overload: ``add.Tensor``.
         zero: the plane where a tensor is 0 at every call, whatever the padding holds.
-        low: the plane where it is so low that a softmax gives 0, at every call.
+        low: the plane where it is minus infinity or stands for it, at every call.
+        padded: the plane of elements that depend on padding.
+        hides: called with a tensor, the plane of its low elements that padding must not outweigh,
+            and the dimensions along which they are compared.
         unknown: the plane where a value may differ from call to call. A rule gets these planes
-            (`taint is call.unknown`), or the planes of what depends on padding.
+            (`taint is call.unknown`), or the `padded` planes.
         value: a tensor's values, on the device of the planes.
         real: the shape of a tensor in the unpadded run; None if unknown.
         real_results: the shapes of the results there; empty if unknown.
@@ -43,6 +49,8 @@ class TaintedCall:
     results: list[Tensor]
     zero: Planes
     low: Planes
+    padded: Planes
+    hides: Callable[[Tensor, Tensor, Sequence[int]], None]
     unknown: Planes
     value: Callable[[Any], Tensor]
     real: Callable[[Tensor], torch.Size | None]
@@ -62,6 +70,49 @@ def argument_of(
 
 
 Rule = Callable[[TaintedCall, Planes], list[Tensor]]
+
+
+def more(call: TaintedCall, taint: Planes, t: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the plane of `t` with constants that only the padded run has along `dims`. Constants
+    above a diagonal are an example, which no padded row makes."""
+    plane, real = taint(t), call.real(t)
+    if taint is call.unknown or real is None or all(real[d] == t.shape[d] for d in dims):
+        return plane
+    outside = torch.zeros_like(plane)
+    for d in dims:
+        size = min(real[d], t.shape[d])
+        outside.narrow(d, size, t.shape[d] - size).fill_(True)
+    return plane | (outside & ~call.unknown(t))
+
+
+def hidden(call: TaintedCall, t: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the plane of elements that count for nothing beside others along these dimensions."""
+    low = call.low(t)
+    low = low & ~_outweighed(call, low, call.value(t), dims)
+    hide(call, t, low, more(call, call.padded, t, dims), dims)
+    return low
+
+
+def _outweighed(call: TaintedCall, low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the plane of numbers that are not far below the others of this run: each call would
+    fail the check. Of a sum only half counts, as in the check."""
+    if not value.is_floating_point() or not bool((low & value.isfinite()).any()):
+        return torch.zeros_like(low)
+    highest = torch.where(low, -torch.inf, value.nan_to_num(torch.inf))
+    half = torch.where(call.unknown(call.args[0]), value / 2, value)
+    hides = torch.where(low & value.isfinite(), half, -torch.inf)
+    for dim in dims:
+        highest, hides = highest.amax(dim, keepdim=True), hides.amax(dim, keepdim=True)
+    return low & (highest <= hides + GAP) & value.isfinite()
+
+
+def hide(call: TaintedCall, t: Tensor, low: Tensor, plane: Tensor, dims: Sequence[int]) -> None:
+    """Note where the low elements of `t` alone keep a row from depending on padding."""
+    low, plane = torch.broadcast_tensors(low, plane)
+    saved = any_over(plane, dims) & ~any_over(plane & ~low, dims) & any_over(~low, dims)
+    needed = low & plane & saved
+    if bool(needed.any()):
+        call.hides(t, needed, dims)
 
 
 def dims_of(call: TaintedCall, t: Tensor) -> list[int]:

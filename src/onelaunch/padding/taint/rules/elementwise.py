@@ -107,7 +107,7 @@ def quantized(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def loss(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint a loss for each element, or the one number for all of them."""
+    """Taint a loss by element, or the single number for all elements."""
     planes = [taint(t) for t in tensors((call.args, call.kwargs))]
     found = planes[0]
     for plane in planes[1:]:

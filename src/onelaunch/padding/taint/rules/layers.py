@@ -6,25 +6,24 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
-from onelaunch.padding.taint.rules.reduction import hiding
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere, hide
 
 
 def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `softmax(q @ k.T * scale + mask) @ v`, one kernel; hidden keys do not count."""
-    query, key, value = call.args[:3]
+    query = call.args[0]
     if call.argument("dropout_p", 0.0):
         return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
     q = taint(query).any(-1).unsqueeze(-1)
-    kv = (taint(key).any(-1) | taint(value).any(-1)).unsqueeze(-2)
-    if kv.shape[-3] != q.shape[-3]:  # grouped queries
-        kv = kv.repeat_interleave(q.shape[-3] // kv.shape[-3], dim=-3)
+    kv = _keys(call, taint)
     hidden_pairs = torch.zeros((), dtype=torch.bool, device=q.device)
     mask = call.argument("attn_mask", call.argument("attn_bias"))
     found = q | kv
     if mask is not None:
         boolean = mask.dtype == torch.bool
-        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else _hidden(call, mask)
+        hidden = ~call.value(mask) & ~call.unknown(mask) if boolean else call.low(mask)
+        if not boolean:
+            hide(call, mask, hidden, _keys(call, call.padded), [-1])
         hidden_pairs = hidden_pairs | hidden
         found = found | (taint(mask) & ~hidden)
     if call.argument("is_causal", False):
@@ -37,17 +36,12 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
 
 
-def _hidden(call: TaintedCall, mask: Tensor) -> Tensor:
-    """Return the plane where an added mask hides scores of this run's magnitudes."""
-    low, value = call.low(mask), call.value(mask)
-    if not bool((low & value.isfinite()).any()):
-        return low
-    query, key = (call.value(t) for t in call.args[:2])
-    scale = call.argument("scale") or query.shape[-1] ** -0.5
-    if query.shape[-3] != key.shape[-3]:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = query @ key.mT * scale + value
-    return hiding(low.broadcast_to(scores.shape), scores, [-1])
+def _keys(call: TaintedCall, taint: Planes) -> Tensor:
+    """Return the plane of keys and their values as (..., 1, keys), for each head of the queries."""
+    query, key, value = call.args[:3]
+    found = (taint(key).any(-1) | taint(value).any(-1)).unsqueeze(-2)
+    groups = query.shape[-3] // key.shape[-3]
+    return found if groups == 1 else found.repeat_interleave(groups, dim=-3)
 
 
 def fused_attention(call: TaintedCall, taint: Planes) -> list[Tensor]:

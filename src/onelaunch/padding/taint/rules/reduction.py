@@ -7,14 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, dims_of, each, fitted
+from onelaunch.padding.taint.rules.call import (
+    Planes,
+    TaintedCall,
+    any_over,
+    dims_of,
+    each,
+    fitted,
+    hidden,
+    more,
+)
 
 
 def reduced(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join the plane over the reduced dimensions."""
-    t = call.args[0]
-    found = any_over(taint(t), dims_of(call, t))
-    return [fitted(found, r.shape) for r in call.results]
+    t, dims = call.args[0], dims_of(call, call.args[0])
+    plane = more(call, taint, t, dims)
+    if call.name.startswith("any"):  # constants that are 0 add nothing
+        plane = taint(t) | (plane & ~call.zero(t))
+    return [fitted(any_over(plane, dims), r.shape) for r in call.results]
 
 
 def summed(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -64,27 +75,16 @@ def behind(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
 
 def above_low(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
-    low, plane = hiding(call.low(t), call.value(t), dims), taint(t)
+    low, plane = hidden(call, t, dims), more(call, taint, t, dims)
     any_visible = any_over(~low, dims)
     return torch.where(any_visible, any_over(plane & ~low, dims), any_over(plane, dims))
-
-
-def hiding(low: Tensor, value: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return the plane of low elements that a softmax hides: far below the others of this run."""
-    if not value.is_floating_point() or not bool((low & value.isfinite()).any()):
-        return low
-    highest = torch.where(low, -torch.inf, value.nan_to_num(torch.inf))
-    hides = torch.where(low & value.isfinite(), value, -torch.inf)
-    for dim in dims:
-        highest, hides = highest.amax(dim, keepdim=True), hides.amax(dim, keepdim=True)
-    return low & ((highest > hides / 10) | value.isneginf())
 
 
 def softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint a softmax: the lowest become 0 beside others, at every call, but stay padding."""
     t = call.args[0]
     dims = dims_of(call, t)
-    low = hiding(call.low(t), call.value(t), dims)
+    low = hidden(call, t, dims)
     found = above_low(call, taint, dims).broadcast_to(t.shape)
     if taint is call.unknown:
         return [found & ~(low & any_over(~low, dims))]

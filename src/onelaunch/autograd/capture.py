@@ -1,0 +1,257 @@
+"""The capture of a backward; `AutogradPair.backward` decides when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.autograd.backward import (
+    Backward,
+    Gradients,
+    Moved,
+    StaticGraph,
+    backward_title,
+    own_memory,
+    reading,
+)
+from onelaunch.autograd.graph_walk import DENSE
+from onelaunch.autograd.rehearsal import Rehearsal, RehearsalVerdict
+from onelaunch.call.spec import TensorSpec
+from onelaunch.driver.host_factories import HostFactories
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
+from onelaunch.driver.seeding import watching_seeds
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.gc_pause import no_collection, out_of_reach
+from onelaunch.state.rollback import Rollback
+from onelaunch.state.slots import read_gradient
+from onelaunch.state.walk import StateWalk
+from onelaunch.unwinding import unwound
+from onelaunch.watch.lifted import DeviceConstants
+from onelaunch.watch.observer import Observer
+
+_HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
+
+
+class _Effects(NamedTuple):
+    """The effects of a backward that ran under capture; see `Backward`."""
+
+    written: list[Tensor]
+    handed: list[tuple[int, Tensor]]
+    verdict: RehearsalVerdict | None
+
+
+@dataclass
+class _Capturing:
+    """A backward under capture, in one attempt or several; see `capture_backward`."""
+
+    static: StaticGraph
+    grads: Gradients
+    moved: Moved
+    pool: DevicePool
+    kept: bool
+    rehearsal: Rehearsal | None
+    constants: DeviceConstants | None
+    before: StateWalk | None
+    effects: _Effects = field(init=False)
+    """The effects of the last run."""
+
+    def body(self, capture: Capture) -> list[Tensor | None]:
+        """Run the backward, and return its gradients."""
+        static, grads, driver = self.static, self.grads, self.static.driver
+        statics = [None if g is None else _port(driver, capture, g) for g in grads]
+        there = [(saved, _port(driver, capture, t)) for saved, t in self.moved]
+        capture.staged()
+        own = [*(t for t in statics if t is not None), *(t for _, t in there)]
+        observer = Observer(driver, static.device, own, constants=self.constants)
+        if self.rehearsal is not None:
+            pairs = zip(grads, statics, strict=True)
+            given = [(g, t) for g, t in pairs if g is not None and t is not None]
+            given += [(t, port) for (_, t), (_, port) in zip(self.moved, there, strict=True)]
+            observer.ledger = self.rehearsal.compared(given, self.pool)
+        seeds = watching_seeds(observer.note_seeding)
+        taken: set[int] = set()
+        factories, reads = HostFactories(static.device), observer.host_reads()
+        with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
+            found = observer.outcome(static.gradients, statics)
+            _refuse_sparse(found)
+            compared, observer.ledger = observer.ledger, None
+            made = static.laid_out(
+                [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+            )
+        observer.ledger = compared
+        verdict = None
+        if self.before is not None:
+            verdict = RehearsalVerdict(observer, self.before, driver, static.device)
+        _refuse_accumulated(observer, driver)
+        _refuse_stored(observer, static)
+        static.overwritten.note(observer.memory.written)
+        handed = [(i, t) for i, t in enumerate(own) if driver.storage(t) in observer.memory.written]
+        counted = observer.memory.version_bumped - static.overwritten.saved
+        written = [
+            t
+            for s, t in observer.memory.written.items()
+            if s in counted and not observer.memory.known(t)
+        ]
+        self.effects = _Effects(written, handed, verdict)
+        if self.kept:
+            return made
+        for g in made:
+            if g is not None:
+                size = (driver.region(g).nbytes,)
+                capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
+        return [None if g is None else g.detach() for g in made]
+
+    def recorded(self, rewind: Rewind) -> tuple[Graph, list[Tensor | None]]:
+        """Return the graph and its gradients, once an attempt needs no other."""
+        driver, stream = self.static.driver, self.static.stream
+        rollback = None if self.before is None else Rollback(self.before)
+        while True:
+            if self.constants is not None:
+                self.constants.make()
+            try:
+                graph, made = driver.capture(
+                    self.body, self.pool, stream=stream, bundled=True, rewind=rewind
+                )
+                self._settle(graph)
+            except CaptureError as error:
+                if rollback is not None:
+                    rollback.restore()
+                if self.constants is None or self.rehearsal is None or not self.constants.misses():
+                    raise
+                let_go(error)
+                continue
+            if rewind.done:
+                return graph, made
+            graph.reset()
+
+    def _settle(self, graph: Graph) -> None:
+        """Free the recording and raise, if its run changed a number that it read."""
+        if self.rehearsal is None or self.before is None:
+            return
+        try:
+            self.rehearsal.refuse_moved(self.before)
+        except CaptureError:
+            graph.reset()
+            raise
+
+
+def capture_backward(
+    static: StaticGraph,
+    grads: Gradients,
+    moved: Moved,
+    pool: DevicePool,
+    *,
+    kept: bool,
+    rehearsal: Rehearsal | None = None,
+    in_place: InPlace | None = None,
+) -> Backward:
+    """Capture a backward as one launch. Under `kept` its gradients lie in its own memory, which
+    nothing else writes. They need no copy while nobody holds the gradients of its previous launch.
+
+    Args:
+        grads: the gradients of the call under capture; later ones have the same layout.
+        moved: inputs of the forward that it reads where the caller has them. They come after the
+            gradients at each launch.
+        pool: under `kept` its own pool, or the pool of a chain's backwards.
+        rehearsal: the same backward, before. Without it no host values are lifted, except those
+            that the forward has copied to the device.
+        in_place: the memory of the caller that kernels are to reach, where that is proven.
+    """
+    driver, constants = static.driver, None
+    if static.device.type != "cpu" and (rehearsal is not None or static.forward.compiled):
+        # Compiled code brings the host values of its forward, or none.
+        foreseen = (
+            static.forward.copied_to_device
+            if rehearsal is None
+            else rehearsal.ledger.copied_to_device
+        )
+        constants = DeviceConstants(static.device, foreseen)
+    before = None if rehearsal is None else rehearsal.state()
+    capturing = _Capturing(static, grads, moved, pool, kept, rehearsal, constants, before)
+    rewind = driver.rewind(static.device, after=static.rewind)
+    with static.stream_lock, no_collection():
+        graph, made = capturing.recorded(rewind)
+        written, handed, verdict = capturing.effects
+        if in_place is not None and not rewind.used and not handed:
+            filled = [g for g in made if g is not None] if kept else []
+            inputs = InPlace(in_place.inputs)
+            with contextlib.suppress(CaptureError):  # it works with copies
+                graph = driver.rebind(
+                    graph, capturing.body, written, (), inputs, filled, static.stream
+                )
+        return Backward(
+            graph,
+            backward_title(grads),
+            written,
+            verdict,
+            handed,
+            _constants=[] if constants is None else list(constants.used.values()),
+            _kept=made if kept else None,
+            _targets=[] if kept else [None if g is None else _maker(driver, g) for g in made],
+        )
+
+
+def _refuse_stored(observer: Observer, static: StaticGraph) -> None:
+    """Refuse a backward that reads a tensor which calls make and store."""
+    for storage in observer.memory.external.keys() & static.stored():
+        spec = TensorSpec.of(observer.memory.external[storage][0])
+        what = f"a backward reads a tensor that the call has stored, {spec}"
+        raise CaptureError("OL105", what, where=static.forward.where, fix=_HANDED)
+
+
+def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
+    """Refuse a backward with another backward inside, which gave a leaf its gradient."""
+    given: list[Tensor] = []
+    memory = observer.memory
+    for t in [t for ts in memory.external.values() for t in ts if t.requires_grad and t.is_leaf]:
+        g = read_gradient(t)
+        if g is not None and (memory.made(g) or driver.storage(g) in memory.written):
+            given.append(t)
+            if memory.made(g):  # it had no gradient before
+                t.grad = None
+    if given:
+        what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
+        raise CaptureError("OL116", what)
+
+
+def _refuse_sparse(gradients: Gradients) -> None:
+    for g in gradients:
+        if g is not None and g.layout is not torch.strided:
+            raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
+
+
+def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
+    """Make an input port for a gradient, and return the tensor over it."""
+    region = driver.region(g)
+    buffer = driver.empty(region.nbytes, g.device)
+    static = driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)  # kernels are chosen by strides
+    if region.is_sparse(g):
+        capture.input(g, static, Travel.COPY)
+    else:
+        capture.input(g, buffer, Travel.NODE)
+    return static
+
+
+def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return a function that makes (memory, a gradient over it) for a gradient like `g`."""
+    spec = TensorSpec.of(g)
+    if spec.dense:
+        allocate = driver.allocator(spec)
+
+        def whole() -> tuple[Tensor, Tensor]:
+            made = allocate()
+            return made, made
+
+        return whole
+    nbytes, device = driver.region(g).nbytes, g.device
+
+    def strided() -> tuple[Tensor, Tensor]:
+        base = driver.empty(nbytes, device)
+        return base, driver.alias(base, spec.dtype, spec.shape, spec.stride, 0)
+
+    return strided

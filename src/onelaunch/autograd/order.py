@@ -1,0 +1,126 @@
+"""The order in which a backward reaches leaves, whose hooks are Python that may notice it.
+
+The node of a recording has all gradients at once, and the engine would choose its own order of
+leaves. So leaves with hooks hang behind nodes of views, made in eager's order from last to first.
+The engine first runs the ready node that was made last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from onelaunch.autograd.graph_walk import AccumulateGrad
+from onelaunch.state.hooks import Hooked, has_hooks
+from onelaunch.state.slots import is_leaf
+
+Node = Any
+
+
+class InOrder:
+    """The inputs of a recording's node, in each call.
+
+    Args:
+        outputs: the results where the captured graph begins.
+        ends: the leaves where it ends, in the order of the inputs.
+        parameters: the inputs that are the same in each call, which come last.
+    """
+
+    def __init__(
+        self, outputs: Sequence[Tensor], ends: Sequence[Tensor], parameters: Sequence[Tensor]
+    ) -> None:
+        self._outputs, self._ends, self._parameters = outputs, ends, parameters
+        self._hooked = Hooked(parameters)
+        self._order: list[int] | None = None
+        """Positions of the inputs in the order in which eager's backward reaches them."""
+
+    def of(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the inputs of the node. If a leaf has hooks, all leaves are behind views."""
+        found = [*arguments, *self._parameters]
+        if not (self._hooked() or any(map(has_hooks, arguments))):
+            return found
+        if self._order is None:
+            places = {id(t): place for place, t in enumerate(self._ends[: len(found)])}
+            order = (places.get(id(t)) for t in leaves_in_order(self._outputs))
+            self._order = [place for place in order if place is not None]
+        for place in reversed(self._order):
+            if is_leaf(found[place]):
+                found[place] = found[place].view_as(found[place])
+        return found
+
+
+def leaves_in_order(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves behind outputs, in the order in which a backward reaches them."""
+    roots = list(dict.fromkeys(t.grad_fn for t in outputs if t.grad_fn is not None))
+    waits = _edges_to(roots)
+    ready = _Ready()
+    for node in roots:
+        if not waits[node]:
+            ready.push(node)
+    found: list[Tensor] = []
+    while ready:
+        node = ready.pop()
+        if isinstance(node, AccumulateGrad):
+            found.append(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None:
+                waits[following] -= 1
+                if not waits[following]:
+                    ready.push(following)
+    return found
+
+
+def _edges_to(roots: Sequence[Node]) -> dict[Node, int]:
+    """Return node -> number of edges to it from nodes behind the roots."""
+    count = dict.fromkeys(roots, 0)
+    stack = list(roots)
+    while stack:
+        for following, _ in stack.pop().next_functions:
+            if following is None:
+                continue
+            if following not in count:
+                count[following] = 0
+                stack.append(following)
+            count[following] += 1
+    return count
+
+
+class _Ready:
+    """The nodes that the engine may run, in the heap of C++'s `std::priority_queue`. The moves of
+    this heap decide between nodes of equal rank, such as leaves."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, Node]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, node: Node) -> None:
+        """Add a node; greater sequence numbers go first."""
+        self._heap.append((node._sequence_nr(), node))
+        self._rise(len(self._heap) - 1)
+
+    def pop(self) -> Node:
+        heap = self._heap
+        last, first = heap.pop(), heap[0] if heap else None
+        if first is None:
+            return last[1]
+        hole, count = 0, len(heap)
+        while 2 * hole + 1 < count:
+            child = 2 * hole + 2
+            if child == count or heap[child][0] < heap[child - 1][0]:
+                child -= 1
+            heap[hole] = heap[child]
+            hole = child
+        heap[hole] = last
+        self._rise(hole)
+        return first[1]
+
+    def _rise(self, place: int) -> None:
+        heap, risen = self._heap, self._heap[place]
+        while place and heap[(place - 1) // 2][0] < risen[0]:
+            heap[place] = heap[(place - 1) // 2]
+            place = (place - 1) // 2
+        heap[place] = risen

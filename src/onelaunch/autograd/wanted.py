@@ -1,0 +1,180 @@
+"""`torch.autograd.grad` and ``backward(inputs=...)`` of leaves to which no edge of a graph leads.
+
+Under ``gradients="direct"`` the engine does not know that the node of a recording has a parameter's
+gradient. A call that names such a parameter therefore asks for the node's anchor too, which leads
+the engine there. The node finds the named leaves in its thread's state.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+from onelaunch.autograd.graph_walk import AccumulateGrad
+from onelaunch.driver.function_modes import wrap_engine
+from onelaunch.state.hooks import read_hooks
+
+_C: Any = torch._C
+_UNUSED = (
+    "The differentiated Tensor at index {} appears to not have been used in the graph. Set "
+    "allow_unused=True if this is the desired behavior."
+)
+
+
+class HasAnchors(Protocol):
+    """A holder of anchors: one for each stream, for a node with gradients of leaves."""
+
+    def made(self) -> Sequence[Tensor]:
+        """Return the anchors of all streams."""
+        ...
+
+
+_leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
+"""Leaf -> weak set of the anchors of nodes that have its gradient."""
+
+
+class Wanted:
+    """The leaves that one backward asks for, and their gradients.
+
+    Args:
+        leaves: leaves without edges.
+        accumulates: True if the gradients go into the leaves, False if to the caller.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], accumulates: bool) -> None:
+        self._ids = {id(leaf) for leaf in leaves}
+        self.accumulates = accumulates
+        self._sums: dict[int, Tensor] = {}
+
+    def __contains__(self, leaf: Tensor) -> bool:
+        return id(leaf) in self._ids
+
+    def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients from one node to the wanted leaves."""
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None and leaf in self:
+                held = self._sums.get(id(leaf))
+                self._sums[id(leaf)] = gradient if held is None else held + gradient
+
+    def total(self, leaf: Tensor, of_engine: Tensor | None) -> Tensor | None:
+        """Return a leaf's gradient, with the engine's own share from its edges."""
+        own = self._sums.get(id(leaf))
+        if own is None:
+            return of_engine
+        if of_engine is not None:
+            own = of_engine + own
+        for hook in list((read_hooks(leaf) or {}).values()):
+            changed = hook(own)
+            own = own if changed is None else changed
+        return own
+
+
+class _Asking(TorchFunctionMode):
+    """A mode that tells the engine's threads, which get the caller's modes, which leaves it wants.
+    It changes nothing."""
+
+    def __init__(self, wanted: Wanted | None) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def wanted_now() -> Wanted | None:
+    """Return the leaves without edges that the backward of this thread asks for by name."""
+    for place in reversed(range(_C._len_torch_function_stack())):
+        mode = _C._get_function_stack_at(place)
+        if isinstance(mode, _Asking):
+            return mode.wanted
+    return None
+
+
+def lead_to(leaves: Sequence[Tensor], anchors: HasAnchors) -> None:
+    """Have the engine find the nodes over these anchors where a call asks for a leaf."""
+    for leaf in leaves:
+        if leaf not in _leading:
+            _leading[leaf] = weakref.WeakSet[HasAnchors]()
+        _leading[leaf].add(anchors)
+    _install()
+
+
+class _LeafFindingEngine:
+    """A substitute for autograd's engine, which finds leaves without edges."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `torch.autograd.backward`."""
+        inputs: Sequence[Any] = args[4] if len(args) > 4 else kwargs.get("inputs", ())
+        if not inputs and not _C._len_torch_function_stack():  # nearly all
+            return self.engine.run_backward(*args, **kwargs)
+        ends = enumerate(map(_leaf, inputs))
+        leaves = {place: leaf for place, leaf in ends if leaf is not None}
+        if leaves:
+            return self._asked(leaves, *args, **kwargs)
+        if wanted_now() is None:
+            return self.engine.run_backward(*args, **kwargs)
+        with _Asking(None):  # inside of a backward that asks
+            return self.engine.run_backward(*args, **kwargs)
+
+    def _asked(
+        self,
+        leaves: Mapping[int, Tensor],
+        outputs: Any,
+        gradients: Any,
+        keep_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+        allow_unreachable: bool = False,
+        accumulate_grad: bool = False,
+    ) -> Any:
+        wanted = Wanted(list(leaves.values()), accumulate_grad)
+        leading = {anchors for leaf in leaves.values() for anchors in _leading[leaf]}
+        ends = [anchor for anchors in leading for anchor in anchors.made()]
+        with _Asking(wanted):
+            found = self.engine.run_backward(
+                outputs,
+                gradients,
+                keep_graph,
+                create_graph,
+                (*inputs, *ends),
+                allow_unreachable=True,
+                accumulate_grad=accumulate_grad,
+            )
+        if accumulate_grad:
+            return found
+        found = list(found[: len(inputs)])
+        with torch.set_grad_enabled(create_graph):
+            for place, leaf in leaves.items():
+                found[place] = wanted.total(leaf, found[place])
+        for place, g in enumerate(found) if not allow_unreachable else ():
+            if g is None:
+                raise RuntimeError(_UNUSED.format(place))
+        return tuple(found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def _leaf(end: Any) -> Tensor | None:
+    """Return the leaf without edges that a call asks for, or None. A call names the leaf, or the
+    node that accumulates its gradient."""
+    node: Any = end.node if isinstance(end, GradientEdge) else None
+    leaf = node.variable if isinstance(node, AccumulateGrad) else end
+    return leaf if isinstance(leaf, Tensor) and leaf in _leading else None
+
+
+@functools.cache
+def _install() -> None:
+    """Replace autograd's engine, for the process."""
+    wrap_engine(_LeafFindingEngine)

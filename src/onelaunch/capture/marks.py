@@ -1,0 +1,77 @@
+"""The attributes that code put on arguments that are tensors, `x.doubled = True`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType
+
+from torch import Tensor
+
+from onelaunch.call.tree import Constant
+from onelaunch.errors import CaptureError
+from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.reads import Reads
+from onelaunch.source import loaded_at
+
+Check = Callable[[Tensor], bool]
+
+
+def give_marks(statics: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+    """Give the callable's tensors the attributes of the caller's."""
+    for static, t in zip(statics, originals, strict=False):
+        attributes = attributes_of(t)
+        if attributes and static is not t:
+            vars(static).update(attributes)
+
+
+def marks_read(
+    reads: Reads,
+    statics: Sequence[Tensor],
+    originals: Sequence[Tensor],
+    paths: Sequence[str],
+    codes: Collection[CodeType],
+) -> dict[int, Check]:
+    """Return input index -> check that an argument has the attributes read in the capture.
+
+    Args:
+        reads: the reads of the capture.
+        codes: the code that the callable runs.
+
+    Raises:
+        CaptureError: OL105, a value can change by itself, as a tensor's.
+    """
+    checks: dict[int, Check] = {}
+    inputs = zip(statics, originals, paths, strict=False)
+    for index, (static, t, path) in enumerate(inputs):
+        owner = reads.of(static)
+        if owner is None or static is t:
+            continue
+        attributes = attributes_of(t) or {}
+        every = owner.opaque or owner.asked
+        values = {k: Constant(v) for k, v in attributes.items() if every or k in owner.names}
+        for name, value in values.items():
+            if not value.is_plain:
+                where = loaded_at(codes, name)
+                what = f"`{path}.{name}`, an attribute of an argument, is read in the call"
+                raise CaptureError(
+                    "OL105", what, where=where and str(where), why=_READ_ONCE, fix=_BESIDE
+                )
+        checks[index] = _check(values, None if every else frozenset(owner.names))
+    return checks
+
+
+def _check(values: dict[str, Constant], names: frozenset[str] | None) -> Check:
+    """Return a check of the attributes `names`, or of all: 0.1 us if there are none."""
+
+    def kept(t: Tensor) -> bool:
+        now = t.__dict__
+        if not values:
+            return not now if names is None else names.isdisjoint(now)
+        found = now.keys() if names is None else names & now.keys()
+        return found == values.keys() and all(c.matches(now[k]) for k, c in values.items())
+
+    return kept
+
+
+_READ_ONCE = "a replay would use what hung on the tensor of the capture"
+_BESIDE = "pass it as an argument beside the tensor"

@@ -1,0 +1,405 @@
+"""A function that has run: its loads, looked up on the objects that its variables held."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from onelaunch.frames.callees import (
+    is_called_by_c,
+    is_getattr,
+    is_of_dict,
+    is_standard_property,
+    is_unread,
+    reads_attributes,
+    taken_apart,
+)
+from onelaunch.frames.origins import is_standard_machinery
+from onelaunch.frames.peek import (
+    BUILTIN,
+    MOST,
+    attributes_of,
+    class_member,
+    elements,
+    global_values,
+    has_attributes,
+    has_contents,
+    is_key,
+    items,
+    keys_of,
+    namespaces,
+    own_uses,
+    peek,
+)
+from onelaunch.frames.reads import Reads, StandIn, raise_uses
+from onelaunch.frames.stack import Loads, Symbol, Use
+from onelaunch.source import TORCH
+
+
+class RanFrame:
+    """A function that has run, with the values of its symbols."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        frame: FrameType,
+        loads: Loads,
+        arguments: Mapping[str, Any],
+        results: Mapping[int, list[object]],
+    ) -> None:
+        self._reads = reads
+        self._code = frame.f_code
+        self._globals = frame.f_globals
+        self._locals = frame.f_locals
+        self._loads = loads
+        self._reached = loads.reached(frame.f_lasti)
+        self._arguments = arguments
+        self._results = (
+            {loads.instruction(at): found for at, found in results.items()} if results else _NONE
+        )
+        self._variables: dict[str, list[object]] = {}
+        self._following = 0
+        """Number of variables whose values are being looked for."""
+        self._known: dict[int, list[object]] = {}
+        """id of a symbol -> its values."""
+
+    def note(self, known: set[int]) -> None:
+        """Note all loads and stores of the function's code.
+
+        Args:
+            known: ids of the globals for which this watch has noted the code's loads of names.
+        """
+        loads, reached = self._loads, self._reached
+        if id(self._globals) not in known:
+            known.add(id(self._globals))
+            self._note_names()
+        for name, uses in loads.arguments.items():
+            for value in self._variable(name):
+                self._attributes(value, uses)
+        for base, uses in reached.attributes:
+            for value in self._values(base):
+                self._attributes(value, uses)
+        for place, use in reached.items:
+            self._note_item(place, use)
+        for symbol in loads.opaque:
+            self._note_opaque(self._values(symbol))
+        for call in reached.calls:
+            self._note_call(call)
+
+    def note_special(self, argument: str) -> None:
+        """Note the lookup of a special method, which no instruction loads."""
+        name = self._code.co_name
+        for value in self._variable(argument):
+            members = (vars(kind).get(name) for kind in type(value).__mro__)
+            if any(getattr(member, "__code__", None) is self._code for member in members):
+                self._attributes(value, {name: Use.READ})
+
+    def _note_names(self) -> None:
+        reads, loads = self._reads, self._loads
+        if (self._code, id(self._globals)) not in reads.noted:
+            reads.noted.add((self._code, id(self._globals)))
+            raise_uses(reads.of_globals(self._globals), loads.globals)
+            inside = {(self._code, name): use for name, use in loads.variables.items()}
+            raise_uses(reads.variables, inside)
+
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
+        if has_attributes(value) and (uses := own_uses(value, uses)):
+            raise_uses(self._reads.owner(value).names, uses)
+            inside = attributes_of(value) or ()
+            others = {name: use for name, use in uses.items() if name not in inside}
+            if others and type(value) not in _OF_TORCH:  # its class has them
+                raise_uses(self._reads.owner(type(value)).names, others)
+                if any(is_standard_property(type(value), name) for name in others):
+                    self._note_opaque([value])  # `member.value`
+
+    def _note_item(self, place: Symbol, use: Use) -> None:
+        (key,) = place.parts
+        keys = [k for k in self._values(key) if is_key(k)]
+        told = bool(keys) and self._loads.tells(key)
+        for value in self._values(place.base):
+            if value is self._globals or value is sys.modules:
+                names = dict.fromkeys(map(str, keys), use)
+                raise_uses(self._reads.of_globals(cast(Any, value)), names)
+            elif isinstance(value, dict | list | deque | types.MappingProxyType):
+                found = keys if told else [*keys, *keys_of(value)]
+                if isinstance(value, list | deque):  # `history[-1]`
+                    found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
+                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
+
+    def _note_call(self, call: Symbol) -> None:
+        """Note an import, and the possible reads of arguments by a callee that is not read."""
+        base = call.base
+        if call.kind == "module":
+            self._note_entries(sys.modules, self._module_names(call))
+        if base is not None and base.kind == "attribute" and base.key == "__getattribute__":
+            for part in call.parts[:-1]:  # `super()`, or `object` and an object
+                self._note_getattr(self._values(part), *self._names(call.parts[-1]))
+        if base is not None and base.kind == "call" and self._is_made_by_c(base):
+            self._note_opaque(self._arguments_of(call))
+        for function in self._values(base):
+            if type(function) is types.FunctionType and not reads_attributes(function):
+                if is_standard_machinery(function.__code__.co_filename):
+                    self._note_standard(function, call)
+                continue  # nearly all callees
+            function, given = taken_apart(function)
+            if function is __import__:
+                self._note_entries(sys.modules, self._arguments_of(call)[:1])
+            elif is_of_dict(function):
+                self._note_of_dict(function, *self._of_dict(given, call))
+            asks = function is type or function is isinstance
+            if asks and call.parts and not self._is_of_optimizer():
+                for value in self._values(call.parts[0]):
+                    if issubclass(type(value), StandIn):
+                        cast(StandIn, value).asked(function)
+            elif is_getattr(function):
+                self._note_getattr(*self._of_getattr(given, call))
+            elif isinstance(function, operator.attrgetter):
+                self._note_getter(function, [*given, *self._arguments_of(call)])
+            elif reads_attributes(function):
+                self._note_opaque([*given, *self._arguments_of(call)])
+            elif _hands_on(function):
+                arguments = [*given, *self._arguments_of(call)]
+                if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
+                    self._note_opaque(part for value in arguments for part in elements(value))
+
+    def _is_of_optimizer(self) -> bool:
+        """Return whether the code is of torch's optimizers: these ask for the type of a number in
+        the texts of errors alone."""
+        return self._code.co_filename.startswith(_OPTIMIZERS)
+
+    def _of_dict(
+        self, given: tuple[object, ...], call: Symbol
+    ) -> tuple[list[object], list[object]]:
+        """Return the dicts whose method is called, and the method's first arguments."""
+        parts = [self._values(part) for part in call.parts]
+        holders, *rest = [list(given[:1]), *parts] if given else parts or [[]]
+        return holders, [*given[1:2], *(rest[0] if rest and len(given) < 2 else ())]
+
+    def _note_of_dict(self, method: Any, holders: list[object], keys: list[object]) -> None:
+        for holder in holders:
+            if holder is sys.modules or holder is self._globals:
+                known = [key for key in keys if type(key) is str]
+                self._note_entries(cast(Any, holder), known or cast(Any, holder))
+            elif isinstance(holder, dict) and method.__name__ in _GET:
+                found = [(id(holder), key) for key in keys if is_key(key)]
+                raise_uses(self._reads.items, dict.fromkeys(found, Use.READ))
+
+    def _note_standard(self, function: types.FunctionType, call: Symbol) -> None:
+        """Note a call of the standard library: a method reads its object's attributes."""
+        if function is importlib.import_module:
+            self._note_entries(sys.modules, self._arguments_of(call)[:1])
+        for value in self._values(call.parts[0]) if call.parts else ():
+            member = class_member(type(value), function.__name__)
+            if getattr(member, "__code__", None) is function.__code__:
+                self._note_opaque([value])
+
+    def _note_entries(self, namespace: dict[str, Any], names: Iterable[object]) -> None:
+        known = [name for name in list(names) if type(name) is str]
+        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(known, Use.READ))
+
+    def _arguments_of(self, call: Symbol) -> list[object]:
+        return [value for part in call.parts for value in self._values(part)]
+
+    def _is_made_by_c(self, call: Symbol) -> bool:
+        """Return whether a call makes an instance of a C class that may read any attribute."""
+        made = [v for v in self._values(call.base) if isinstance(v, type) and is_called_by_c(v)]
+        named = all(map(self._loads.tells, call.parts))
+        return any(v is not operator.attrgetter or not named for v in made)
+
+    def _names(self, name: Symbol) -> tuple[list[str], bool]:
+        """Return the known values of a symbol for a name, and whether there are no others."""
+        return [n for n in self._values(name) if type(n) is str], self._loads.tells(name)
+
+    def _of_getattr(
+        self, given: tuple[object, ...], call: Symbol
+    ) -> tuple[list[object], list[str], bool]:
+        """Return the objects of a `getattr`, and the result of `_names` for its name.
+
+        Args:
+            given: the first arguments, where a partial or a method binds them.
+        """
+        objects = list(given[:1]) or [v for part in call.parts[:1] for v in self._values(part)]
+        if len(given) > 1:
+            return objects, [n for n in given[1:2] if type(n) is str], True
+        parts = call.parts[1 - len(given) :]
+        names, told = self._names(parts[0]) if parts else ([], False)
+        return objects, names, told
+
+    def _note_getattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
+        for value in filter(has_attributes, objects):
+            uses = own_uses(value, dict.fromkeys(names, Use.READ))
+            if uses or not (told and names) or "__dict__" in names:
+                owner = self._reads.owner(value)
+                owner.opaque |= not names or "__dict__" in names
+                owner.asked |= not told
+                raise_uses(owner.names, uses)
+
+    def _note_getter(self, getter: operator.attrgetter[Any], objects: list[object]) -> None:
+        for path in cast(Any, getter).__reduce__()[1]:
+            reached = objects
+            for name in path.split("."):
+                self._note_getattr(reached, [name], True)
+                reached = [found for value in reached for found in peek(value, name)]
+
+    def _note_opaque(self, values: Iterable[object]) -> None:
+        for value in filter(has_attributes, values):
+            # Functions of `operator` and others mostly compute with a bare tensor.
+            if has_contents(value) or not isinstance(value, Tensor):
+                self._reads.owner(value).opaque = True
+
+    # Values of symbols.
+
+    def _values(self, symbol: Symbol | None) -> list[object]:
+        """Return the values that a symbol may have had. Runs no user code."""
+        kind = "unknown" if symbol is None else symbol.kind
+        if symbol is None or kind == "unknown":
+            return []
+        if kind == "variable":
+            return self._variable(symbol.key)
+        if kind == "global":
+            return global_values(self._globals, symbol.key)
+        if kind == "constant":
+            return [symbol.key]
+        known = self._known.get(id(symbol))
+        if known is not None:
+            return known
+        found = self._find(symbol)
+        if not self._following:
+            self._known[id(symbol)] = found
+        return found
+
+    def _find(self, symbol: Symbol) -> list[object]:
+        kind = symbol.kind
+        found: list[object] = list(self._results.get(symbol.offset, ())) if self._results else []
+        if kind == "attribute":
+            for value in self._values(symbol.base):
+                found += peek(value, symbol.key)
+        elif kind == "namespace":
+            found += namespaces(self._values(symbol.base))
+        elif kind in ("item", "element"):
+            keys = [v for part in symbol.parts for v in self._values(part)]
+            inside = self._values(symbol.base)
+            found += [v for o in inside for v in items(o, keys)]
+            if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
+                found += filter(has_contents, inside)
+        elif kind in ("parts", "either"):
+            found += [v for part in symbol.parts for v in self._values(part)]
+        elif kind == "call":
+            found += self._returned(symbol)
+        elif kind == "module":
+            found += self._module(symbol)
+        return found if len(found) <= MOST else found[:MOST]
+
+    def _variable(self, name: str) -> list[object]:
+        """Return a variable's values: at the call, at the end, and those assigned in between."""
+        if name in self._variables:
+            return self._variables[name]
+        found = self._variables[name] = [
+            values[name] for values in (self._arguments, self._locals) if name in values
+        ]
+        loads = self._loads
+        if name not in loads.assigned or (found and name in loads.once):
+            return found
+        if not found and name not in loads.cleared and name not in loads.free:
+            return found  # no assignment to it ran
+        seen = {id(v) for v in found}
+        before = -1
+        self._following += 1
+        while before < len(found) < MOST:
+            before = len(found)
+            for symbol in self._loads.assigned[name]:
+                for value in self._values(symbol):
+                    if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
+                        seen.add(id(value))
+                        found.append(value)
+        self._following -= 1
+        return found
+
+    def _returned(self, call: Symbol) -> list[object]:
+        """Return the possible results of a call; for unread code, the arguments and their items."""
+        found: list[object] = []
+        for called in self._values(call.base):
+            function, given = taken_apart(called)
+            if is_getattr(function):
+                objects, names, _ = self._of_getattr(given, call)
+                found += [v for o in objects for n in names for v in peek(o, n)]
+                found += [v for o in objects for v in _attribute_values(o)] if not names else []
+                found += [v for default in call.parts[2:] for v in self._values(default)]
+            elif function is globals:
+                found.append(self._globals)
+            elif function is vars:
+                found += namespaces([*given, *self._arguments_of(call)])
+            elif function is operator.attrgetter:
+                names = [v for v in self._arguments_of(call) if type(v) is str]
+                found += [operator.attrgetter(*names)] if names else []
+            elif function is type and len(call.parts) == 1:
+                found += map(type, self._values(call.parts[0]))
+            elif isinstance(function, weakref.ref):
+                found.append(cast(Any, weakref.ref.__call__(function)))
+            elif isinstance(function, operator.attrgetter):
+                arguments = [*given, *self._arguments_of(call)]
+                found += [v for o in arguments for v in _attribute_values(o) if has_contents(v)]
+            elif isinstance(function, type) and is_called_by_c(function):
+                found += filter(has_contents, self._arguments_of(call))
+            elif is_of_dict(function) and cast(Any, function).__name__ in _GET:
+                holders, keys = self._of_dict(given, call)
+                values = [*self._arguments_of(call), *(v for o in holders for v in items(o, keys))]
+                found += filter(has_contents, values)
+            elif is_unread(called):
+                arguments = [*given, *self._arguments_of(call)]
+                found += [v for v in arguments if has_contents(v)]
+                found += [v for v in map(elements, arguments) for v in v if has_contents(v)]
+        if call.base and call.base.kind == "call" and self._is_made_by_c(call.base):
+            arguments = self._arguments_of(call)  # of an `itemgetter("k")`
+            found += [
+                v
+                for o in arguments
+                for v in (*_attribute_values(o), *elements(o))
+                if has_contents(v)
+            ]
+        return found
+
+    def _module_names(self, symbol: Symbol) -> list[str]:
+        level = next((v for v in self._values(symbol.parts[0]) if type(v) is int), 0)
+        name: str = symbol.key
+        if level:
+            package = self._globals.get("__package__") or ""
+            package = package.rsplit(".", level - 1)[0] if level > 1 else package
+            name = f"{package}.{name}".strip(".")
+        # `import a.b` gives `a`, and `from a.b import c` the module `a.b`.
+        return [name, name.partition(".")[0]]
+
+    def _module(self, symbol: Symbol) -> list[object]:
+        found = map(sys.modules.get, self._module_names(symbol))
+        return [module for module in found if module is not None]
+
+
+_NONE: Mapping[int, list[object]] = {}
+_OF_TORCH = (Tensor, nn.Parameter)
+_OPTIMIZERS = f"{TORCH}optim"
+_MADE = ("call", "parts", "either")
+"""Kinds of symbols for containers that the code itself makes."""
+
+
+def _hands_on(function: object) -> bool:
+    """Return whether a callee of C may call the functions among its arguments, as `map` does."""
+    if isinstance(function, types.MethodDescriptorType):
+        return function.__objclass__ is list  # `layers.sort(key=...)`
+    return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
+
+
+_GET = frozenset({"get", "__getitem__"})
+_HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
+
+
+def _attribute_values(value: object) -> Iterable[object]:
+    return list((attributes_of(value) or {}).values()) if has_attributes(value) else ()

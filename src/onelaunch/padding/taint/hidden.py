@@ -1,0 +1,207 @@
+"""Large numbers that hide padding, and the checks of each call that they suffice.
+
+Minus infinity hides padding from a softmax or a maximum whatever the other values are. A finite
+number, such as -1e9, does so only where it is far below them. Where a proof rests on that, the
+recording compares the values of each call. A call that fails runs eagerly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.driver.aten import tensors
+from onelaunch.padding.taint.operands import SUMS, Operands
+from onelaunch.padding.taint.rules.call import GAP, TaintedCall, argument_of
+from onelaunch.padding.taint.shadow import UNKNOWN, storage_of
+from onelaunch.padding.taint.trace import kind_of, name_of, packet_of
+from onelaunch.watch.operations import DecomposingMode
+
+Place = tuple[str, int]
+"""Kind of an operation, and the number of earlier operations of that kind in a run."""
+
+
+@dataclass(slots=True)
+class Hiding:
+    """The places of a run where a finite number hides padding.
+
+    Attributes:
+        compared: place of a softmax or maximum -> its dimensions, the highest constant that hides
+            there, and whether a sum with a hiding number does.
+        added: places of sums whose other summand must be far above the hiding number.
+        attended: places of attention with a mask that is added.
+        counts: kind of operation -> operations of that kind in the run.
+        highest: the highest hiding number that is a summand.
+        depth: the most sums that a hiding number goes through.
+    """
+
+    compared: dict[Place, tuple[tuple[int, ...], float, bool]] = field(default_factory=dict)
+    added: set[Place] = field(default_factory=set)
+    attended: set[Place] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    highest: float = -torch.inf
+    depth: int = 1
+
+    def __bool__(self) -> bool:
+        """Return whether a result rests on a finite number. Minus infinity needs no check."""
+        known = any(highest > -torch.inf for _, highest, _ in self.compared.values())
+        return known or self.highest > -torch.inf
+
+    def join(self, other: Hiding) -> None:
+        for place, compared in other.compared.items():
+            self.compare(place, *compared)
+        self.added |= other.added
+        self.attended |= other.attended
+        self.counts = other.counts
+        self.highest = max(self.highest, other.highest)
+        self.depth = max(self.depth, other.depth)
+
+    def compare(self, place: Place, dims: Sequence[int], highest: float, summed: bool) -> None:
+        _, known, sums = self.compared.get(place, (dims, highest, summed))
+        self.compared[place] = tuple(dims), max(known, highest), sums or summed
+
+    @property
+    def shown(self) -> str:
+        """The highest of the numbers, for a message."""
+        return f"{max(self.highest, *(h for _, h, _ in self.compared.values()), -math.inf):.3g}"
+
+    @property
+    def margin(self) -> float:
+        """The most that one sum may add to a hiding number."""
+        return -self.highest / (2 * self.depth)
+
+    def least_visible(self, highest: float, summed: bool) -> float:
+        """Return the score beside which hidden values vanish. They are at most `highest`, or half
+        of the hiding number where it is a summand."""
+        bound = max(highest, self.highest / 2) if summed else highest
+        return bound if math.isinf(bound) else bound + max(GAP, -bound / 1000)
+
+
+class HidingTrace:
+    """The numbers that hide padding in one run under taint, operation by operation."""
+
+    def __init__(self) -> None:
+        self.hiding = Hiding()
+        self._depths: dict[int, int] = {}
+        """storage id -> the sums that a low element in it went through."""
+
+    def begin(self, kind: str, operands: Operands) -> None:
+        self._place: Place = (kind, self.hiding.counts[kind])
+        self.hiding.counts[kind] += 1
+        self._operands = operands
+
+    def compare(self, t: Tensor, needed: Tensor, dims: Sequence[int]) -> None:
+        """Note that low elements of `t` hide padding along `dims`."""
+        hiding, operands = self.hiding, self._operands
+        if self._place[0] == "attention":
+            hiding.attended.add(self._place)
+            hiding.highest = max(hiding.highest, operands.highest_low(t))
+            return
+        summed = operands.plane(UNKNOWN)(t) & needed
+        known = operands.value(t)[needed & ~summed]
+        highest = float(known.max()) if known.numel() else -torch.inf
+        hiding.compare(self._place, dims, highest, bool(summed.any()))
+
+    def follow(self, call: TaintedCall, packet: str) -> None:
+        """Note an operation that gives low elements whose values vary."""
+        hiding, sums = self.hiding, packet.removesuffix("_") in SUMS
+        given = tensors(call.args)
+        depth = max(self._depths.get(storage_of(t), 0) for t in given) + sums
+        hiding.depth = max(hiding.depth, depth)
+        for t in call.results:
+            self._depths[storage_of(t)] = depth
+        for value in call.args:
+            hiding.highest = max(hiding.highest, self._operands.highest_low(value))
+        if sums:
+            hiding.added.add(self._place)
+
+
+class HidingChecks(DecomposingMode):
+    """A mode that has a run compute whether all numbers that hide padding suffice.
+
+    Args:
+        hiding: the places in another run of the same operations.
+    """
+
+    def __init__(self, hiding: Hiding) -> None:
+        super().__init__()
+        self._hiding = hiding
+        self._counts = Counter[str]()
+        self._found: list[Tensor] = []
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind = kind_of(name_of(func))
+        place = kind, self._counts[kind]
+        self._counts[kind] += 1
+        with torch.no_grad():
+            self._check(place, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _check(
+        self, place: Place, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        hiding = self._hiding
+        if place in hiding.compared and args[0].numel():
+            dims, highest, summed = hiding.compared[place]
+            least = hiding.least_visible(highest, summed)
+            if least > -torch.inf:
+                self._found.append((args[0].detach().amax(dims) >= least).all())
+        if hiding.highest == -torch.inf:  # it stays so whatever is added
+            return
+        if place in hiding.added:
+            self._found += _added(hiding.margin, packet_of(place[0]), args)
+        if place in hiding.attended:
+            self._found += _attended(hiding, func, args, kwargs)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run had the operations of the other run, as far as they matter."""
+        places = {*self._hiding.compared, *self._hiding.added, *self._hiding.attended}
+        kinds = {kind for kind, _ in places}
+        return all(self._counts[kind] == self._hiding.counts[kind] for kind in kinds)
+
+    def outcome(self, device: torch.device) -> Tensor:
+        """Return whether the numbers suffice: a bool, 0-dim, on the device of the run."""
+        found = [t.reshape(()) for t in self._found]
+        if not found:
+            return torch.ones((), dtype=torch.bool, device=device)
+        return torch.stack(found).all()
+
+
+def _attended(
+    hiding: Hiding, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    """Compare an additive mask with a bound of the scores: the norms of queries and keys."""
+    mask = argument_of(func, args, kwargs, "attn_mask")
+    mask = argument_of(func, args, kwargs, "attn_bias") if mask is None else mask
+    query, key = args[:2]
+    if not query.numel() or not key.numel():
+        return []
+    scale = abs(argument_of(func, args, kwargs, "scale") or query.shape[-1] ** -0.5)
+    eighth = -hiding.highest / 8
+    return [
+        _bound(query, key.mT) * scale <= eighth,
+        (mask.detach().amax(-1) >= -eighth).all(),
+    ]
+
+
+def _added(margin: float, packet: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """Compare the summands of hiding numbers with their upper limit."""
+    if packet.startswith("baddbmm"):
+        return [_bound(args[1], args[2]) <= margin] if args[1].numel() and args[2].numel() else []
+    if packet.startswith("sub"):
+        return [t.detach().amin() >= -margin for t in tensors(args[1:2]) if t.numel()]
+    return [t.detach().amax() <= margin for t in tensors(args[:2]) if t.numel()]
+
+
+def _bound(a: Tensor, b: Tensor) -> Tensor:
+    """Return a bound of the elements of `a @ b`, 0-dim: by the norms of rows and columns."""
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    rows, columns = a.detach().to(wide).norm(dim=-1), b.detach().to(wide).norm(dim=-2)
+    return rows.amax() * columns.amax()

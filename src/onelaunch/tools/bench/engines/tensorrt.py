@@ -1,0 +1,57 @@
+"""TensorRT, by Torch-TensorRT."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onelaunch.tools.bench.engines.engine import Built, Mode, absent, needs_cuda, warm
+from onelaunch.tools.bench.engines.flat import FlatModule, code_by
+from onelaunch.tools.bench.workload import Workload
+
+
+def tensorrt_engine(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    """Export `model`, and compile it with TensorRT in its own dtypes."""
+    torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
+    flat = FlatModule(model, args, kwargs)
+    tensors = flat.take(args, kwargs)
+    engine = torch_tensorrt.compile(
+        torch.export.export(flat, tuple(tensors)),
+        ir="dynamo",
+        arg_inputs=tensors,
+        use_explicit_typing=True,
+        disable_tf32=not torch.backends.cuda.matmul.allow_tf32,
+        min_block_size=1,
+    )
+
+    def fast(*args: Any, **kwargs: Any) -> Any:
+        found = engine(*flat.take(args, kwargs))
+        return flat.give([found] if isinstance(found, torch.Tensor) else list(found))
+
+    return fast
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """The exported program, compiled by Torch-TensorRT."""
+
+    name: str = "tensorrt"
+    title: str = "TensorRT"
+    mode: Mode = "no_grad"
+
+    def missing(self, device: torch.device) -> str | None:
+        if why := needs_cuda(device):
+            return f"{why}: TensorRT runs on CUDA"
+        return absent("torch-tensorrt", "torch_tensorrt")
+
+    def build(self, workload: Workload) -> Built:
+        fast = tensorrt_engine(workload.fn, workload.args, workload.kwargs)
+        warm(fast, workload)
+        return Built(fast, outside=True)
+
+    def code(self, workload: Workload) -> str:
+        return code_by(tensorrt_engine, workload)

@@ -1,0 +1,333 @@
+"""Attributes that code reads otherwise than by a dot: by `vars`, C functions, imports."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import inspect
+import operator
+import os
+import statistics
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import drop_in_worlds, random_tensor
+
+NAME = "scale"
+SCALE: Any = operator.attrgetter("scale")
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.scale, self.calls = 2.0, 0
+
+
+class Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.calls = 2.0, 0
+
+
+def python_module() -> types.ModuleType:
+    made = types.ModuleType("settings")
+    made.scale, made.calls = 2.0, 0  # type: ignore[attr-defined]
+    return made
+
+
+def function() -> Any:
+    def made() -> None: ...
+
+    made.scale, made.calls = 2.0, 0  # type: ignore[attr-defined]
+    return made
+
+
+OWNERS: dict[str, Callable[[], Any]] = {
+    "object": Layer,
+    "module": Module,
+    "python module": python_module,
+    "class": lambda: type("Settings", (), {"scale": 2.0, "calls": 0}),
+    "function": function,
+    "namespace": lambda: types.SimpleNamespace(scale=2.0, calls=0),
+}
+
+
+def of_vars(owner: Any) -> float:
+    return vars(owner)["scale"]
+
+
+def of_vars_kept(owner: Any) -> float:
+    attributes = vars(owner)
+    return attributes["scale"]
+
+
+def of_vars_by_get(owner: Any) -> float:
+    return vars(owner).get("scale")
+
+
+def of_a_dict(owner: Any) -> float:
+    return owner.__dict__["scale"]
+
+
+def of_a_dict_by_a_variable(owner: Any) -> float:
+    return owner.__dict__[NAME]
+
+
+def of_a_dict_by_get(owner: Any) -> float:
+    return owner.__dict__.get("scale", 1.0)
+
+
+def of_a_dict_by_getattr(owner: Any) -> float:
+    return getattr(owner, "__dict__")["scale"]  # noqa: B009
+
+
+def of_all_items(owner: Any) -> float:
+    return dict(vars(owner).items())["scale"]
+
+
+def of_getattr_under_another_name(owner: Any) -> float:
+    get = getattr
+    return get(owner, "scale")
+
+
+def of_a_partial_getattr(owner: Any) -> float:
+    return functools.partial(getattr, owner)("scale")
+
+
+def of_getattribute(owner: Any) -> float:
+    get = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
+    return get(owner, "scale")
+
+
+def of_a_getter(owner: Any) -> float:
+    return operator.attrgetter("scale")(owner)
+
+
+def of_a_getter_of_the_module(owner: Any) -> float:
+    return SCALE(owner)
+
+
+def of_a_mapped_getter(owner: Any) -> float:
+    return next(map(SCALE, [owner]))
+
+
+def of_a_name_that_is_computed(owner: Any) -> float:
+    return getattr(owner, "_".join(["scale"]))
+
+
+def of_inspection(owner: Any) -> float:
+    return inspect.getattr_static(owner, "scale")
+
+
+def of_code_that_is_evaluated(owner: Any) -> float:
+    return eval("owner.scale", {"owner": owner})
+
+
+FORMS = {name: form for name, form in globals().items() if name.startswith("of_")}
+
+
+def follows(
+    device: torch.device,
+    made: Callable[[], tuple[Callable[[], float], Callable[[float], object]]],
+    recordings: int | None = None,
+) -> None:
+    """Calls equal eager's before and after a change of the number that they read."""
+
+    def world() -> tuple[Any, Any]:
+        read, change = made()
+
+        def f(x: Tensor) -> Tensor:
+            return x * read()
+
+        f.change = change  # type: ignore[attr-defined]
+        return f, lambda i: (random_tensor(i, 3, device=device),)
+
+    def between(i: int, f: Any) -> None:
+        f = f.fn if isinstance(f, ol.Graphed) else f
+        f.change(2.0 if i < 4 else 3.0)
+
+    drop_in_worlds(world, calls=8, recordings=recordings, min_replays=4, between=between)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_an_attribute_that_changes(device: torch.device, form: str, owner: str) -> None:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        layer, read = OWNERS[owner](), FORMS[form]
+        return lambda: read(layer), lambda value: setattr(layer, "scale", value)
+
+    follows(device, made)
+
+
+@pytest.mark.parametrize(
+    "form", [of_vars, of_vars_by_get, of_a_dict, of_a_dict_by_get, of_a_getter]
+)
+@pytest.mark.parametrize("owner", ["object", "module", "python module"])
+def test_the_other_attributes_are_not_read(
+    device: torch.device, form: Callable[[Any], float], owner: str
+) -> None:
+    """A name that is known reads no other, such as a count that the loop around the call keeps."""
+    layer = OWNERS[owner]()
+    fast = ol.graph(lambda x: x * form(layer), warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            layer.calls += 1
+            fast(random_tensor(i, 3, device=device))
+    assert (fast.stats().captures, fast.stats().replays) == (1, 5)
+
+
+def test_a_name_that_comes_and_goes(device: torch.device) -> None:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        layer = nn.Identity()
+
+        def change(value: float) -> None:
+            layer.__dict__.pop("twice", None) if value == 2.0 else setattr(layer, "twice", True)
+
+        return lambda: 2.0 if "twice" in vars(layer) else 1.0, change
+
+    follows(device, made, recordings=2)
+
+
+# Modules, as `sys.modules` has them.
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ol_settings", "ol_settings.inner"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    replaced(2.0)
+
+
+def replaced(value: float) -> None:
+    """Put other modules in the place of the two, unless they have this number already."""
+    if vars(sys.modules["ol_settings"]).get("scale") == value:
+        return
+    outer, inner = types.ModuleType("ol_settings"), types.ModuleType("ol_settings.inner")
+    vars(outer).update(scale=value, inner=inner)
+    vars(inner).update(scale=value)
+    sys.modules.update({"ol_settings": outer, "ol_settings.inner": inner})
+
+
+def changed(value: float) -> None:
+    for name in ("ol_settings", "ol_settings.inner"):
+        vars(sys.modules[name])["scale"] = value
+
+
+def by_import() -> float:
+    import ol_settings  # type: ignore[import-not-found]
+
+    return ol_settings.scale
+
+
+def by_import_from() -> float:
+    from ol_settings import scale  # type: ignore[import-not-found]
+
+    return scale
+
+
+def by_import_of_a_submodule() -> float:
+    import ol_settings.inner as inner  # type: ignore[import-not-found]
+
+    return inner.scale
+
+
+def by_import_module() -> float:
+    return importlib.import_module("ol_settings").scale
+
+
+def by_its_entry() -> float:
+    return sys.modules["ol_settings"].scale  # type: ignore[attr-defined]
+
+
+def by_get() -> float:
+    return sys.modules.get("ol_settings").scale  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("change", [replaced, changed])
+@pytest.mark.parametrize(
+    "read",
+    [by_import, by_import_from, by_import_of_a_submodule, by_import_module, by_its_entry, by_get],
+)
+def test_a_module_that_changes(
+    device: torch.device, read: Callable[[], float], change: Callable[[float], None]
+) -> None:
+    follows(device, lambda: (read, change))
+
+
+def test_a_module_that_comes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> float:
+        try:
+            import ol_optional  # type: ignore[import-not-found]  # noqa: F401
+        except ImportError:
+            return 1.0
+        return 2.0
+
+    def change(value: float) -> None:
+        there = types.ModuleType("ol_optional") if value == 3.0 else None
+        monkeypatch.setitem(sys.modules, "ol_optional", there)
+
+    follows(device, lambda: (read, change))
+
+
+# What the standard library's own code reads.
+
+SETTING = "OL_SCALE"
+
+
+def environ(read: Callable[[], str | None]) -> Callable[[], Any]:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        return lambda: float(read() or 0), lambda value: os.environ.update({SETTING: str(value)})
+
+    return made
+
+
+ENVIRONMENT: dict[str, Callable[[], str | None]] = {
+    "item": lambda: os.environ[SETTING],
+    "get": lambda: os.environ.get(SETTING),
+    "getenv": lambda: os.getenv(SETTING, "1"),
+    "items": lambda: dict(os.environ.items())[SETTING],
+    "bytes": lambda: os.environb[SETTING.encode()].decode(),
+}
+
+
+@pytest.mark.parametrize("read", ENVIRONMENT)
+def test_the_environment(device: torch.device, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "2.0")
+    follows(device, environ(ENVIRONMENT[read]), recordings=2)
+
+
+@pytest.mark.parametrize("kind", [enum.Enum, enum.IntEnum, enum.Flag])
+@pytest.mark.parametrize(
+    "read", [lambda mode: mode.FAST.value, lambda mode: mode["FAST"].value], ids=["dot", "item"]
+)
+def test_the_value_of_a_member(
+    device: torch.device, kind: Any, read: Callable[[Any], float]
+) -> None:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        mode: Any = kind("Mode", {"FAST": 2, "SLOW": 4})
+        return lambda: read(mode), lambda value: setattr(mode.FAST, "_value_", int(value))
+
+    follows(device, made)
+
+
+def test_methods_of_the_standard_library(device: torch.device) -> None:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        event, normal = threading.Event(), statistics.NormalDist(2.0)
+
+        def change(value: float) -> None:
+            (event.clear if value == 2.0 else event.set)()
+            normal._mu = value  # type: ignore[attr-defined]
+
+        return lambda: event.is_set() + normal.cdf(1.0), change
+
+    follows(device, made)

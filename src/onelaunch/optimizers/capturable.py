@@ -145,13 +145,11 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
         if after is not None and watch in _watches():
             after(optimizer)
 
-    watches = _own_watches()
-    watches.append(watch)
     handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
     try:
-        yield
+        with _among_watches(watch):
+            yield
     finally:
-        watches.remove(watch)
         for handle in handles:
             handle.remove()
 
@@ -194,9 +192,11 @@ def noting_steps(ledger: Ledger) -> AbstractContextManager[None]:
 _WATCHES = "onelaunch.optimizers.capturable.watching_steps"
 
 
+_forget: Callable[[str], None] | None = getattr(torch._C, "_remove_obj_from_tls", None)
+
 _kept: list[list[object]] = []
-"""The watches of every thread, each twice. Before pytorch#173568 torch takes no reference to an
-object that it keeps for a thread, and drops one as the thread ends."""
+"""The watches of every thread, each twice, where torch has no `_forget`: some releases take no
+reference to an object that they keep for a thread, and drop one as the thread ends."""
 
 
 class _OfThread(threading.local):
@@ -214,15 +214,23 @@ def _watches() -> Sequence[object]:
     return torch._C._get_obj_in_tls(_WATCHES) if kept else _of_thread.watches
 
 
-def _own_watches() -> list[object]:
-    """Return the list behind `_watches`, to add to, in a thread that is not the engine's."""
+@contextmanager
+def _among_watches(watch: object) -> Generator[None]:
+    """Add a watch to those of this thread, which is not the engine's, for the time of the context."""
     own = _of_thread.watches
-    # Torch drops what it keeps after the thread has ended, and aborts if Python ends just then: so
-    # does a backward in a thread, without us. A thread that has none keeps nothing.
+    # What torch still keeps as a thread ends, it drops after Python's end of it, and aborts if the
+    # process ends just then. So does a backward in a thread, without us, where there is no `_forget`.
     if torch.is_grad_enabled() and not torch._C._is_key_in_tls(_WATCHES):
-        _kept.extend((own, own))
+        if _forget is None:
+            _kept.extend((own, own))
         torch._C._stash_obj_in_tls(_WATCHES, own)
-    return own
+    own.append(watch)
+    try:
+        yield
+    finally:
+        own.remove(watch)
+        if not own and _forget is not None:
+            _forget(_WATCHES)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -131,6 +131,30 @@ def test_a_rate_that_is_zero_at_first(device: torch.device, optimizer: str) -> N
     as_eager(lambda: training(device, MAKES[optimizer]), device, calls=12, between=turn)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_rate_whose_reciprocal_is_no_float(device: torch.device, foreach: bool) -> None:
+    """On CUDA `torch._foreach_div_` refuses it, for it multiplies by the reciprocal."""
+
+    def make(params: Any) -> Optimizer:
+        return ol.capturable(O.Adam(params, lr=0.1, foreach=foreach))
+
+    eager, graphed = training(device, make), training(device, make)
+    fast = ol.graph(graphed.step)
+    for i in range(12):
+        outcomes: list[Any] = []
+        for job, step in ((eager, eager.step), (graphed, fast)):
+            job.optimizers[0].param_groups[0]["lr"] = 1e-40 if i == 8 else 0.1 / (1 + i)
+            try:
+                outcomes.append(step(*batch(i, device)))
+            except RuntimeError as error:
+                outcomes.append(str(error).splitlines()[0])
+        assert type(outcomes[0]) is type(outcomes[1]), outcomes
+        if isinstance(outcomes[0], str):
+            return  # the step ended in the middle
+        assert_same(outcomes[1], outcomes[0], f"call {i}")
+    assert replays(fast) >= 7
+
+
 def test_an_infinite_and_an_integer_rate(device: torch.device) -> None:
     def turn(i: int, job: Training) -> None:
         job.optimizers[0].param_groups[0]["lr"] = {5: 1, 7: math.inf}.get(i, 0.1)

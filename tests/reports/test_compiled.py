@@ -254,4 +254,5 @@ def test_a_graph_break_between(device: torch.device, rand: Rand) -> None:
         for i in range(8):
             yield fast(rand(i, 5, 4)).detach(), list(seen)
 
-    compiled(program, device)
+    # Before torch 2.13, Dynamo compiles nothing of a module with such hooks.
+    compiled(program, device, replayed=int(torch.__version__ >= (2, 13)))

@@ -45,11 +45,11 @@ SEEDS = 4
 
 _LARGEST = torch.finfo(torch.float32).max
 EXACT = 2**53
-"""The largest numbers that are followed: torch refuses larger floats as some scalars, and beyond
-2**53 an int is no float."""
+"""The largest numbers that are followed: torch refuses larger floats as some scalars, also where it
+takes their reciprocals, and beyond 2**53 an int is no float."""
 
 _USUAL: dict[type, tuple[float, ...]] = {
-    float: (1e-40, -1e-12, 7.25e5, -3e38, 1 / 3, -0.7182818),
+    float: (1e-38, -1e-12, 7.25e5, -3e38, 1 / 3, -0.7182818),
     int: (5, -16, 1001, 2**24 + 1, -(2**40) - 1),
 }
 """Numbers that every kernel takes alike."""
@@ -259,7 +259,7 @@ def _is_of(value: object, kind: type | None) -> bool:
 def _is_in_range(value: float) -> bool:
     if type(value) is int:
         return abs(value) <= EXACT
-    return abs(value) <= _LARGEST or not math.isfinite(value)
+    return not value or not math.isfinite(value) or 1 / _LARGEST <= abs(value) <= _LARGEST
 
 
 # One operation by itself.

@@ -122,7 +122,8 @@ class Graphed(Generic[P, R]):
         driver, device = self._callee.driver_and_device(flat)
         if self._table.unserved.is_unrecordable(driver, flat):
             return self._inline(driver, args, kwargs)
-        with driver.exclusive():  # one warm-up or capture at a time in the process
+        # One warm-up or capture at a time in the process. Their walks would cause full collections.
+        with driver.exclusive(), no_collection():
             # While this thread waited, another may have recorded the call.
             result = self._replayed(args, kwargs)
             if result is MISS:

@@ -15,6 +15,7 @@ from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
+from onelaunch.gc_pause import no_collection
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
@@ -35,6 +36,7 @@ class LastWalk:
     def __init__(self) -> None:
         self._kept: tuple[StateWalk, _Refs, bool] | None = None
 
+    @no_collection()
     def keep(self, found: StateWalk) -> None:
         """Keep a walk, which the caller must not use any longer."""
         self._kept = None
@@ -51,6 +53,7 @@ class LastWalk:
             }
             self._kept = kept, refs, torch.is_grad_enabled()
 
+    @no_collection()
     def take(self, reads: Reads | None) -> StateWalk | None:
         """Return the walk, if a new walk would find the same. It is not kept any longer."""
         kept, self._kept = self._kept, None

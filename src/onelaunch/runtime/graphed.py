@@ -122,8 +122,7 @@ class Graphed(Generic[P, R]):
         driver, device = self._callee.driver_and_device(flat)
         if self._table.unserved.is_unrecordable(driver, flat):
             return self._inline(driver, args, kwargs)
-        # One warm-up or capture at a time in the process. Their walks would cause full collections.
-        with driver.exclusive(), no_collection():
+        with driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
             result = self._replayed(args, kwargs)
             if result is MISS:
@@ -132,6 +131,7 @@ class Graphed(Generic[P, R]):
                 self._enter_eager()  # under the lock: no other thread captures meanwhile
         return self._eager(args, kwargs) if result is MISS else result
 
+    @no_collection()  # walks make so many objects that each call would cause full collections
     def _warm_up_or_capture(
         self,
         driver: Driver,

@@ -227,18 +227,21 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
     return made
 
 
-def objects_in(values: Iterable[object]) -> list[object]:
-    """Return the ordinary objects among values, and inside them; see `is_ordinary`."""
+def composites_in(values: Iterable[object]) -> list[object]:
+    """Return the containers and ordinary objects among values, and inside them."""
     seen: dict[int, object] = {}  # kept alive: an id is not used again
-    found: list[object] = []
     waiting = list(values)
     while waiting:
         value = waiting.pop()
-        parts, ordinary = parts_of(value), is_ordinary(type(value))
-        if id(value) in seen or not (parts or ordinary):
+        parts = parts_of(value)
+        if id(value) in seen or not (parts or is_ordinary(type(value))):
             continue
         seen[id(value)] = value
         waiting += parts[1] if parts else vars(value).values()
-        if ordinary and hasattr(type(value), "__weakref__"):
-            found.append(value)
-    return found
+    return [*seen.values()]
+
+
+def objects_in(values: Iterable[object]) -> list[object]:
+    """Return the ordinary objects among values, and inside them; see `is_ordinary`."""
+    found = composites_in(values)
+    return [v for v in found if is_ordinary(type(v)) and hasattr(type(v), "__weakref__")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from types import CodeType
@@ -11,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from onelaunch.call.ambient import default_device
-from onelaunch.call.containers import objects_in
+from onelaunch.call.containers import composites_in, objects_in
 from onelaunch.call.tree import Flat, Same, call_constants, flatten
 from onelaunch.call_events import is_profiled
 from onelaunch.capture.compilation import compiled
@@ -21,6 +22,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.source import Place
+from onelaunch.state.contents import Contents
 from onelaunch.state.snapshot import LastWalk, ReachableState
 from onelaunch.state.walk import Change, StateWalk, reads_more
 from onelaunch.watch.difference import of_failed_watch, of_threads
@@ -55,6 +57,8 @@ class Callee:
         """The reads seen in past runs; None without a watch: everything reached counts as read."""
         self._gave_work_to_thread: Place | None = None
         """The line of the last watched run that gave work to another thread."""
+        self._left: weakref.ref[Contents] | None = None
+        """The contents of the state that the last watched warm-up left."""
         self._failed: str | None = None
         """The error that ended the watch of the last run."""
         self._last = LastWalk()
@@ -134,13 +138,39 @@ class Callee:
         return watched
 
     def read_watch(
-        self, device: torch.device, step_aside: Callable[[], object] | None = None
+        self,
+        device: torch.device,
+        step_aside: Callable[[], object] | None = None,
+        before: StateWalk | None = None,
     ) -> FrameWatch | None:
-        """Return a watch for one run; None if a profiler has its hook."""
+        """Return a watch for one run; None if a profiler has its hook.
+
+        Args:
+            before: the state before the run. If it is as the last watched warm-up left it, frames
+                that ended in that warm-up as they do now read the same, and are not read again.
+        """
         if is_profiled():
             return None
         reads = Reads() if self.reads is None else self.reads.copy()
-        return FrameWatch(reads, device, step_aside)
+        left = self._left and self._left()
+        same = before is not None and before.contents is left
+        known = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
+        return FrameWatch(reads, device, step_aside, known)
+
+    def left(self, flat: Flat, result: object, known: Reads | None) -> ReachableState:
+        """Return the state that a warm-up has left. If it was watched, note that state, too.
+
+        Args:
+            result: the result of the run. Objects in it that never came back before are not state.
+            known: the reads before the run.
+        """
+        watched = self.reads is not None and self.reads is not known
+        if watched:
+            self.forget(v for v in composites_in([result]) if id(v) not in self._returned)
+        reached = self.reached(flat)
+        if watched:
+            self._left = weakref.ref(reached.walk().contents)
+        return reached
 
     def store_reads(self, watch: FrameWatch | None) -> None:
         """Store the reads of a finished run."""

@@ -70,7 +70,7 @@ from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import Bringing, noting_host_inputs, places
 from onelaunch.watch.difference import RunDifference
-from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
 
@@ -319,7 +319,9 @@ class CaptureRun:
             now = places(plan.tensors, walk)
             job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
-        watch = job.callee.read_watch(job.device)
+        # Of the type of a stand-in, code may ask.
+        plain = not (self.numbers.following or optimizers_in(walk))
+        watch = job.callee.read_watch(job.device, before=walk if plain else None)
         if watch is not None:
             self.reads, self.effects.stored = watch.reads, watch.stored
         seeds = watching_seeds(

@@ -33,6 +33,7 @@ from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
+from onelaunch.state.walk import StateWalk
 
 _HIDDEN_WARMUP = 3
 """The least number of warm-up calls of code that hides its operations."""
@@ -70,7 +71,10 @@ class RegionCallee(Callee):
         return True
 
     def read_watch(
-        self, device: torch.device, step_aside: Callable[[], object] | None = None
+        self,
+        device: torch.device,
+        step_aside: Callable[[], object] | None = None,
+        before: StateWalk | None = None,
     ) -> FrameWatch | None:
         """Return no watch: Dynamo has seen the reads of the code."""
         return None

@@ -81,6 +81,8 @@ class Reads:
     """(id of a container, key) -> use."""
     codes: set[types.CodeType] = field(default_factory=set)
     """The code that ran."""
+    ended: set[tuple[types.CodeType, int]] = field(default_factory=set)
+    """(code, offset of the instruction where a frame of it ended)."""
     backward: bool = False
     """True if a backward ran inside."""
     takes_functions: str | None = None
@@ -105,6 +107,7 @@ class Reads:
             dict(self.variables),
             dict(self.items),
             set(self.codes),
+            set(self.ended),
             self.backward,
             self.takes_functions,
             set(self.noted),

@@ -50,6 +50,7 @@ class FrameWatch:
         device: the device of the run: a backward for an accelerator works in a thread of its own.
         step_aside: called before an operator that takes functions runs, to end the modes that watch
             the run: Dynamo never compiles a function that it met under a mode (pytorch#190286).
+        known: frames that were read before, as `Reads.ended`, and are not read again.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class FrameWatch:
         reads: Reads,
         device: torch.device = _CPU,
         step_aside: Callable[[], object] | None = None,
+        known: frozenset[tuple[types.CodeType, int]] = frozenset(),
     ) -> None:
         self.reads = reads
+        self._known_frames = known
         self._step_aside = step_aside
         self._device = device
         self.skipped: set[int] = set()
@@ -224,6 +227,10 @@ class FrameWatch:
             for store in known.stores:
                 if frame.f_lasti > store.offset:
                     self._note_store(store, frame.f_locals.get(store.variable))
+            ended = known.code, frame.f_lasti
+            if ended in self._known_frames:
+                return
+            self.reads.ended.add(ended)
             with self._lock:
                 if self._noting:  # in this thread
                     raise RuntimeError("the watch was called in its own work")

@@ -216,10 +216,10 @@ def _watches() -> Sequence[object]:
 
 @contextmanager
 def _among_watches(watch: object) -> Generator[None]:
-    """Add a watch to those of this thread, which is not the engine's, for the time of the context."""
+    """Add a watch to those of this thread, which is not the engine's, during the context."""
     own = _of_thread.watches
-    # What torch still keeps as a thread ends, it drops after Python's end of it, and aborts if the
-    # process ends just then. So does a backward in a thread, without us, where there is no `_forget`.
+    # Torch drops what it keeps for a thread after Python has ended the thread, and aborts if the
+    # process ends just then. So does a backward in a thread, without us, if there is no `_forget`.
     if torch.is_grad_enabled() and not torch._C._is_key_in_tls(_WATCHES):
         if _forget is None:
             _kept.extend((own, own))

@@ -186,16 +186,18 @@ class Graphed(Generic[P, R]):
         """Run one of the caller's own first calls as a warm-up."""
         # `run` calls `_refused` before an optimizer's step that no graph can hold. That raises, or,
         # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
+        reads = self._callee.reads
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._table.unserved.note_new(attempt.signature.warmups)
-        # An object that comes back from two calls is the callable's own; replays return it too.
-        self._callee.note_result(result)
         after = self._signatures.flat(args, kwargs)
         # An argument that is an object is taken apart into its fields. If the call has changed a
         # field, objects of that class are taken apart no more: a replay would not write the field.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        reached = self._callee.reached(after)  # the state behind the callable and its arguments
+        # The state behind the callable and its arguments.
+        reached = self._callee.left(after, result, reads)
+        # An object that comes back from two calls is the callable's own; replays return it too.
+        self._callee.note_result(result)
         # A callable that is given no tensor, and reaches none, shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
             # Another device than was assumed: what `run` counted was no warm-up for it.

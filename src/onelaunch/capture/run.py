@@ -61,7 +61,6 @@ from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import HostGenerators, seeded_once, watching_seeds
 from onelaunch.errors import CaptureError
-from onelaunch.frames.peek import has_contents
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
 from onelaunch.optimizers.capturable import noting_steps
@@ -320,9 +319,8 @@ class CaptureRun:
             now = places(plan.tensors, walk)
             job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
-        # Code may ask for the type of a stand-in, or for what hangs on a tensor of this call.
-        marked = any(map(has_contents, plan.tensors))
-        plain = not (marked or self.numbers.following or optimizers_in(walk))
+        # Of the type of a stand-in, code may ask.
+        plain = not (self.numbers.following or optimizers_in(walk))
         watch = job.callee.read_watch(job.device, before=walk if plain else None)
         if watch is not None:
             self.reads, self.effects.stored = watch.reads, watch.stored

@@ -71,6 +71,8 @@ class RanFrame:
         """Number of variables whose values are being looked for."""
         self._known: dict[int, list[object]] = {}
         """id of a symbol -> its values."""
+        self.of_tensors = False
+        """True if it read what hangs on tensors, as no other frame may do."""
 
     def note(self, known: set[int]) -> None:
         """Note all loads and stores of the function's code.
@@ -113,6 +115,7 @@ class RanFrame:
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
         if has_attributes(value) and (uses := own_uses(value, uses)):
+            self.of_tensors |= isinstance(value, Tensor)
             raise_uses(self._reads.owner(value).names, uses)
             inside = attributes_of(value) or ()
             others = {name: use for name, use in uses.items() if name not in inside}
@@ -238,6 +241,7 @@ class RanFrame:
         for value in filter(has_attributes, objects):
             uses = own_uses(value, dict.fromkeys(names, Use.READ))
             if uses or not (told and names) or "__dict__" in names:
+                self.of_tensors |= isinstance(value, Tensor)
                 owner = self._reads.owner(value)
                 owner.opaque |= not names or "__dict__" in names
                 owner.asked |= not told
@@ -254,6 +258,7 @@ class RanFrame:
         for value in filter(has_attributes, values):
             # Functions of `operator` and others mostly compute with a bare tensor.
             if has_contents(value) or not isinstance(value, Tensor):
+                self.of_tensors |= isinstance(value, Tensor)
                 self._reads.owner(value).opaque = True
 
     # Values of symbols.

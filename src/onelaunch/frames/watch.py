@@ -62,6 +62,8 @@ class FrameWatch:
     ) -> None:
         self.reads = reads
         self._known_frames = known
+        self._singular: set[tuple[types.CodeType, int]] = set()
+        """Frames, as in `known`, that read what others do not read, though they end as these do."""
         self._step_aside = step_aside
         self._device = device
         self.skipped: set[int] = set()
@@ -116,6 +118,7 @@ class FrameWatch:
         try:
             with unwatched():  # the hook of this thread may be on still
                 self._note_ended(traceback)
+                self.reads.ended -= self._singular
                 self._arguments.clear()  # another thread may keep this as its hook
                 self._results.clear()
                 self.reads.sum_up()
@@ -230,7 +233,6 @@ class FrameWatch:
             ended = known.code, frame.f_lasti
             if ended in self._known_frames:
                 return
-            self.reads.ended.add(ended)
             with self._lock:
                 if self._noting:  # in this thread
                     raise RuntimeError("the watch was called in its own work")
@@ -240,6 +242,8 @@ class FrameWatch:
                 if known.special is not None:
                     run.note_special(known.special)
                 self._noting = False
+            self._singular |= {ended} if run.of_tensors else set()
+            self.reads.ended.add(ended)
 
     def _note_store(self, store: SureStore, value: object) -> None:
         for name in store.path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -189,11 +190,45 @@ def _reduces(kind: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return getattr(_C, f"_get_cublas_{name}"), lambda setting: setattr(matmul, name, setting)
 
 
-FLAGS: tuple[tuple[str, Callable[[], bool], Callable[[bool], object]], ...] = (
+_PRECISIONS = tuple((of, op) for of in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn"))
+
+
+@functools.cache
+def _same(*values: str) -> tuple[str, ...]:
+    """Return the same tuple for the same values."""
+    return values
+
+
+def _or_precisions(
+    read: Callable[[], Any], write: Callable[[Any], object]
+) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return reader and writer of an older setting of float32's precision. Torch refuses to read it
+    where `fp32_precision` was set to what it cannot tell: then the reader returns all of these."""
+
+    def now() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return _same(*(_C._get_fp32_precision_getter(*kind) for kind in _PRECISIONS))
+
+    def restore(was: Any) -> None:
+        if type(was) is not tuple:
+            write(was)
+            return
+        for kind, precision in zip(_PRECISIONS, was, strict=True):  # pyright: ignore
+            _C._set_fp32_precision_setter(*kind, precision)
+
+    return now, restore
+
+
+FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("cudnn.enabled", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
     ("cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     ("cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    ("cudnn.allow_tf32", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
+    (
+        "cudnn.allow_tf32",
+        *_or_precisions(_C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
+    ),
     ("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
     (
         "memory-efficient attention",
@@ -228,7 +263,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_default_device, torch.set_default_device),
     (torch.get_num_threads, torch.set_num_threads),
     (_deterministic, _set_deterministic),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _or_precisions(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _reduces("fp16"),
     _reduces("bf16"),
     *((read, write) for _, read, write in FLAGS),

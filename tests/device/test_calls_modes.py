@@ -63,6 +63,18 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: attribute(torch.backends.cuda.matmul, "allow_tf32", True),
         lambda: torch.backends.cuda.matmul.allow_tf32,
     ),
+    "matmul fp32_precision": (
+        lambda: attribute(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        lambda: torch.backends.cuda.matmul.fp32_precision,
+    ),
+    "convolution fp32_precision": (
+        lambda: attribute(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+        lambda: torch.backends.cudnn.conv.fp32_precision,
+    ),
+    "fp32_precision": (
+        lambda: attribute(torch.backends, "fp32_precision", "tf32"),
+        lambda: torch.backends.fp32_precision,
+    ),
     "fp16 reduction": (
         lambda: attribute(
             torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False

@@ -436,7 +436,7 @@ def _through_node(
 
 
 def _viewed(memory: ArgumentView | HeldView, inputs: Inputs) -> Tensor:
-    return inputs.tensors[memory.index] if isinstance(memory, ArgumentView) else memory.tensor
+    return inputs.tensors[memory.number] if isinstance(memory, ArgumentView) else memory.tensor
 
 
 def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:

@@ -354,7 +354,7 @@ class CaptureSession:
             if not counts or change.slot.id in known or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
         counted = (*counted, *(change.slot for change in run.effects.moved))
-        job.following = replace(job.following, counted=counted)
+        job.following = job.following._replace(counted=counted)
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:

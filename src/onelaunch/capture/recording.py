@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -22,6 +21,9 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.pair import AutogradPair
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
-from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.io_plan import Inputs, plan_inputs
 from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call

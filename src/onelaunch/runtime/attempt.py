@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from onelaunch.autograd.chain import Chain
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import CapturedCall
@@ -25,6 +24,9 @@ from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.compiled_accesses import CompiledAccesses
 from onelaunch.watch.ledger import Ledger
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.chain import Chain
 
 E = TypeVar("E")
 

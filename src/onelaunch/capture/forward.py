@@ -75,7 +75,7 @@ class Budget(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Forward:
     """The autograd side of one capture.
 

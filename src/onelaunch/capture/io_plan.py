@@ -37,7 +37,7 @@ class Group:
     buffer: Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Inputs:
     """The inputs of a recording, by index: arguments first, then tensors read from slots."""
 
@@ -270,7 +270,7 @@ class HostConstant(NamedTuple):
 Memory = Argument | ArgumentView | Held | HeldView | Lasting | Own | OwnView | HostConstant
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Output:
     """One tensor of the result."""
 
@@ -287,7 +287,7 @@ class Output:
     """True if its graph is used up: the callable has run the backward."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OwnGroup:
     """Results in a shared storage of the recording, copied as one run of bytes."""
 
@@ -298,7 +298,7 @@ class OwnGroup:
     stays: bool = False  # in the recording's memory: ``outputs="static"``
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Outputs:
     """The results of a recording, each tensor object once."""
 

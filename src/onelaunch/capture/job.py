@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onelaunch.capture.forward import Forward
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CaptureJob:
     """A callable and how a call of it is to be captured.
 

@@ -157,7 +157,7 @@ class ScalarUse(NamedTuple):
     chooses: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Numbers:
     """The numbers that one run of a capture follows.
 

@@ -89,7 +89,7 @@ class StateOutput(NamedTuple):
     """The amount to add to the number in the slot, instead of storing the tree's value."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Bucket:
     """The calls that a recording serves.
 
@@ -106,7 +106,7 @@ class Bucket:
     around: Callable[..., Any] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Writes:
     """The memory that each launch writes, beside its results."""
 
@@ -118,7 +118,7 @@ class Writes:
     bumped_inputs: list[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunFacts:
     """Facts of the captured run, for users and warnings; see `Recording`."""
 
@@ -131,7 +131,7 @@ class RunFacts:
     """Containers that the callable adds to, and replays do not."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunComparison:
     """The captured run, compared with the runs before it."""
 
@@ -145,7 +145,7 @@ class RunComparison:
     """True if the run before it found state of another size, and not only a smaller one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CapturedCall:
     """All that the call path needs of a recording."""
 

@@ -83,7 +83,7 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 """Exceptions after which the callable always runs once more for the same call."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PlainRun:
     """A run without stand-ins for numbers, as the baseline of a run with stand-ins.
 
@@ -101,7 +101,7 @@ class PlainRun:
         self.due, self.ledger, self.differs = False, ledger, ledger.difference
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Returned:
     """The result of a run.
 
@@ -119,7 +119,7 @@ class Returned:
     outputs: Outputs | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StateEffects:
     """The effects of a run on the state.
 
@@ -142,7 +142,7 @@ class StateEffects:
     stored: set[tuple[int, object]] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CaptureRun:
     """One run of the callable under capture: its inputs and its effects.
 

@@ -42,7 +42,7 @@ _OF_DEVICES = ("OL103", "OL109")
 """Refusals of a device, in code whose operations nobody watches."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CaptureSession:
     """Attempts at the capture of one call until one succeeds, and the lessons of each."""
 

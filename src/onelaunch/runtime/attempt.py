@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SignatureState:
     """The known facts about a signature, recorded or not."""
 
@@ -132,7 +132,7 @@ class SignatureState:
         return self.by_gradients[empty]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     """A call that warms up its signature, or is to be recorded.
 

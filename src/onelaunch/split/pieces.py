@@ -16,7 +16,7 @@ from onelaunch.split.forward import has_forward
 Forward = Callable[..., Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ReplacedForward:
     """A forward that is replaced for a while.
 

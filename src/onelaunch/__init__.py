@@ -97,8 +97,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
         """Import a public name."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        pause = importlib.import_module("onelaunch.gc_pause").no_collection()
-        with pause:  # a full collection in a process with torch takes 0.1 s
+        with importlib.import_module("onelaunch.gc_pause").importing():
             value = getattr(importlib.import_module(_MODULES[name]), name)
         globals()[name] = value  # found without this function from now on
         return value

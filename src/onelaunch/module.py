@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -16,9 +17,7 @@ from onelaunch.padding.graphed import graphed
 from onelaunch.runtime.graphed import Graphed, like
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.split.forward import ModuleForward
-from onelaunch.split.graphed import SplitGraphed
-from onelaunch.split.pieces import has_forward
+from onelaunch.split.forward import ModuleForward, has_forward
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -144,8 +143,10 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
         )
     distributed.refuse_module(module)
     forward, root = ModuleForward(module, module.__dict__.get("forward")), ("", module)
-    split = options.on_refusal == "split"
-    fast = (SplitGraphed if split else graphed)(forward, options, pool, root)
+    make: Callable[..., Graphed[..., Any]] = graphed
+    if options.on_refusal == "split":
+        from onelaunch.split.graphed import SplitGraphed as make  # few modules are split
+    fast = make(forward, options, pool, root)
     twin = object.__new__(_twin_class(type(module)))
     object.__setattr__(twin, "__dict__", module.__dict__)
     object.__setattr__(twin, "_graphed", (fast,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -35,8 +36,9 @@ def leave_ours_alone() -> None:
 
 def _add_rules() -> None:
     rules: Any = importlib.import_module("torch._dynamo.trace_rules")
-    for package in _PACKAGES:
-        rules.add(f"onelaunch.{package}")
+    *most, last = _PACKAGES
+    rules.SKIP_DIRS += [os.path.join(os.path.dirname(__file__), package) for package in most]
+    rules.add(f"onelaunch.{last}")  # makes a pattern of them all, in 2 ms
 
 
 def once_imported(name: str, then: Callable[[], object]) -> None:

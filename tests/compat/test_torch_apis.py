@@ -779,9 +779,14 @@ def test_dynamo_can_be_told_to_leave_files_alone() -> None:
     import torch._dynamo.trace_rules as rules
 
     before = list(rules.SKIP_DIRS)
+    rules.SKIP_DIRS.append("/some/folder/state")
     rules.add("onelaunch.frames")
     added = [str(path).rstrip("/") for path in rules.SKIP_DIRS[len(before) :]]
     assert any(path.endswith("frames") for path in added)
+    assert rules.check_file("/some/folder/state/walk.py").skipped
+    assert rules.check_file("/some/folder/other.py").skipped is False
+    del rules.SKIP_DIRS[len(before) :]
+    rules._recompile_re()
 
 
 def test_code_can_be_left_alone_without_an_import_of_dynamo() -> None:

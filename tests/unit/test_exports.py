@@ -38,6 +38,8 @@ fast = onelaunch.graph(lambda x: x * 2, warmup=1)
 assert not any(name.startswith("onelaunch.testing") for name in sys.modules)
 assert [float(fast(torch.full((), float(i)))) for i in range(4)] == [0.0, 2.0, 4.0, 6.0]
 assert fast.recordings
+later = {"onelaunch.autograd.pair", "onelaunch.split.graphed", "onelaunch.testing.tensors"}
+assert not later & sys.modules.keys()
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
 """
 EMULATED = """
@@ -97,7 +99,7 @@ def test_a_command_that_needs_no_torch_does_not_import_it() -> None:
     run(WITHOUT_TORCH)
 
 
-def test_the_tape_needs_no_emulated_device() -> None:
+def test_inference_on_the_tape_imports_what_it_needs() -> None:
     run(TAPE)
 
 

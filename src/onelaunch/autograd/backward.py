@@ -75,7 +75,7 @@ class ForwardRun(NamedTuple):
     rebound: Sequence[Slot]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StaticGraph:
     """The autograd graph of a captured forward; each replay fills its saved tensors anew."""
 

@@ -45,7 +45,7 @@ class _Effects(NamedTuple):
     verdict: RehearsalVerdict | None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Capturing:
     """A backward under capture, in one attempt or several; see `capture_backward`."""
 

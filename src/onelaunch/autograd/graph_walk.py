@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -21,10 +21,20 @@ AGAIN = "Trying to backward through the graph a second time"
 """Torch's words for a saved tensor that was freed."""
 DENSE = "gradients that are dense: `sparse=False`"
 
+_FREED_INSIDE = (
+    f"{AGAIN} (or directly access saved tensors after they have already been freed). The "
+    "callable that returned this tensor ran the backward itself, in the same launch. To run it "
+    "again, return the tensor without calling backward inside."
+)
+
+_C: Any = torch._C
+packing_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
+"""A reader of the hooks that pack saved tensors."""
+
 Node = Any
 """A node of an autograd graph; torch has no public type for all of them."""
 
-AccumulateGrad: Any = getattr(torch._C, "_functions").AccumulateGrad  # noqa: B009
+AccumulateGrad: Any = _C._functions.AccumulateGrad
 """The type of a leaf's node. A custom function's node may have a `variable` too."""
 
 _VIEWS = frozenset(
@@ -221,6 +231,22 @@ def is_freed(t: Tensor) -> bool:
         level = list({n: None for node in level for n in _next(node) if n not in seen})
         seen.update(level)
     return False
+
+
+def mark_freed(t: Tensor) -> Tensor:
+    """Return a tensor over the memory of `t` whose graph counts as freed. 1 us. It requires grad,
+    and a backward over it raises, as over the loss of a training step in eager.
+
+    Args:
+        t: a fresh leaf; not to be used afterwards.
+    """
+    return _C._functions.DelayedError(_FREED_INSIDE, 1)(t.requires_grad_())
+
+
+def packing() -> bool:
+    """Return whether the caller's hooks pack saved tensors: `save_on_cpu`, or `checkpoint` around a
+    graphed module. A replay saves nothing, so the callable itself runs."""
+    return torch.is_grad_enabled() and packing_hooks(True) is not None
 
 
 def _freed(node: Node) -> Iterator[bool]:

@@ -28,11 +28,6 @@ _TWICE = (
     ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward."
 )
-_FREED_INSIDE = (
-    f"{AGAIN} (or directly access saved tensors after they have already been freed). The "
-    "callable that returned this tensor ran the backward itself, in the same launch. To run it "
-    "again, return the tensor without calling backward inside."
-)
 _bindings: Any = torch._C
 _keep_graph: Callable[[], bool] = getattr(
     _bindings._autograd, "_get_current_graph_task_keep_graph", lambda: True
@@ -327,13 +322,3 @@ def _not_twice(what: str, where: str | None) -> GraphError:
     """Return OL202 with the line of the backward, or of the callable. The engine's threads run no
     line of the user's."""
     return GraphError("OL202", what, where=user_line() or where)
-
-
-def mark_freed(t: Tensor) -> Tensor:
-    """Return a tensor over the memory of `t` whose graph counts as freed. 1 us. It requires grad,
-    and a backward over it raises, as over the loss of a training step in eager.
-
-    Args:
-        t: a fresh leaf; not to be used afterwards.
-    """
-    return _bindings._functions.DelayedError(_FREED_INSIDE, 1)(t.requires_grad_())

@@ -33,6 +33,7 @@ from onelaunch.autograd.backward import (
 from onelaunch.autograd.capture import capture_backward
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
+from onelaunch.autograd.graph_walk import packing_hooks
 from onelaunch.autograd.node import (
     InFlightForward,
     Lease,
@@ -51,18 +52,11 @@ from onelaunch.trace_names import named
 from onelaunch.watch.difference import TRIES
 
 _C: Any = torch._C
-_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
 _MOST_CHANGES = 8
 """The most captures of a kind of backward while a number that it reads changes."""
-
-
-def packing() -> bool:
-    """Return whether the caller's hooks pack saved tensors: `save_on_cpu`, or `checkpoint` around a
-    graphed module. A replay saves nothing, so the callable itself runs."""
-    return torch.is_grad_enabled() and _hooks(True) is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +153,7 @@ class AutogradPair:
     def take(self) -> InFlightForward | None:
         """Return the recording's lease for one forward, or None while another is in flight. Atomic.
         None also if hooks pack saved tensors."""
-        if _hooks(True) is not None:
+        if packing_hooks(True) is not None:
             return None
         if not self.saves:
             return InFlightForward(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from onelaunch.call.wrappers import is_compound
 _C: Any = torch._C
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """The properties of a tensor by which a kernel may be chosen."""
 
     kind: type
@@ -99,7 +98,7 @@ class CallSpec:
                 for dim, (a, b) in enumerate(zip(mine.shape, theirs.shape, strict=True)):
                     if a != b:
                         return f"{path}, dim {dim}", f"captured {a}, got {b}"
-            for field in TensorSpec.__slots__:
+            for field in TensorSpec._fields:
                 a, b = getattr(mine, field), getattr(theirs, field)
                 if a != b:
                     return f"{path}.{field}", f"captured {a}, got {b}"

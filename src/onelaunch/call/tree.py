@@ -5,7 +5,6 @@ Two calls with equal trees differ only in their tensors.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
 import types
@@ -130,8 +129,7 @@ class Container(NamedTuple):
         return steps_to(self.kind, self.keys, len(self.children))[index]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Above:
+class Above(NamedTuple):
     """A reference from inside an object to an object around it, `up` levels above."""
 
     up: int

@@ -8,6 +8,7 @@ callee.py       the callable, and the roots of the state that it reaches
 rolled_back.py  runs whose effects are undone
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
+leaves.py       leaves of autograd graphs: what a callable may not do with them
 effects.py      the state that each replay writes, gradients among it
 checks.py       refusals, before and after the run, of effects that no replay could repeat
 marks.py        attributes of arguments that are tensors

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 _C: Any = torch._C
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedInputs:
+class ExpectedInputs(NamedTuple):
     """Conditions on the inputs of a recording: the call's tensors, then tensors in slots.
 
     Attributes:
-        count: the number of inputs.
+        number: the number of inputs.
         twice: input index -> the first input that is the same tensor.
         tensors: the check in C++ of type, dispatch keys, dtype, device, sizes, strides and
             `requires_grad` of all other inputs.
@@ -38,7 +36,7 @@ class ExpectedInputs:
         overlaps: the result of `overlapping` in the capture.
     """
 
-    count: int
+    number: int
     twice: dict[int, int]
     tensors: Any
     addresses: dict[int, int]
@@ -82,7 +80,7 @@ class ExpectedInputs:
     def transferred(self, parts: Counterparts) -> ExpectedInputs:
         """Return the same conditions over other objects."""
         # Memory keeps its place, and so does what it overlaps with.
-        return replace(self, kept={i: parts.of(t) for i, t in self.kept.items()})
+        return self._replace(kept={i: parts.of(t) for i, t in self.kept.items()})
 
     def checked(self, values: Sequence[Any]) -> list[Any]:
         """Return the inputs for `tensors` to check."""
@@ -94,7 +92,7 @@ class ExpectedInputs:
         Args:
             names: the name of each input.
         """
-        if len(tensors) != self.count:  # tensors that the callable keeps are missing
+        if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
         given = self.checked(tensors)
         found = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))

@@ -73,7 +73,7 @@ Excluded = frozenset[float | None]
 """Numbers for which a recorded operation gives other bits than eager; None is NaN."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ambiguous:
     """The places that were ambiguous, and those confirmed since, by two stand-ins found there."""
 
@@ -85,7 +85,7 @@ class Ambiguous:
         self.latest = error.places
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class NumberTrials:
     """The results of trials for the captures of one call."""
 

@@ -40,11 +40,11 @@ from onelaunch.capture.io_plan import (
     OwnView,
     own,
 )
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import DevicePool, Driver, Rewind, Travel
+from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
-from onelaunch.source import user_frame
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk
@@ -63,10 +63,6 @@ class _SeenByBackward(NamedTuple):
     """The tensors that the captured graph saves; None if a node does not show them."""
 
 
-class BackwardInside(Exception):
-    """The callable ran a backward itself, or made a leaf for one."""
-
-
 class Budget(Protocol):
     """An owner of device pools that counts the memory of recordings: an `ol.Pool` is behind it."""
 
@@ -79,25 +75,7 @@ class Budget(Protocol):
         ...
 
 
-@contextmanager
-def leaves_refused() -> Generator[None]:
-    """Refuse an in-place operation that autograd forbids in a capture alone, on a stand-in.
-    Stand-ins for arguments and parameters are leaves, where eager may have none.
-
-    Raises:
-        CaptureError: OL113.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "a leaf Variable that requires grad" not in str(error):
-            raise
-        place = user_frame(error.__traceback__)
-        what = "a tensor that requires grad is changed in place"
-        raise CaptureError("OL113", what, where=place) from error
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Forward:
     """The autograd side of one capture.
 
@@ -394,19 +372,6 @@ class Forward:
         return lies_on(t, self.device) and bool(t.numel())
 
 
-def refuse_leaves_of_host(plan: Inputs) -> None:
-    """Refuse arguments that require grad and are copied to the device.
-
-    Raises:
-        CaptureError: OL103.
-    """
-    for t, spec, how in zip(plan.tensors, plan.specs, plan.travels, strict=True):
-        if how == Travel.FILL and t.requires_grad:
-            fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
-            what = f"an argument, {spec}, is copied to the device, and its gradient back"
-            raise CaptureError("OL103", what, fix=fix)
-
-
 def _through_node(
     driver: Driver, outputs: Outputs, results: Sequence[Tensor], inputs: Inputs
 ) -> list[int]:
@@ -436,7 +401,7 @@ def _through_node(
 
 
 def _viewed(memory: ArgumentView | HeldView, inputs: Inputs) -> Tensor:
-    return inputs.tensors[memory.index] if isinstance(memory, ArgumentView) else memory.tensor
+    return inputs.tensors[memory.number] if isinstance(memory, ArgumentView) else memory.tensor
 
 
 def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:

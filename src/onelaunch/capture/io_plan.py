@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Group:
     buffer: Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Inputs:
     """The inputs of a recording, by index: arguments first, then tensors read from slots."""
 
@@ -197,50 +197,44 @@ def _static(driver: Driver, buffer: Tensor, t: Tensor, offset: int) -> Tensor:
 # The memory of a result, with the name that `Recording.outputs` has for it. Offsets are in bytes.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Argument:
+class Argument(NamedTuple):
     """An input itself."""
 
-    kind: ClassVar = "argument"
-    index: int
+    kind = "argument"
+    number: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ArgumentView:
+class ArgumentView(NamedTuple):
     """Memory of an input, from an offset to the input's first element."""
 
-    kind: ClassVar = "view"
-    index: int
+    kind = "view"
+    number: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class Held(NamedTuple):
     """A tensor that exists outside the recording, such as a parameter."""
 
-    kind: ClassVar = "held"
+    kind = "held"
     tensor: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldView:
+class HeldView(NamedTuple):
     """Memory of a tensor from outside, from an offset to its first element."""
 
-    kind: ClassVar = "held view"
+    kind = "held view"
     tensor: Tensor
     offset: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lasting:
+class Lasting(NamedTuple):
     """A gradient in the recording's own memory, which each replay writes and none copies."""
 
-    kind: ClassVar = "held"
+    kind = "held"
     tensor: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Own:
+class Own(NamedTuple):
     """Memory of the recording, which each call copies to fresh memory with its `OwnGroup`.
 
     Attributes:
@@ -248,13 +242,12 @@ class Own:
         start: the first byte, in the storage of the group.
     """
 
-    kind: ClassVar = "own"
+    kind = "own"
     group: int
     start: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnView:
+class OwnView(NamedTuple):
     """A view of another result, which comes out of a node of autograd.
 
     Attributes:
@@ -262,23 +255,22 @@ class OwnView:
         offset: from the other result's first element.
     """
 
-    kind: ClassVar = "own view"
+    kind = "own view"
     result: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostConstant:
+class HostConstant(NamedTuple):
     """A host tensor that the call made, the same at each call: the caller gets a copy."""
 
-    kind: ClassVar = "host constant"
+    kind = "host constant"
     tensor: Tensor
 
 
 Memory = Argument | ArgumentView | Held | HeldView | Lasting | Own | OwnView | HostConstant
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Output:
     """One tensor of the result."""
 
@@ -295,7 +287,7 @@ class Output:
     """True if its graph is used up: the callable has run the backward."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OwnGroup:
     """Results in a shared storage of the recording, copied as one run of bytes."""
 
@@ -306,7 +298,7 @@ class OwnGroup:
     stays: bool = False  # in the recording's memory: ``outputs="static"``
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Outputs:
     """The results of a recording, each tensor object once."""
 

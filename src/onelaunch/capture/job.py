@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.forward import Forward
 from onelaunch.capture.numbers import Following
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import DevicePool, Driver, InPlace
@@ -20,8 +19,11 @@ from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.compiled_accesses import CompiledAccesses
 from onelaunch.watch.ledger import Ledger
 
+if TYPE_CHECKING:
+    from onelaunch.capture.forward import Forward
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class CaptureJob:
     """A callable and how a call of it is to be captured.
 

@@ -55,8 +55,7 @@ _SIZES = (64, 3, 2)
 """The most elements of an example in the last dimension, the one before it, and others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Following:
+class Following(NamedTuple):
     """The numbers that a capture is to follow.
 
     Attributes:
@@ -158,7 +157,7 @@ class ScalarUse(NamedTuple):
     chooses: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Numbers:
     """The numbers that one run of a capture follows.
 

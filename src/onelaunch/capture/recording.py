@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -22,6 +21,9 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.pair import AutogradPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class StateOutput(NamedTuple):
     """The amount to add to the number in the slot, instead of storing the tree's value."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Bucket:
     """The calls that a recording serves.
 
@@ -104,7 +106,7 @@ class Bucket:
     around: Callable[..., Any] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Writes:
     """The memory that each launch writes, beside its results."""
 
@@ -116,7 +118,7 @@ class Writes:
     bumped_inputs: list[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunFacts:
     """Facts of the captured run, for users and warnings; see `Recording`."""
 
@@ -129,7 +131,7 @@ class RunFacts:
     """Containers that the callable adds to, and replays do not."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunComparison:
     """The captured run, compared with the runs before it."""
 
@@ -143,7 +145,7 @@ class RunComparison:
     """True if the run before it found state of another size, and not only a smaller one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CapturedCall:
     """All that the call path needs of a recording."""
 

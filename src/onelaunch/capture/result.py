@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.autograd.pair import ForwardGraph
 from onelaunch.call.ambient import readers
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
@@ -53,6 +52,8 @@ def captured_call(
     for own in outputs.groups:
         own.example = own.example if own.stays else own.example.new_empty(0)
     if forward is not None:
+        from onelaunch.autograd.pair import ForwardGraph  # inference needs none of it
+
         graph, statics = ForwardGraph(graph, forward.pair), []
     optimizers = run.steps.optimizers if _is_watched(run) else _stepped(run)
     counted = run.numbers.counted()

@@ -23,7 +23,7 @@ from onelaunch.watch.compiled_accesses import watching
 from onelaunch.watch.observer import Observer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Effects:
     """The effects of a run under `observer`.
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.backward import ForwardRun
 from onelaunch.autograd.graph_walk import viewed
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.identity import Identities, argument_objects
@@ -39,7 +38,6 @@ from onelaunch.capture.effects import (
     refuse_renewed,
     refuse_reordered,
 )
-from onelaunch.capture.forward import BackwardInside, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.io_plan import (
     Argument,
     CannotPadInside,
@@ -52,6 +50,7 @@ from onelaunch.capture.io_plan import (
     stage,
 )
 from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import NeedsGrad, StateOutput
@@ -84,7 +83,7 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 """Exceptions after which the callable always runs once more for the same call."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PlainRun:
     """A run without stand-ins for numbers, as the baseline of a run with stand-ins.
 
@@ -102,7 +101,7 @@ class PlainRun:
         self.due, self.ledger, self.differs = False, ledger, ledger.difference
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Returned:
     """The result of a run.
 
@@ -120,7 +119,7 @@ class Returned:
     outputs: Outputs | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StateEffects:
     """The effects of a run on the state.
 
@@ -143,7 +142,7 @@ class StateEffects:
     stored: set[tuple[int, object]] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CaptureRun:
     """One run of the callable under capture: its inputs and its effects.
 
@@ -402,6 +401,8 @@ class CaptureRun:
             o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)
         ]
         if forward is not None:
+            from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
+
             compiled = job.compiled_study is not None
             copied = self.constants.known if compiled and self.constants else ()
             rebound = [slot for slot, _ in stored]

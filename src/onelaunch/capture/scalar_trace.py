@@ -38,7 +38,7 @@ class Term:
     index: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ScalarTrace:
     """A trace of the terms computed from some numbers, and of the comparisons that they decided.
 

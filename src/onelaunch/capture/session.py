@@ -16,9 +16,9 @@ from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials
-from onelaunch.capture.forward import BackwardInside
 from onelaunch.capture.io_plan import Inputs, plan_inputs
 from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
@@ -42,7 +42,7 @@ _OF_DEVICES = ("OL103", "OL109")
 """Refusals of a device, in code whose operations nobody watches."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CaptureSession:
     """Attempts at the capture of one call until one succeeds, and the lessons of each."""
 
@@ -354,7 +354,7 @@ class CaptureSession:
             if not counts or change.slot.id in known or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
         counted = (*counted, *(change.slot for change in run.effects.moved))
-        job.following = replace(job.following, counted=counted)
+        job.following = job.following._replace(counted=counted)
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:

@@ -30,7 +30,7 @@ _active: list[tuple[int, Asking]] = []
 _truth: Any = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Asking:
     """The answer that the callable of one signature gets."""
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from threading import RLock
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,8 +56,7 @@ class Provenance(Enum):
     """It was there before, or its origin is unknown."""
 
 
-@dataclass(frozen=True)
-class InPlace:
+class InPlace(NamedTuple):
     """The tensors that kernels are to reach where the caller has them, where that is proven.
 
     Attributes:
@@ -75,8 +73,7 @@ class Released(RuntimeError):
     looks further."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The bytes that a tensor touches: `[start, stop)` in addresses of one storage."""
 
     storage: int

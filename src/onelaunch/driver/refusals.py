@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,8 +57,7 @@ READ_BY_HOST = (
 """The fix for a host tensor whose many values the host reads."""
 
 
-@dataclass(frozen=True)
-class OperatorRefusal:
+class OperatorRefusal(NamedTuple):
     """The reason why one operation cannot be captured."""
 
     code: str

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Self
 
@@ -225,8 +224,7 @@ def seeding_line(before: Place | None, after: Place | None) -> Place | None:
     return place
 
 
-@dataclass(frozen=True)
-class _Watch:
+class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
+from onelaunch.gc_pause import importing
 
 _MAKERS: dict[str, str | Callable[[], Driver]] = {
     "cpu": "onelaunch.testing.driver:TapeDriver",
@@ -28,7 +29,8 @@ def register(kind: str, make: Callable[[], Driver]) -> None:
 def driver_of(kind: str) -> Driver:
     """Find the driver of a device type; it is made once."""
     make = _MAKERS[kind]
-    make = resolve_name(make) if isinstance(make, str) else make
+    with importing():
+        make = resolve_name(make) if isinstance(make, str) else make
     return make()
 
 

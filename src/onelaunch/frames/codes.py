@@ -37,7 +37,7 @@ HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CodeFacts:
     """Facts about a function's code, the same for each frame that it runs in.
 

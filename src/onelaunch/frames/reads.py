@@ -53,7 +53,7 @@ class StandIn:
         return self
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ObjectReads:
     """The reads of one object's attributes."""
 
@@ -66,7 +66,7 @@ class ObjectReads:
     """True if attributes were read by unknown names. An untouched attribute may be among them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reads:
     """The reads of the Python code of a callable's runs. Keeps nothing alive, except objects that
     have only slots."""

@@ -75,7 +75,7 @@ class Reached(NamedTuple):
     calls: list[Symbol]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Loads:
     """The loads and stores in one function's code of places outside its frame."""
 

@@ -16,12 +16,11 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
-import shlex
+import pkgutil
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,9 @@ def compiled(name: str) -> Any:
         raise LookupError("turned off by ONELAUNCH_NATIVE=0")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("it relies on the interpreter lock, which this Python goes without")
-    path = _built(name, (resources.files("onelaunch.native") / f"{name}.c").read_bytes())
+    source = pkgutil.get_data(__name__, f"{name}.c")  # the package may lie in a zip
+    assert source is not None
+    path = _built(name, source)
     loader = importlib.machinery.ExtensionFileLoader(f"onelaunch_{name}", str(path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -65,7 +66,7 @@ def _built(name: str, source: bytes) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made, text = Path(scratch) / target.name, Path(scratch) / f"{name}.c"
-        text.write_bytes(source)  # what is installed may lie in a zip
+        text.write_bytes(source)
         command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, text]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         os.replace(made, target)
@@ -74,6 +75,8 @@ def _built(name: str, source: bytes) -> Path:
 
 def _compiler() -> list[str]:
     """Return the compiler that Python was built with, or another that is installed."""
+    import shlex  # for this alone, once for each machine
+
     wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
         if shutil.which(candidate[0]):

@@ -105,7 +105,7 @@ def _is_patchable(value: object) -> bool:
     return _is_float(value) and value != 0 and math.isfinite(value)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Steps:
     """The optimizer steps of one capture.
 

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 
-@dataclass
+@dataclass(eq=False)
 class GeneratedFunction:
     """The lines of a function, and the objects that they name."""
 

@@ -8,13 +8,12 @@ copies the arguments in; on CUDA, `driver/cuda/graph.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.node import mark_freed
-from onelaunch.autograd.pair import AutogradPair
+from onelaunch.autograd.graph_walk import mark_freed
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Above, Attribute, Constant, Leaf, Same, Shared, Tree, build
 from onelaunch.capture.effects import keeper
@@ -35,6 +34,9 @@ from onelaunch.driver.protocol import Driver, Released, Travel
 from onelaunch.replay.generated import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
 from onelaunch.trace_names import annotated, profiler
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.pair import AutogradPair
 
 _C: Any = torch._C
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from onelaunch.autograd.chain import Chain
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import CapturedCall
@@ -26,10 +25,13 @@ from onelaunch.state.walk import StateWalk
 from onelaunch.watch.compiled_accesses import CompiledAccesses
 from onelaunch.watch.ledger import Ledger
 
+if TYPE_CHECKING:
+    from onelaunch.autograd.chain import Chain
+
 E = TypeVar("E")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SignatureState:
     """The known facts about a signature, recorded or not."""
 
@@ -130,7 +132,7 @@ class SignatureState:
         return self.by_gradients[empty]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     """A call that warms up its signature, or is to be recorded.
 

@@ -12,18 +12,16 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from onelaunch.autograd.chain import Chain
-from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.ambient import refresh_mode_flag, runs_inline
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.forward import BackwardInside
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
 from onelaunch.driver.protocol import Driver
@@ -45,6 +43,10 @@ from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import no_buckets
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.chain import Chain
+    from onelaunch.autograd.pair import AutogradPair
 
 P = ParamSpec("P")
 R = TypeVar("R")

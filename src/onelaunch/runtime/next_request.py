@@ -274,7 +274,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
 def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:
     match memory:
         case Held(tensor) | HostConstant(tensor) | HeldView(tensor, _):
-            return replace(memory, tensor=parts.of(tensor))
+            return memory._replace(tensor=parts.of(tensor))
         case _:
             return memory
 

@@ -58,7 +58,7 @@ class Member:
             forget(self)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Backoff:
     """The eager calls of a signature before its next capture. One eviction costs none. From the
     second in a row, of a recording with little use, a signature waits. Otherwise recordings that do

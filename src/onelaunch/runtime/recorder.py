@@ -6,20 +6,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from onelaunch.autograd.chain import Chain
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
-from onelaunch.capture.forward import BackwardInside, Forward
 from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
@@ -40,6 +39,9 @@ from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import why
 from onelaunch.source import user_line
 from onelaunch.trace_names import named, sizes
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.chain import Chain
 
 _LEAST_BYTES = 1 << 20
 """The least bytes of a tensor that are worth a proof that it needs no copy."""
@@ -166,6 +168,8 @@ class Recorder:
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
         forward = None
         if signature.has_backward:
+            from onelaunch.capture.forward import Forward  # inference needs none of it
+
             direct = options.gradients == "direct" and not distributed.initialized()
             top = callee.state_root
             forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)

@@ -141,7 +141,7 @@ class PoolStats:
         return sum(one.padding * one.bucket_rows for one in self.callables) / rows if rows else 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Counters:
     """The counters of a graphed callable; a replay changes none of them."""
 

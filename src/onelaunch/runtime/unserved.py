@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onelaunch.autograd.pair import packing
+from onelaunch.autograd.graph_walk import packing
 from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable

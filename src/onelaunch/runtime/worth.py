@@ -25,7 +25,7 @@ _WAIT = 32
 _MOST_DOUBLED = 7
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worth:
     """The recordings in a row, for similar calls, that did not pay.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedDims:
+class PaddedDims(NamedTuple):
     """The padding of a tensor to a bucket's size.
 
     Attributes:
@@ -27,8 +25,7 @@ class PaddedDims:
         return next((d for d, p in zip(self.dims, self.places, strict=True) if p == place), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Varying:
+class Varying(NamedTuple):
     """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch.
 
     Attributes:

@@ -44,3 +44,8 @@ class ModuleForward:
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleForward:
         module, own = copy.deepcopy(self.module, memo), copy.deepcopy(self.own, memo)
         return ModuleForward(module, own, self.__name__)
+
+
+def has_forward(module: nn.Module) -> bool:
+    of_class = inspect.getattr_static(type(module), "forward")
+    return "forward" in module.__dict__ or of_class is not nn.Module.forward

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from onelaunch.split.forward import has_forward
+
 Forward = Callable[..., Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _ReplacedForward:
     """A forward that is replaced for a while.
 
@@ -102,11 +103,6 @@ def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     for key, child in module._modules.items():
         if child is not None:
             yield f"{name}.{key}", child
-
-
-def has_forward(module: nn.Module) -> bool:
-    of_class = inspect.getattr_static(type(module), "forward")
-    return "forward" in module.__dict__ or of_class is not nn.Module.forward
 
 
 def _is_apart(module: nn.Module) -> bool:

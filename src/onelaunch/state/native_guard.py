@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ _FUNCTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class NativeGuard:
+class NativeGuard(NamedTuple):
     """The class of the compiled guard, or the reason why there is none."""
 
     guard: Any | None

@@ -257,8 +257,7 @@ def is_same_method(a: object, b: object) -> bool:
     return same and cast(Any, a).__self__ is cast(Any, b).__self__
 
 
-@dataclass(frozen=True)
-class _Description:
+class _Description(NamedTuple):
     """A reader of all facts of the tensor in a slot, except its elements."""
 
     kind: Kind
@@ -294,8 +293,7 @@ def order_of(kind: type) -> tuple[type, ...]:
     return kind.__mro__
 
 
-@dataclass(frozen=True)
-class InnerTensor:
+class InnerTensor(NamedTuple):
     """A reader of an inner tensor of a compound tensor."""
 
     name: str
@@ -304,17 +302,16 @@ class InnerTensor:
         return getattr(t, self.name)
 
 
-@dataclass(frozen=True)
-class ArrayItem:
+class ArrayItem(NamedTuple):
     """A reader of one object in a NumPy array of objects."""
 
-    index: int
+    place: int
 
     def __call__(self, array: Any) -> object:
-        return array.flat[self.index]
+        return array.flat[self.place]
 
     def write(self, array: Any, value: object) -> None:
-        array.flat[self.index] = value
+        array.flat[self.place] = value
 
 
 def requires_grad(t: Tensor) -> bool:

@@ -133,7 +133,7 @@ def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int,
     return held
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StateSnapshot:
     """A snapshot of the state that a callable reaches, taken before a capture."""
 
@@ -214,7 +214,7 @@ def _holds_stand_in(value: object) -> bool:
     return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Kept:
     """A tensor that existed before a capture, with its memory and layout then."""
 

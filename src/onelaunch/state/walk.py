@@ -49,7 +49,7 @@ from onelaunch.state.slots import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StateWalk:
     """The slots that a callable touches, with their contents at the time of the walk."""
 

@@ -24,13 +24,11 @@ from onelaunch.driver.select import register
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.testing.arena import NAME, apart, host_over
-from onelaunch.testing.device import register_device
 from onelaunch.testing.graph import TapeGraph, TapePool
 from onelaunch.testing.memory import HostMemory
 from onelaunch.testing.ports import Ports
 from onelaunch.testing.recorder import TapeRecorder, is_recording
 from onelaunch.testing.rewind import TapeRewind
-from onelaunch.testing.tensors import ArenaMemory, tensor_over
 from onelaunch.testing.torch_module import Event
 from onelaunch.unwinding import unwound
 
@@ -53,6 +51,9 @@ def install() -> None:
         >>> torch.ones(2, device="tape") * 2
         tensor([2., 2.], device='tape:0')
     """
+    from onelaunch.testing.device import register_device  # plain CPU tensors need none of it
+    from onelaunch.testing.tensors import ArenaMemory
+
     register_device()
     register(NAME, lambda: TapeDriver(ArenaMemory))
 
@@ -97,6 +98,8 @@ class TapeDriver:
             raise ValueError(f"{offset} bytes into {base.shape} is no multiple of {dtype}")
         storage = base.untyped_storage()
         if storage.device.type == NAME:
+            from onelaunch.testing.tensors import tensor_over
+
             return tensor_over(storage, dtype, size, stride, first)
         return host_over(storage, dtype, size, stride, first)
 

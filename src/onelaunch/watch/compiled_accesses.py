@@ -159,7 +159,7 @@ class TensorFacts(NamedTuple):
         return TensorFacts(type(t), t.dtype, t.device.type, t.requires_grad, sizes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CompiledAccesses:
     """The reads and writes of one run.
 

@@ -302,7 +302,7 @@ def written_over_a_view(x: Tensor) -> Tensor:
 def test_sizes_and_numbers_that_no_rule_asks_for(f: F, dynamic: bool | None, rand: Rand) -> None:
     """They are symbols when the graph is compiled, and the data says them."""
     if f is written_over_a_view and torch.__version__ < (2, 13):
-        pytest.skip("Inductor of torch 2.11 fails, with its own backend too: shape error in scatter")
+        pytest.skip("torch 2.11: Inductor fails with its own backend too: shape error in scatter")
     captured = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     with torch.no_grad(), dynamo_config.patch(captured), warnings.catch_warnings():
         warnings.simplefilter("ignore")

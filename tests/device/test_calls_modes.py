@@ -71,10 +71,6 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: attribute(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
         lambda: torch.backends.cudnn.conv.fp32_precision,
     ),
-    "fp32_precision": (
-        lambda: attribute(torch.backends, "fp32_precision", "tf32"),
-        lambda: torch.backends.fp32_precision,
-    ),
     "fp16 reduction": (
         lambda: attribute(
             torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False

@@ -37,7 +37,7 @@ def collections() -> Iterator[list[int]]:
 def test_walks_cause_few_collections(
     device: torch.device, rand: Rand, collections: list[int]
 ) -> None:
-    """Without a pause, a walk of a thousand modules causes five full ones, of 0.1 s or more each."""
+    """Without a pause, walks of a thousand modules cause five full ones, of 0.1 s or more each."""
     layers = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(40)]
     model = nn.Sequential(*layers).to(device).eval()
     counts: list[list[int]] = []

@@ -432,9 +432,7 @@ def test_a_thread_that_the_first_call_starts_is_no_part_of_it(
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_torch_keeps_no_object_for_a_thread(
-    trains: bool, device: torch.device, rand: Rand
-) -> None:
+def test_torch_keeps_no_object_for_a_thread(trains: bool, device: torch.device, rand: Rand) -> None:
     """It drops such an object after the thread has ended: if Python ends just then, by an abort."""
     if trains and not hasattr(torch._C, "_remove_obj_from_tls"):
         pytest.skip("a backward leaves an object, without us too")

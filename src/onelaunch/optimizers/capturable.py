@@ -195,7 +195,7 @@ _WATCHES = "onelaunch.optimizers.capturable.watching_steps"
 _forget: Callable[[str], None] | None = getattr(torch._C, "_remove_obj_from_tls", None)
 
 _kept: list[list[object]] = []
-"""The watches of every thread, each twice, where torch has no `_forget`: some releases take no
+"""The watches of every thread, each twice, where torch has no `_forget`. Some releases take no
 reference to an object that they keep for a thread, and drop one as the thread ends."""
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 BY_VALUE = (
-    *(bool, int, str, bytes, type(None), type(Ellipsis), range),
+    *(bool, int, str, bytes, type(None), type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
 
@@ -40,6 +40,36 @@ class ItemKeys(NamedTuple):
 
     items: tuple[Any, ...]
     attributes: tuple[str, ...]
+
+
+class TypedKeys(tuple[Any, ...]):
+    """The keys of a dict that are not all strings. They are compared by type too: `1 == 1.0`."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, cast(Any, other)) is True and all(
+            map(_is_same_key, self, cast(Any, other))
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def _is_same_key(a: object, b: object) -> bool:
+    """Return whether two equal keys are of one type, and `0.0` and `-0.0` are told apart."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return all(map(_is_same_key, a, cast(Any, b)))
+    return type(a) not in (float, complex) or repr(a) == repr(b)
+
+
+def keys_of(mapping: dict[Any, object]) -> tuple[Any, ...]:
+    """Return the keys of a dict, to be compared with those of another."""
+    keys = tuple(dict.keys(mapping))
+    return keys if all(type(key) is str for key in keys) else TypedKeys(keys)
 
 
 def is_ordinary(kind: type) -> bool:
@@ -80,7 +110,7 @@ def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         return (len(items),), items
     if kind is dict:
         mapping = cast(dict[Any, object], value)
-        return tuple(mapping), list(mapping.values())
+        return keys_of(mapping), list(mapping.values())
     if kind is OrderedDict:
         return _dict_parts(cast(OrderedDict[Any, object], value))
     if kind is slice:
@@ -112,7 +142,7 @@ def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
 
 
 def _dict_parts(mapping: dict[Any, object]) -> tuple[tuple[Any, ...], list[object]]:
-    keys, children = tuple(dict.keys(mapping)), list(dict.values(mapping))
+    keys, children = keys_of(mapping), list(dict.values(mapping))
     attributes: dict[str, object] = getattr(mapping, "__dict__", {})
     if not attributes:
         return keys, children

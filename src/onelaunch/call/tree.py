@@ -108,6 +108,9 @@ def _bits(value: object) -> tuple[object, ...] | None:
     if kind is complex:
         number = cast(complex, value)
         return (kind, struct.pack("dd", number.real, number.imag))
+    if kind is range:  # equal if it gives the same numbers
+        span = cast(range, value)
+        return (kind, span.start, span.stop, span.step)
     if kind in BY_VALUE or pytree.is_constant_class(kind):  # has an `==` of its own
         return (kind, value)
     if kind is frozenset:

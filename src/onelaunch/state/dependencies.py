@@ -27,7 +27,7 @@ from onelaunch.state.slots import (
     has_gradient,
     is_leaf,
 )
-from onelaunch.state.walk import Change, StateWalk, is_replaced, is_state
+from onelaunch.state.walk import SMALL, Change, StateWalk, is_replaced, is_state
 
 
 def dependencies(
@@ -146,7 +146,7 @@ def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, obj
     """
     reached = [*before.owners, *before.classes, *values]
     for _, held in before.held.values():
-        if isinstance(held, set | frozenset | dict) and 0 < len(held) <= _SMALL:  # pyright: ignore
+        if isinstance(held, set | frozenset | dict) and 0 < len(held) <= SMALL:  # pyright: ignore
             reached.extend(cast(Iterable[object], held))
     distinct = {id(value): value for value in reached}.values()
     own = (kind for kind in before.classes if not is_library_class(kind))
@@ -196,7 +196,7 @@ def ordered(
     return [
         (slot, value)
         for slot, value in dicts
-        if 1 < len(value) <= _SMALL and slot.id not in replaced and not is_replaced(slot, replaced)
+        if _has_order(value) and slot.id not in replaced and not is_replaced(slot, replaced)
     ]
 
 
@@ -263,8 +263,9 @@ def _with_paths(
     return guarded
 
 
-_SMALL = 64
-"""The most items of a container whose plain values are compared singly."""
+def _has_order(value: dict[object, object]) -> bool:
+    """Return whether the keys of a dict may be in another order, or be other equal keys."""
+    return len(value) <= SMALL and (len(value) > 1 or any(type(key) is not str for key in value))
 
 
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
@@ -272,7 +273,7 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     if isinstance(value, nn.Module):
         return True
     _, _, count = before.containers.get(id(slot.holder), (None, "", 0))
-    if count > _SMALL and not isinstance(slot.holder, set):
+    if count > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
     return use is Use.READ and (not changed or is_state(value) or callable(value))

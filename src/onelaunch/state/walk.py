@@ -233,6 +233,8 @@ def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
     return [(slot, value) for slot, value in found.held.values() if is_memory(value)]
 
 
+SMALL = 64
+"""The most items of a container whose plain values are compared singly."""
 _LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets. They have no slots."""
 _MOST_UNREAD = 10_000
@@ -455,6 +457,10 @@ def reads_more(
     held = {id(content) for _, content in before.held.values()}
     if before.reads is not None and not reads.exceeds(before.reads, held):
         return False
+    known = before.reads.items if before.reads is not None else {}
+    large = {key for key, (_, _, count) in before.containers.items() if count > SMALL}
+    if any(place[0] in large and use > known.get(place, -1) for place, use in reads.items.items()):
+        return True  # of a small container every item counts as read
     now = walk(roots, reads, before.reads)
     replaced = {c.slot.id for c in found if c.before is not MISSING}  # new slots stay
     return any(

@@ -161,15 +161,22 @@ class Callee:
         """Return the state that a warm-up has left. If it was watched, note that state, too.
 
         Args:
-            result: the result of the run. Objects in it that never came back before are not state.
+            result: the result of the run. Objects in it that the state does not lead to are not
+                state, unless they came back before.
             known: the reads before the run.
         """
-        watched = self.reads is not None and self.reads is not known
-        if watched:
-            self.forget(v for v in composites_in([result]) if id(v) not in self._returned)
+        reads = self.reads
+        if reads is None or reads is known:
+            return self.reached(flat)
+        new = [v for v in composites_in([result]) if id(v) not in self._returned]
+        entries = {id(v): entry for v in new if (entry := reads.of(v)) is not None}
+        self.forget(new)
         reached = self.reached(flat)
-        if watched:
-            self._left = weakref.ref(reached.walk().contents)
+        found = entries.keys() & map(id, reached.walk().owners)
+        if found:
+            reads.owners.update((key, entries[key]) for key in found)
+            reached.forget()
+        self._left = weakref.ref(reached.walk().contents)
         return reached
 
     def store_reads(self, watch: FrameWatch | None) -> None:

@@ -203,7 +203,7 @@ def _or_precisions(
     read: Callable[[], Any], write: Callable[[Any], object]
 ) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """Return reader and writer of an older setting of float32's precision. Torch refuses to read it
-    where `fp32_precision` was set to what it cannot tell: then the reader returns all of these."""
+    where `fp32_precision` was set to what it cannot tell: then the reader returns every setting."""
 
     def now() -> Any:
         try:

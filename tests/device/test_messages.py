@@ -323,6 +323,9 @@ class Table:
         self.at: int | None = None
         self.turns = {"n": 0}
         self.kept = [torch.ones(3)] * 30
+        self.n = 0
+        self.log: list[int] = []
+        self.logs: dict[str, list[int]] = {"n": []}
 
     def attribute(self, x: Tensor) -> Tensor:
         if self.at is None:
@@ -334,6 +337,35 @@ class Table:
     def item(self, x: Tensor) -> Tensor:
         y = x * (self.turns["n"] + 0.5)
         self.turns["n"] = self.turns["n"] + 1  # the item moves here
+        return y
+
+    def beside_an_item(self, x: Tensor) -> Tensor:
+        if len(self.turns) > 9:
+            self.turns["n"] = self.turns["n"] + 1
+        y = x * (self.n + 0.5)
+        self.n += 2  # the attribute moves here
+        return y
+
+    def beside_an_attribute(self, x: Tensor) -> Tensor:
+        if len(self.turns) > 9:
+            self.n = self.n + 1
+        y = x * (self.turns["n"] + 0.5)
+        self.turns["n"] += 1  # the item moves here
+        return y
+
+    def grows(self, x: Tensor) -> Tensor:
+        y = x * len(self.log)
+        self.log.append(1)  # it grows here
+        return y
+
+    def fills(self, x: Tensor) -> Tensor:
+        y = x * len(self.turns)
+        self.turns[str(len(self.turns))] = 1  # it is filled here
+        return y
+
+    def grows_inside(self, x: Tensor) -> Tensor:
+        y = x * len(self.logs["n"])
+        self.logs["n"].append(1)  # the inner one grows here
         return y
 
     def pops(self, x: Tensor) -> Tensor:
@@ -375,6 +407,19 @@ CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
     "attribute": (lambda: Table().attribute, "OL118", "the attribute moves here"),
     "item": (lambda: Table().item, "OL118", "the item moves here"),
     "closure": (of_a_closure, "OL118", "the variable moves here"),
+    "attribute beside an item": (
+        lambda: Table().beside_an_item,
+        "OL118",
+        "the attribute moves here",
+    ),
+    "item beside an attribute": (
+        lambda: Table().beside_an_attribute,
+        "OL118",
+        "the item moves here",
+    ),
+    "list": (lambda: Table().grows, "OL118", "it grows here"),
+    "dict": (lambda: Table().fills, "OL118", "it is filled here"),
+    "list in a dict": (lambda: Table().grows_inside, "OL118", "the inner one grows here"),
     "pop": (lambda: Table().pops, "OL105", "it is taken here"),
     "result": (lambda: Table().of_a_result, "OL105", "set here"),
     "argument": (lambda: of_an_argument, "OL105", "stored here"),
@@ -389,6 +434,32 @@ def test_a_change_is_named_where_it_is_made(device: torch.device, name: str, ran
     with pytest.raises(ol.CaptureError) as caught:
         called(fast, 30, lambda i: (rand(i, 3), *rest))
     check(caught.value, code, f"# {text}")
+
+
+def data_of_a_copy(layer: nn.Linear) -> None:
+    kept = {p: p.data.clone() for p in layer.parameters()}
+    for p, old in kept.items():
+        p.data = old  # assigned here
+
+
+def data_of_a_vector(layer: nn.Linear) -> None:
+    vector = nn.utils.parameters_to_vector(layer.parameters()).detach()
+    nn.utils.vector_to_parameters(vector, layer.parameters())  # assigned here
+
+
+@pytest.mark.parametrize("assign", [data_of_a_copy, data_of_a_vector])
+def test_data_that_is_replaced_is_named_where_it_is_assigned(
+    device: torch.device, rand: Rand, assign: Callable[[nn.Linear], None]
+) -> None:
+    layer = nn.Linear(3, 3, device=device)
+
+    def step(x: Tensor) -> Tensor:
+        y = layer(x)
+        assign(layer)
+        return y
+
+    with torch.no_grad():
+        check(refused_step(step, rand), "OL105", "# assigned here")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Callee:
 
         Args:
             before: the state before the run. If it is as the last watched warm-up left it, frames
-                that ended in that warm-up as they do now read the same, and are not read again.
+                that end as they did then read the same, and are not read again.
         """
         if is_profiled():
             return None

@@ -31,7 +31,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
-from onelaunch.source import changed_at, line_of
+from onelaunch.source import Place, changed_at, is_users, line_of
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.slots import (
     MISSING,
@@ -96,11 +96,12 @@ def rebinds(
         compound = next(filter(is_compound, tensors), None)
         if compound is not None:
             what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
-            where = changed_at(codes, slot.key)
+            where = changed_at(codes, slot.word, slot.is_item)
             raise CaptureError("OL105", f"{what}`{slot.name}`", where=where, fix=_PLAIN)
         if id(old) in modules and id(new) in modules and before.is_read(slot):
             what = f"the callable puts another module that it has into `{slot.name}`"
-            raise CaptureError("OL118", what, where=changed_at(codes, slot.key), fix=_BY_NUMBER)
+            where = changed_at(codes, slot.word, slot.is_item)
+            raise CaptureError("OL118", what, where=where, fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
             continue  # a Python effect, which is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
@@ -181,8 +182,13 @@ def _is_fixed(value: object, known: Collection[int]) -> bool:
     return isinstance(value, type | types.ModuleType)
 
 
-def growing_containers(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
+def growing_containers(
+    found: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
+) -> tuple[str, ...]:
     """Return the names of containers that the callable only adds to. No replay does.
+
+    Args:
+        codes: the code that the callable runs.
 
     Raises:
         CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
@@ -200,23 +206,30 @@ def growing_containers(found: Sequence[Change], before: StateWalk) -> tuple[str,
             continue  # a new one takes its place
         if way is None or before.is_read(way):
             what = f"the callable changes the length of `{container[1]}`, which it reads"
-            raise CaptureError("OL118", what, where=_place_of(way, before), fix=_GROWS)
+            where = None if way is None else changed_at(codes, way.word, way.is_item)
+            hook = None if way is None or where is not None else _hook_of(way, before)
+            fix = _GROWS if hook is None else _OUTSIDE
+            raise CaptureError("OL118", what, where=where or hook, fix=fix)
         names[container[1]] = None
     return tuple(names)
 
 
 _GROWS = (
-    "keep what grows outside of the callable; a hook that counts its backwards, as of "
-    '`register_multi_grad_hook(..., mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
+    "read it and change it outside of the callable, and pass what is read, `y = fast(x, "
+    "len(seen)); seen.append(1)`; or count in a tensor on the device, and compute with it"
+)
+_OUTSIDE = (
+    "put a hook that counts its backwards, as of `register_multi_grad_hook(..., "
+    'mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
 )
 
 
-def _place_of(way: Slot | None, before: StateWalk) -> str | None:
-    """Return the line of the function that has this slot as a variable."""
+def _hook_of(way: Slot, before: StateWalk) -> Place | None:
+    """Return the line of the user's hook whose wrapper, of a library, has this slot as a variable.
+    Torch's `register_multi_grad_hook` has such a wrapper."""
     for fn in before.functions:
-        if way is not None and any(way.holder is cell for cell in fn.__closure__ or ()):
-            place = line_of(inspect.unwrap(fn))
-            return None if place is None else str(place)
+        if any(way.holder is cell for cell in fn.__closure__ or ()):
+            return None if is_users(fn.__code__.co_filename) else line_of(inspect.unwrap(fn))
     return None
 
 
@@ -249,9 +262,9 @@ def refuse_renewed(
             f"is {value!r} in the new one"
         )
         fix = "keep the object, and move the number on in it, `state.n += 1`; or a tensor in it"
-        via = "" if slot.via is None else slot.via.name.rpartition(".")[2]
-        place = changed_at(codes, via)
-        raise CaptureError("OL118", what, where=None if place is None else str(place), fix=fix)
+        via = slot.via
+        where = None if via is None else changed_at(codes, via.word, via.is_item)
+        raise CaptureError("OL118", what, where=where, fix=fix)
 
 
 def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:

@@ -436,11 +436,14 @@ class CaptureRun:
             self.effects.state.append(state._replace(tree=tree, step=state.step or step))
         assert self.effects.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
-        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device)
-        self.effects.growing_containers = growing_containers(self.effects.changes, snapshot.walk)
+        codes = job.callee.codes
+        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
+        self.effects.growing_containers = growing_containers(
+            self.effects.changes, snapshot.walk, codes
+        )
         refuse_reordered(self.effects.changes, snapshot.walk)
         own = {state.slot.id for state in self.effects.state}
-        refuse_renewed(self.effects.changes, snapshot.walk, own, job.callee.codes)
+        refuse_renewed(self.effects.changes, snapshot.walk, own, codes)
         kept = {id(t) for t in self.effects.lasting}
         self.returned.tensors = [t for t in unique(every) if id(t) not in kept]
         self.returned.staying = (

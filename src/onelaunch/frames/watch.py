@@ -63,7 +63,7 @@ class FrameWatch:
         self.reads = reads
         self._known_frames = known
         self._singular: set[tuple[types.CodeType, int]] = set()
-        """Frames, as in `known`, that read what others do not read, though they end as these do."""
+        """Frames, as in `known`, that end as others do, and yet read other places."""
         self._step_aside = step_aside
         self._device = device
         self.skipped: set[int] = set()

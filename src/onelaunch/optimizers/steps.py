@@ -287,7 +287,7 @@ class Steps:
             return CaptureError("OL122", what, where=place, fix=fix)
         what = f"{kind} counts its steps in Python, in `{slot.name}`"
         fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
-        place = changed_at(codes, slot.key) or line_of(fn, r"\.step\(")
+        place = changed_at(codes, slot.word, slot.is_item) or line_of(fn, r"\.step\(")
         return CaptureError("OL120", what, where=place, fix=fix)
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:

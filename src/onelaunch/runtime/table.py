@@ -250,8 +250,7 @@ def refuse_moving(
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    names = (s.name if s.kind == "cell" else s.key for slots in moving for s in slots)
-    found = (changed_at(codes, name) for name in names)
+    found = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
     place = next((place for place in found if place is not None), None)
     return CaptureError("OL118", what, where=place)
 

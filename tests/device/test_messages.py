@@ -117,6 +117,26 @@ def test_a_number_of_a_group_is_named_where_it_is_set(device: torch.device, rand
     check(refused_step(step, rand), "OL122", "# set here")
 
 
+def test_a_schedule_of_ones_own_is_named_and_not_what_asks(
+    device: torch.device, rand: Rand
+) -> None:
+    layer = nn.Linear(3, 3, device=device)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def decay() -> None:
+        sgd.param_groups[0]["lr"] *= 0.5  # set here
+
+    def step(x: Tensor) -> Tensor:
+        sgd.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        sgd.step()
+        decay()
+        return loss.detach() * (0 if sgd.param_groups[0]["lr"] == 0 else 1)
+
+    check(refused_step(step, rand), "OL122", "# set here")
+
+
 class Lookahead(torch.optim.Optimizer):
     """A wrapper as people write it: it counts in the groups of the optimizer that it wraps."""
 
@@ -129,7 +149,7 @@ class Lookahead(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         self.base.step()
         for group in self.param_groups:
-            group["counter"] += 1
+            group["counter"] += 1  # counts here
             for p in group["params"]:
                 p.data.mul_(1 - 1 / group["counter"])
 
@@ -138,7 +158,7 @@ def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Ra
     layer = nn.Linear(3, 3, device=device)
     wrapper = Lookahead(torch.optim.SGD(layer.parameters(), lr=0.1))
 
-    def step(x: Tensor) -> Tensor:  # begins here
+    def step(x: Tensor) -> Tensor:
         layer.zero_grad()
         loss = layer(x).square().mean()
         loss.backward()
@@ -146,7 +166,7 @@ def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Ra
         return loss.detach()
 
     error = refused_step(step, rand)
-    check(error, "OL122", "# begins here")
+    check(error, "OL122", "# counts here")
     assert "`counter` of SGD" in error.what
     assert "graph the forward and backward alone" in error.fix
 

@@ -126,10 +126,10 @@ def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> P
     return found
 
 
-def loaded_at(codes: Iterable[CodeType], name: object) -> Place | None:
-    """Find the user's first line that loads a name, in code that ran."""
-    lines = _lines(codes)
-    return next((place for place, steps in lines if _has(steps, _LOADS, name)), None)
+def loaded_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
+    """Find the user's first line that loads a name or a key, in code that ran."""
+    loads = {"LOAD_CONST"} if item else _LOADS
+    return next((place for place, steps in _lines(codes) if _has(steps, loads, name)), None)
 
 
 def argument_changed_at(fn: object) -> Place | None:

@@ -345,6 +345,7 @@ class Table:
         self.kept = [torch.ones(3)] * 30
         self.n = 0
         self.log: list[int] = []
+        self.tensors: dict[str, list[Tensor]] = {"n": []}
         self.logs: dict[str, list[int]] = {"n": []}
 
     def attribute(self, x: Tensor) -> Tensor:
@@ -388,6 +389,17 @@ class Table:
         self.logs["n"].append(1)  # the inner one grows here
         return y
 
+    def grows_by_another_name(self, x: Tensor) -> Tensor:
+        log = self.log  # it is taken here
+        y = x * len(log)
+        log.append(1)
+        return y
+
+    def keeps_inside(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.tensors["n"].append(y)  # it is kept here
+        return y
+
     def pops(self, x: Tensor) -> Tensor:
         count = len(self.kept)
         self.kept.pop()  # it is taken here
@@ -417,6 +429,18 @@ def of_a_closure() -> Callable[[Tensor], Tensor]:
     return f
 
 
+def test_what_grows_inside_of_a_dict_is_named(device: torch.device, rand: Rand) -> None:
+    logs: dict[str, list[int]] = {"n": []}
+
+    def f(x: Tensor) -> Tensor:
+        logs["n"].append(1)  # it grows here
+        return x * 2
+
+    with pytest.warns(ol.GraphWarning, match="OL309") as caught:
+        called(ol.graph(f, warmup=1), 3, lambda i: (rand(i, 3),))
+    check(caught[0].message, "OL309", "# it grows here")
+
+
 def called(fast: Any, calls: int, arguments: Callable[[int], tuple[Any, ...]]) -> None:
     with torch.no_grad():
         for i in range(calls):
@@ -440,6 +464,8 @@ CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
     "list": (lambda: Table().grows, "OL118", "it grows here"),
     "dict": (lambda: Table().fills, "OL118", "it is filled here"),
     "list in a dict": (lambda: Table().grows_inside, "OL118", "the inner one grows here"),
+    "list by another name": (lambda: Table().grows_by_another_name, "OL118", "it is taken here"),
+    "tensors in a dict": (lambda: Table().keeps_inside, "OL105", "it is kept here"),
     "pop": (lambda: Table().pops, "OL105", "it is taken here"),
     "result": (lambda: Table().of_a_result, "OL105", "set here"),
     "argument": (lambda: of_an_argument, "OL105", "stored here"),

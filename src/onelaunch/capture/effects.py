@@ -26,12 +26,12 @@ from onelaunch.call.tree import (
 )
 from onelaunch.call.wrappers import is_compound
 from onelaunch.capture.io_plan import Outputs
-from onelaunch.capture.recording import StateOutput
+from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
-from onelaunch.source import Place, changed_at, is_users, line_of
+from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.slots import (
     MISSING,
@@ -109,7 +109,8 @@ def rebinds(
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
             fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
-            place = changed_at(codes, name.rpartition(".")[2])
+            held = slot.via if slot.is_item else slot
+            place = None if held is None else changed_at(codes, held.word, held.is_item)
             made = observer.memory.made_at(tensors[0]) if tensors else None
             where = made if place is None else str(place)
             raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
@@ -184,8 +185,8 @@ def _is_fixed(value: object, known: Collection[int]) -> bool:
 
 def growing_containers(
     found: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
-) -> tuple[str, ...]:
-    """Return the names of containers that the callable only adds to. No replay does.
+) -> Growing:
+    """Return the containers that the callable only adds to. No replay does.
 
     Args:
         codes: the code that the callable runs.
@@ -194,6 +195,7 @@ def growing_containers(
         CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
     """
     names: dict[str, None] = {}
+    place: Place | None = None
     ways = {id(value): slot for slot, value in before.held.values()}
     replaced = {change.slot.id for change in found}
     for change in found:
@@ -206,12 +208,13 @@ def growing_containers(
             continue  # a new one takes its place
         if way is None or before.is_read(way):
             what = f"the callable changes the length of `{container[1]}`, which it reads"
-            where = None if way is None else changed_at(codes, way.word, way.is_item)
+            where = None if way is None else _place_of(way, codes)
             hook = None if way is None or where is not None else _hook_of(way, before)
             fix = _GROWS if hook is None else _OUTSIDE
             raise CaptureError("OL118", what, where=where or hook, fix=fix)
         names[container[1]] = None
-    return tuple(names)
+        place = place or _place_of(way, codes)
+    return Growing(tuple(names), place)
 
 
 _GROWS = (
@@ -222,6 +225,11 @@ _OUTSIDE = (
     "put a hook that counts its backwards, as of `register_multi_grad_hook(..., "
     'mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
 )
+
+
+def _place_of(way: Slot, codes: Collection[CodeType]) -> Place | None:
+    """Return the line that changes the container in a slot, or else takes it from there."""
+    return changed_at(codes, way.word, way.is_item) or loaded_at(codes, way.word, way.is_item)
 
 
 def _hook_of(way: Slot, before: StateWalk) -> Place | None:

@@ -15,6 +15,7 @@ import sysconfig
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -110,21 +111,25 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
     return next((p for p in lines if re.search(r"\b(def|lambda)\b", p.source)), lines[0])
 
 
-def changed_at(codes: Iterable[CodeType], name: object) -> Place | None:
-    """Find the user's first line that changes an attribute, a variable or an item of this name, in
-    code that ran. A computation of the next value precedes an assignment of a constant."""
+def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
+    """Find the user's first line that changes an attribute or a variable of this name, in code that
+    ran. A computation of the next value precedes an assignment of a constant.
+
+    Args:
+        item: True for an item of a container, whose key is `name`.
+    """
     found, most = None, 0
     for place, steps in _lines(codes):
-        rank = _change(steps, name)
+        rank = _change(steps, name, item)
         if rank > most:
             found, most = place, rank
     return found
 
 
-def loaded_at(codes: Iterable[CodeType], name: object) -> Place | None:
-    """Find the user's first line that loads a name, in code that ran."""
-    lines = _lines(codes)
-    return next((place for place, steps in lines if _has(steps, _LOADS, name)), None)
+def loaded_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
+    """Find the user's first line that loads a name or a key, in code that ran."""
+    loads = {"LOAD_CONST"} if item else _LOADS
+    return next((place for place, steps in _lines(codes) if _has(steps, loads, name)), None)
 
 
 def argument_changed_at(fn: object) -> Place | None:
@@ -144,6 +149,10 @@ _STORES = {
 }
 _LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
 _ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_KEYED = _ITEMS | {"COPY"}
+"""Instructions after a key: a store, or the load in `d["n"] += 1`."""
+_BY_NAME = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"))
+"""Names by which code changes an attribute whose name is a string."""
 _CHANGING = frozenset(
     (
         *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert"),
@@ -172,16 +181,30 @@ def _has(steps: Iterable[dis.Instruction], instructions: Collection[str], name: 
     return any(step.opname in instructions and step.argval == name for step in steps)
 
 
-def _change(steps: Sequence[dis.Instruction], name: object) -> int:
+def _change(steps: Sequence[dis.Instruction], name: object, item: bool) -> int:
     """Return how much a line looks like the change of a name, from 0 for not at all."""
     names = {step.opname for step in steps}
-    loads, item = _has(steps, _LOADS, name), _has(steps, {"LOAD_CONST"}, name)
-    stores = _has(steps, _STORES, name) or (item and not names.isdisjoint(_ITEMS))
-    if stores and (loads or (item and "BINARY_OP" in names)):
-        return 4  # `self.n += 1`
-    if loads and any(step.argval in _CHANGING for step in steps):
-        return 3  # `self.log.append(n)`
-    return 2 if stores and ("BINARY_OP" in names or "LOAD_CONST" not in names) else int(stores)
+    key = _has(steps, {"LOAD_CONST"}, name)
+    loads = key if item else _has(steps, _LOADS, name)
+    if item:
+        stores = any(
+            _has([a], {"LOAD_CONST"}, name) and b.opname in _KEYED for a, b in pairwise(steps)
+        )
+        computes = "BINARY_OP" in names
+    else:
+        stores = _has(steps, _STORES, name) or (key and _mentions(steps, _BY_NAME))
+        computes = loads
+    if stores and computes:
+        return 5  # `self.n += 1`
+    if loads and _mentions(steps, _CHANGING):
+        return 4  # `self.log.append(n)`
+    if stores:
+        return 3 if "BINARY_OP" in names or "LOAD_CONST" not in names else 2
+    return int(loads and not names.isdisjoint(_ITEMS))  # `self.log[n] = 1`
+
+
+def _mentions(steps: Iterable[dis.Instruction], words: Collection[str]) -> bool:
+    return any(step.argval in words for step in steps)
 
 
 def code_of(fn: Any) -> CodeType | None:

@@ -117,6 +117,26 @@ def test_a_number_of_a_group_is_named_where_it_is_set(device: torch.device, rand
     check(refused_step(step, rand), "OL122", "# set here")
 
 
+def test_a_schedule_of_ones_own_is_named_and_not_what_asks(
+    device: torch.device, rand: Rand
+) -> None:
+    layer = nn.Linear(3, 3, device=device)
+    sgd = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def decay() -> None:
+        sgd.param_groups[0]["lr"] *= 0.5  # set here
+
+    def step(x: Tensor) -> Tensor:
+        sgd.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        sgd.step()
+        decay()
+        return loss.detach() * (0 if sgd.param_groups[0]["lr"] == 0 else 1)
+
+    check(refused_step(step, rand), "OL122", "# set here")
+
+
 class Lookahead(torch.optim.Optimizer):
     """A wrapper as people write it: it counts in the groups of the optimizer that it wraps."""
 
@@ -129,7 +149,7 @@ class Lookahead(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         self.base.step()
         for group in self.param_groups:
-            group["counter"] += 1
+            group["counter"] += 1  # counts here
             for p in group["params"]:
                 p.data.mul_(1 - 1 / group["counter"])
 
@@ -138,7 +158,7 @@ def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Ra
     layer = nn.Linear(3, 3, device=device)
     wrapper = Lookahead(torch.optim.SGD(layer.parameters(), lr=0.1))
 
-    def step(x: Tensor) -> Tensor:  # begins here
+    def step(x: Tensor) -> Tensor:
         layer.zero_grad()
         loss = layer(x).square().mean()
         loss.backward()
@@ -146,7 +166,7 @@ def test_a_wrapper_that_counts_is_told_what_to_do(device: torch.device, rand: Ra
         return loss.detach()
 
     error = refused_step(step, rand)
-    check(error, "OL122", "# begins here")
+    check(error, "OL122", "# counts here")
     assert "`counter` of SGD" in error.what
     assert "graph the forward and backward alone" in error.fix
 
@@ -323,6 +343,10 @@ class Table:
         self.at: int | None = None
         self.turns = {"n": 0}
         self.kept = [torch.ones(3)] * 30
+        self.n = 0
+        self.log: list[int] = []
+        self.tensors: dict[str, list[Tensor]] = {"n": []}
+        self.logs: dict[str, list[int]] = {"n": []}
 
     def attribute(self, x: Tensor) -> Tensor:
         if self.at is None:
@@ -334,6 +358,46 @@ class Table:
     def item(self, x: Tensor) -> Tensor:
         y = x * (self.turns["n"] + 0.5)
         self.turns["n"] = self.turns["n"] + 1  # the item moves here
+        return y
+
+    def beside_an_item(self, x: Tensor) -> Tensor:
+        if len(self.turns) > 9:
+            self.turns["n"] = self.turns["n"] + 1
+        y = x * (self.n + 0.5)
+        self.n += 2  # the attribute moves here
+        return y
+
+    def beside_an_attribute(self, x: Tensor) -> Tensor:
+        if len(self.turns) > 9:
+            self.n = self.n + 1
+        y = x * (self.turns["n"] + 0.5)
+        self.turns["n"] += 1  # the item moves here
+        return y
+
+    def grows(self, x: Tensor) -> Tensor:
+        y = x * len(self.log)
+        self.log.append(1)  # it grows here
+        return y
+
+    def fills(self, x: Tensor) -> Tensor:
+        y = x * len(self.turns)
+        self.turns[str(len(self.turns))] = 1  # it is filled here
+        return y
+
+    def grows_inside(self, x: Tensor) -> Tensor:
+        y = x * len(self.logs["n"])
+        self.logs["n"].append(1)  # the inner one grows here
+        return y
+
+    def grows_by_another_name(self, x: Tensor) -> Tensor:
+        log = self.log  # it is taken here
+        y = x * len(log)
+        log.append(1)
+        return y
+
+    def keeps_inside(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.tensors["n"].append(y)  # it is kept here
         return y
 
     def pops(self, x: Tensor) -> Tensor:
@@ -365,6 +429,18 @@ def of_a_closure() -> Callable[[Tensor], Tensor]:
     return f
 
 
+def test_what_grows_inside_of_a_dict_is_named(device: torch.device, rand: Rand) -> None:
+    logs: dict[str, list[int]] = {"n": []}
+
+    def f(x: Tensor) -> Tensor:
+        logs["n"].append(1)  # it grows here
+        return x * 2
+
+    with pytest.warns(ol.GraphWarning, match="OL309") as caught:
+        called(ol.graph(f, warmup=1), 3, lambda i: (rand(i, 3),))
+    check(caught[0].message, "OL309", "# it grows here")
+
+
 def called(fast: Any, calls: int, arguments: Callable[[int], tuple[Any, ...]]) -> None:
     with torch.no_grad():
         for i in range(calls):
@@ -375,6 +451,21 @@ CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
     "attribute": (lambda: Table().attribute, "OL118", "the attribute moves here"),
     "item": (lambda: Table().item, "OL118", "the item moves here"),
     "closure": (of_a_closure, "OL118", "the variable moves here"),
+    "attribute beside an item": (
+        lambda: Table().beside_an_item,
+        "OL118",
+        "the attribute moves here",
+    ),
+    "item beside an attribute": (
+        lambda: Table().beside_an_attribute,
+        "OL118",
+        "the item moves here",
+    ),
+    "list": (lambda: Table().grows, "OL118", "it grows here"),
+    "dict": (lambda: Table().fills, "OL118", "it is filled here"),
+    "list in a dict": (lambda: Table().grows_inside, "OL118", "the inner one grows here"),
+    "list by another name": (lambda: Table().grows_by_another_name, "OL118", "it is taken here"),
+    "tensors in a dict": (lambda: Table().keeps_inside, "OL105", "it is kept here"),
     "pop": (lambda: Table().pops, "OL105", "it is taken here"),
     "result": (lambda: Table().of_a_result, "OL105", "set here"),
     "argument": (lambda: of_an_argument, "OL105", "stored here"),
@@ -389,6 +480,32 @@ def test_a_change_is_named_where_it_is_made(device: torch.device, name: str, ran
     with pytest.raises(ol.CaptureError) as caught:
         called(fast, 30, lambda i: (rand(i, 3), *rest))
     check(caught.value, code, f"# {text}")
+
+
+def data_of_a_copy(layer: nn.Linear) -> None:
+    kept = {p: p.data.clone() for p in layer.parameters()}
+    for p, old in kept.items():
+        p.data = old  # assigned here
+
+
+def data_of_a_vector(layer: nn.Linear) -> None:
+    vector = nn.utils.parameters_to_vector(layer.parameters()).detach()
+    nn.utils.vector_to_parameters(vector, layer.parameters())  # assigned here
+
+
+@pytest.mark.parametrize("assign", [data_of_a_copy, data_of_a_vector])
+def test_data_that_is_replaced_is_named_where_it_is_assigned(
+    device: torch.device, rand: Rand, assign: Callable[[nn.Linear], None]
+) -> None:
+    layer = nn.Linear(3, 3, device=device)
+
+    def step(x: Tensor) -> Tensor:
+        y = layer(x)
+        assign(layer)
+        return y
+
+    with torch.no_grad():
+        check(refused_step(step, rand), "OL105", "# assigned here")
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,30 @@ def test_the_fix_is_of_use(
     run(mended)
 
 
+def test_a_list_that_grows_is_read_and_changed_outside(device: torch.device, rand: Rand) -> None:
+    seen: list[int] = []
+
+    def grows(x: Tensor) -> Tensor:
+        y = x * len(seen)
+        seen.append(1)
+        return y
+
+    fast = ol.graph(grows, warmup=1)
+    fast(rand(0, 3))
+    with pytest.raises(ol.CaptureError, match="OL118") as caught:
+        fast(rand(1, 3))
+    assert "y = fast(x, len(seen)); seen.append(1)" in caught.value.fix
+
+    fast = ol.graph(lambda x, length: x * length, warmup=1)
+    for i in range(8):
+        x = rand(i, 3)
+        y = fast(x, len(seen))
+        assert torch.equal(y, x * len(seen))
+        seen.append(1)
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 4
+
+
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)  # packed where the sizes are
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_packed_sequence_is_refused_as_packing_is(

@@ -254,6 +254,28 @@ def test_an_optimizer_that_counts_in_an_attribute_is_refused(
     assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
 
 
+def test_an_attribute_is_told_from_an_option_of_its_name(device: torch.device) -> None:
+    class Decaying(Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
+            self.rate = 1.0
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                if len(group) > 99:
+                    group["rate"] = group["rate"] * 0.9
+                self.rate *= 0.9
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=group["lr"] * self.rate)
+
+    fast = ol.graph(training(device, Decaying).step, warmup=1)
+    fast(*batch(0, device))
+    with pytest.raises(ol.CaptureError, match=r"OL120.*`optimizer\.rate`") as caught:
+        fast(*batch(1, device))
+    assert str(caught.value.where).endswith(": self.rate *= 0.9")
+
+
 def test_an_optimizer_whose_count_it_does_not_use_is_captured(device: torch.device) -> None:
     class Counting(O.SGD):
         steps = 0

@@ -90,7 +90,7 @@ class Rehearsal:
                 how = "reads" if use is Use.READ else "stores"
                 what = f"a backward {how} `{name}` and moves it on, from {was!r} to {now!r}"
                 codes = self._watch.reads.codes if self._watch is not None else ()
-                where = changed_at(codes, change.slot.key)
+                where = changed_at(codes, change.slot.word, change.slot.is_item)
                 fix = None if use is Use.READ else "store it after the backward, outside of it"
                 raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
 

@@ -193,15 +193,20 @@ def refuse_uncovered(
     every: Sequence[Tensor],
     observer: Observer,
     device: torch.device,
+    codes: Collection[CodeType],
 ) -> None:
-    """Refuse tensors of the recording in places that no replay renews."""
+    """Refuse tensors of the recording in places that no replay renews.
+
+    Args:
+        codes: the code that the callable runs.
+    """
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
             if before.held.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
-                raise CaptureError(
-                    "OL105", what, where=observer.memory.made_at(t), fix=WRITE_IN_PLACE
-                )
+                place = changed_at(codes, "data") or loaded_at(codes, "vector_to_parameters")
+                where = place or observer.memory.made_at(t)
+                raise CaptureError("OL105", what, where=where, fix=WRITE_IN_PLACE)
             what = f"`{slot.name}` keeps a tensor made in the call"
             raise CaptureError("OL105", what, where=observer.memory.made_at(t))

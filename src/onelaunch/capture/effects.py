@@ -26,12 +26,12 @@ from onelaunch.call.tree import (
 )
 from onelaunch.call.wrappers import is_compound
 from onelaunch.capture.io_plan import Outputs
-from onelaunch.capture.recording import StateOutput
+from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
-from onelaunch.source import changed_at, line_of
+from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.slots import (
     MISSING,
@@ -96,11 +96,12 @@ def rebinds(
         compound = next(filter(is_compound, tensors), None)
         if compound is not None:
             what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
-            where = changed_at(codes, slot.key)
+            where = changed_at(codes, slot.word, slot.is_item)
             raise CaptureError("OL105", f"{what}`{slot.name}`", where=where, fix=_PLAIN)
         if id(old) in modules and id(new) in modules and before.is_read(slot):
             what = f"the callable puts another module that it has into `{slot.name}`"
-            raise CaptureError("OL118", what, where=changed_at(codes, slot.key), fix=_BY_NUMBER)
+            where = changed_at(codes, slot.word, slot.is_item)
+            raise CaptureError("OL118", what, where=where, fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
             continue  # a Python effect, which is not repeated
         grown = old is MISSING and not isinstance(slot.holder, dict)
@@ -108,7 +109,8 @@ def rebinds(
             name = slot.name.rpartition("[")[0] if slot.name.endswith("]") else slot.name
             what = f"`{name}` {'lost' if new is MISSING else 'got'} a tensor in the call"
             fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
-            place = changed_at(codes, name.rpartition(".")[2])
+            held = slot.via if slot.is_item else slot
+            place = None if held is None else changed_at(codes, held.word, held.is_item)
             made = observer.memory.made_at(tensors[0]) if tensors else None
             where = made if place is None else str(place)
             raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
@@ -181,13 +183,19 @@ def _is_fixed(value: object, known: Collection[int]) -> bool:
     return isinstance(value, type | types.ModuleType)
 
 
-def growing_containers(found: Sequence[Change], before: StateWalk) -> tuple[str, ...]:
-    """Return the names of containers that the callable only adds to. No replay does.
+def growing_containers(
+    found: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
+) -> Growing:
+    """Return the containers that the callable only adds to. No replay does.
+
+    Args:
+        codes: the code that the callable runs.
 
     Raises:
         CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
     """
     names: dict[str, None] = {}
+    place: Place | None = None
     ways = {id(value): slot for slot, value in before.held.values()}
     replaced = {change.slot.id for change in found}
     for change in found:
@@ -200,23 +208,36 @@ def growing_containers(found: Sequence[Change], before: StateWalk) -> tuple[str,
             continue  # a new one takes its place
         if way is None or before.is_read(way):
             what = f"the callable changes the length of `{container[1]}`, which it reads"
-            raise CaptureError("OL118", what, where=_place_of(way, before), fix=_GROWS)
+            where = None if way is None else _place_of(way, codes)
+            hook = None if way is None or where is not None else _hook_of(way, before)
+            fix = _GROWS if hook is None else _OUTSIDE
+            raise CaptureError("OL118", what, where=where or hook, fix=fix)
         names[container[1]] = None
-    return tuple(names)
+        place = place or _place_of(way, codes)
+    return Growing(tuple(names), place)
 
 
 _GROWS = (
-    "keep what grows outside of the callable; a hook that counts its backwards, as of "
-    '`register_multi_grad_hook(..., mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
+    "read it and change it outside of the callable, and pass what is read, `y = fast(x, "
+    "len(seen)); seen.append(1)`; or count in a tensor on the device, and compute with it"
+)
+_OUTSIDE = (
+    "put a hook that counts its backwards, as of `register_multi_grad_hook(..., "
+    'mode="any")`, on a graphed forward, `fast = ol.graph(model)`'
 )
 
 
-def _place_of(way: Slot | None, before: StateWalk) -> str | None:
-    """Return the line of the function that has this slot as a variable."""
+def _place_of(way: Slot, codes: Collection[CodeType]) -> Place | None:
+    """Return the line that changes the container in a slot, or else takes it from there."""
+    return changed_at(codes, way.word, way.is_item) or loaded_at(codes, way.word, way.is_item)
+
+
+def _hook_of(way: Slot, before: StateWalk) -> Place | None:
+    """Return the line of the user's hook whose wrapper, of a library, has this slot as a variable.
+    Torch's `register_multi_grad_hook` has such a wrapper."""
     for fn in before.functions:
-        if way is not None and any(way.holder is cell for cell in fn.__closure__ or ()):
-            place = line_of(inspect.unwrap(fn))
-            return None if place is None else str(place)
+        if any(way.holder is cell for cell in fn.__closure__ or ()):
+            return None if is_users(fn.__code__.co_filename) else line_of(inspect.unwrap(fn))
     return None
 
 
@@ -249,9 +270,9 @@ def refuse_renewed(
             f"is {value!r} in the new one"
         )
         fix = "keep the object, and move the number on in it, `state.n += 1`; or a tensor in it"
-        via = "" if slot.via is None else slot.via.name.rpartition(".")[2]
-        place = changed_at(codes, via)
-        raise CaptureError("OL118", what, where=None if place is None else str(place), fix=fix)
+        via = slot.via
+        where = None if via is None else changed_at(codes, via.word, via.is_item)
+        raise CaptureError("OL118", what, where=where, fix=fix)
 
 
 def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:

@@ -17,6 +17,7 @@ from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
 from onelaunch.driver.protocol import Driver, Graph, Travel
+from onelaunch.source import Place
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import RunDifference
@@ -118,6 +119,18 @@ class Writes:
     bumped_inputs: list[int]
 
 
+class Growing(NamedTuple):
+    """Containers that the callable adds to, and replays do not.
+
+    Attributes:
+        names: their names.
+        place: the user's line that adds to one.
+    """
+
+    names: tuple[str, ...] = ()
+    place: Place | None = None
+
+
 @dataclass(slots=True, eq=False)
 class RunFacts:
     """Facts of the captured run, for users and warnings; see `Recording`."""
@@ -127,8 +140,7 @@ class RunFacts:
     told_capturing: bool
     untraced: list[Tensor]
     hooks: tuple[HookInside, ...]
-    growing_containers: tuple[str, ...]
-    """Containers that the callable adds to, and replays do not."""
+    growing: Growing
 
 
 @dataclass(slots=True, eq=False)

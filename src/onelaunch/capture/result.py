@@ -76,7 +76,7 @@ def captured_call(
             told_capturing=job.asking.answer,
             untraced=untraced,
             hooks=hooks_inside(roots, walk, run.effects.changes, optimizers, forward is not None),
-            growing_containers=run.effects.growing_containers,
+            growing=run.effects.growing,
         ),
         compared=RunComparison(observer.ledger),
         optimizers=optimizers,

@@ -53,7 +53,7 @@ from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
-from onelaunch.capture.recording import NeedsGrad, StateOutput
+from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
 from onelaunch.capture.spent import is_made_leaf, mark_freed
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
@@ -129,7 +129,7 @@ class StateEffects:
         state: the slots that each replay writes, with their values.
         lasting: gradients that each replay writes in place.
         moved: changes of optimizers' numbers that no replay would make.
-        growing_containers: names of containers that grow at each call.
+        growing: containers that grow at each call.
         stored: ids of slots that the run was seen to store to.
     """
 
@@ -138,7 +138,7 @@ class StateEffects:
     state: list[StateOutput] = field(default_factory=list)
     lasting: list[Tensor] = field(default_factory=list)
     moved: list[Change] = field(default_factory=list)
-    growing_containers: tuple[str, ...] = ()
+    growing: Growing = field(default_factory=Growing)
     stored: set[tuple[int, object]] = field(default_factory=set)
 
 
@@ -436,11 +436,12 @@ class CaptureRun:
             self.effects.state.append(state._replace(tree=tree, step=state.step or step))
         assert self.effects.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
-        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device)
-        self.effects.growing_containers = growing_containers(self.effects.changes, snapshot.walk)
+        codes = job.callee.codes
+        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
+        self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
         refuse_reordered(self.effects.changes, snapshot.walk)
         own = {state.slot.id for state in self.effects.state}
-        refuse_renewed(self.effects.changes, snapshot.walk, own, job.callee.codes)
+        refuse_renewed(self.effects.changes, snapshot.walk, own, codes)
         kept = {id(t) for t in self.effects.lasting}
         self.returned.tensors = [t for t in unique(every) if id(t) not in kept]
         self.returned.staying = (

@@ -280,15 +280,15 @@ class Steps:
         slot, old, new = change
         held, groups = self._holders()
         kind = type(_holder(slot, held)).__name__
+        place = changed_at(codes, slot.word, slot.is_item)
         if id(slot.holder) in groups and (id(slot.holder), slot.key) not in self.stored:
             what = f"the callable sets `{slot.key}` of {kind} from {old} to {new}"
-            place = line_of(fn, rf"\[[\"']{re.escape(str(slot.key))}[\"']\]\s*[-+*/]?=")
             fix = None if slot.key == "lr" else _SET_OUTSIDE
-            return CaptureError("OL122", what, where=place, fix=fix)
+            return CaptureError("OL122", what, where=place or line_of(fn), fix=fix)
         what = f"{kind} counts its steps in Python, in `{slot.name}`"
         fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
-        place = changed_at(codes, slot.key) or line_of(fn, r"\.step\(")
-        return CaptureError("OL120", what, where=place, fix=fix)
+        where = place or line_of(fn, r"\.step\(")
+        return CaptureError("OL120", what, where=where, fix=fix)
 
     def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
         for place in places_of(group, kept):

@@ -337,7 +337,7 @@ class Graphed(Generic[P, R]):
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
         # With the code objects that it ran, for the warnings of what no replay repeats.
-        self._table.add(entry, self._callee.codes)
+        self._table.add(entry)
         return result
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:

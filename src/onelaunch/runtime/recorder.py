@@ -307,7 +307,7 @@ class Recorder:
                 raise no_room(self._name, attempt, self._pool)
             signature.eager_code = None
             signature.agreed()
-            self._table.add(entry, self._callee.codes)
+            self._table.add(entry)
 
     def _record_ahead(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -128,11 +128,11 @@ class Table:
         known = {id(e.captured.guard): e.captured.guard for e in self.entries}
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
-    def add(self, entry: Entry, codes: Collection[CodeType]) -> None:
+    def add(self, entry: Entry) -> None:
         entry.undo = _nothing  # it holds the former contents of the state
         with self.lock:  # another thread may reset
             self.keep((entry, *self.entries))
-        self._warn_omitted(entry.captured, codes)
+        self._warn_omitted(entry.captured)
 
     def drop_superseded(self, entry: Entry, varied: Varied) -> None:
         """Free recordings of single values of numbers that a newer recording follows."""
@@ -146,12 +146,8 @@ class Table:
                 other.captured.launches[0] = 0
                 self.drop(other)
 
-    def _warn_omitted(self, captured: CapturedCall, codes: Collection[CodeType]) -> None:
-        """Warn of effects in Python that no replay repeats: hooks, and containers that grow.
-
-        Args:
-            codes: the code of the callable, which adds to the containers.
-        """
+    def _warn_omitted(self, captured: CapturedCall) -> None:
+        """Warn of effects in Python that no replay repeats: hooks, and containers that grow."""
         facts = captured.facts
         if facts.hooks:
             these = ", ".join(hook.name for hook in facts.hooks)
@@ -159,14 +155,10 @@ class Table:
             lines = dict.fromkeys(str(hook.place) for hook in facts.hooks if hook.place)
             where = "\n".join(lines) or None
             self._notices.warn("OL308", f"hooks in `{self._name}`, {these}: {what}", where=where)
-        if facts.growing_containers:
-            these = ", ".join(f"`{name}`" for name in facts.growing_containers)
-            found = (
-                changed_at(codes, name.rpartition(".")[2]) for name in facts.growing_containers
-            )
-            place = next((place for place in found if place is not None), None)
+        if facts.growing.names:
+            these = ", ".join(f"`{name}`" for name in facts.growing.names)
             what = f"`{self._name}` adds to {these}: replays leave it as it is"
-            self._notices.warn("OL309", what, where=place)
+            self._notices.warn("OL309", what, where=facts.growing.place)
 
     def drop(self, entry: Entry) -> None:
         with self.lock:
@@ -250,8 +242,7 @@ def refuse_moving(
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    names = (s.name if s.kind == "cell" else s.key for slots in moving for s in slots)
-    found = (changed_at(codes, name) for name in names)
+    found = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
     place = next((place for place in found if place is not None), None)
     return CaptureError("OL118", what, where=place)
 

@@ -42,6 +42,16 @@ class Slot(NamedTuple):
     def id(self) -> tuple[int, object]:
         return (id(self.holder), self.key)
 
+    @property
+    def is_item(self) -> bool:
+        """True for an item of a container, False for an attribute or a variable."""
+        return self.kind == "item" and self.owner is None and self.name.endswith("]")
+
+    @property
+    def word(self) -> object:
+        """The key of an item, or the name of an attribute or a variable, as code has it."""
+        return self.key if self.is_item else self.name.partition(" of ")[0].rpartition(".")[2]
+
     def read(self) -> object:
         """Return the slot's content, or `MISSING`. Ignores a container class's overrides."""
         holder = self.holder

@@ -69,6 +69,7 @@ from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import Bringing, noting_host_inputs, places
 from onelaunch.watch.difference import RunDifference
+from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
@@ -219,6 +220,8 @@ class CaptureRun:
             codes = job.callee.codes
             refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=True)
         generators = HostGenerators(snapshot.values(tree))
+        kept = self._on_host() if job.forward is not None else []
+        before = references(kept)
         try:
             result = self._called(args, kwargs, generators)
         except BaseException as error:
@@ -226,6 +229,7 @@ class CaptureRun:
             if self.runs_again(error):
                 generators.restore()
             raise
+        after = references(kept)
         job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
         codes = job.callee.codes
         if self.reads is not None:
@@ -247,6 +251,10 @@ class CaptureRun:
         flat = flatten(result, "result", objects="made", known=known, number=identities.note)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
+        for argument, earlier, now in zip(kept, before, after, strict=True):
+            # The graph of this run keeps it, so that a backward that is captured later may read it.
+            if now - earlier > sum(t is argument for t in flat.tensors):
+                observer.host.read(argument)
         refuse_opaque(flat.tree)
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
@@ -301,6 +309,12 @@ class CaptureRun:
         on_host = (i for i, how in enumerate(plan.travels) if how == Travel.HOST)
         made.host.note_arguments({i: statics[i] for i in on_host})
         return made
+
+    def _on_host(self) -> list[Tensor]:
+        """Return the arguments that are host tensors."""
+        plan = self.plan
+        ways = zip(plan.statics, plan.travels, strict=False)
+        return [t for t, how in ways if how == Travel.HOST]
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -189,6 +190,11 @@ class HostTensors:
         self._outside.clear()
         self._read.clear()
         self._arguments.clear()
+
+
+def references(tensors: Sequence[Tensor]) -> list[int]:
+    """Count the references to each tensor, from Python and from C++."""
+    return [sys.getrefcount(t) + t._use_count() for t in tensors]  # pyright: ignore
 
 
 def _storage(t: Tensor) -> int:

@@ -83,9 +83,11 @@ def dependencies(
                 if use is Use.READ or perhaps_not:
                     guarded.append((slot, value))
             case _:
-                # A replay repeats no change here: the content is as the call left it.
+                # A replay repeats no change here: the content is as the call left it. It deletes
+                # nothing, so that a recording of a deletion fits no call.
                 if _matters(slot, value, before, use, changed) and not is_replaced(slot, now):
-                    guarded.append((slot, now.get(key, value)))
+                    left = now.get(key, value)
+                    guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)
     guarded += _orders(before, now)
     guarded += _gradients(before, found, guarded)

@@ -351,3 +351,30 @@ def test_a_change_of_state_now_and_then_is_not_named(device: torch.device, rand:
             model.scale = rand(i, 3)
         assert warned(fast, [(rand(i, 3),)]) == []
     assert fast.stats().captures == 30
+
+
+OF_LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "is_leaf": lambda x: x * 2 if x.is_leaf else x * 3,
+    "grad_fn": lambda x: x * 2 if x.grad_fn is None else x * 3,
+    "retains_grad": lambda x: x * 3 if x.retains_grad else x * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*OL307")  # in a capture, an argument is a leaf
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("leaf_first", [True, False])
+@pytest.mark.parametrize("name", OF_LEAVES)
+def test_a_leaf_or_a_result(
+    device: torch.device, rand: Rand, name: str, leaf_first: bool, trains: bool
+) -> None:
+    f = OF_LEAVES[name]
+    fast = ol.graph(f)
+    for i, leaf in enumerate([leaf_first] * 5 + [not leaf_first] * 5 + [True, False] * 3):
+        with torch.enable_grad():
+            x = rand(i, 3).requires_grad_()
+            x = x if leaf else x * 1
+            if not leaf:
+                x.retain_grad()
+        with torch.set_grad_enabled(trains):
+            assert_same(fast(x), f(x))
+    assert replays(fast) > 0

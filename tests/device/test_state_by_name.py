@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import drop_in_worlds, random_tensor
+from .drop_in import assert_same, drop_in_worlds, random_tensor, replays
 
 NAME = "scale"
 SCALE: Any = operator.attrgetter("scale")
@@ -250,6 +250,27 @@ def by_its_entry() -> float:
 
 def by_get() -> float:
     return sys.modules.get("ol_settings").scale  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["__getattr__", "__getattribute__"])
+@pytest.mark.parametrize("base", [object, nn.Module])
+def test_a_class_that_finds_attributes_later(device: torch.device, name: str, base: Any) -> None:
+    class Scaled(base):
+        pass
+
+    box, x = Scaled(), torch.ones(3, device=device)
+    fast = ol.graph(lambda x: x * getattr(box, "scale", 2.0))
+    for _ in range(5):
+        assert_same(fast(x), x * 2)
+    assert replays(fast) > 0
+    former = getattr(base, name, None)
+
+    def found(self: object, asked: str) -> object:
+        return 5.0 if asked == "scale" or former is None else former(self, asked)
+
+    setattr(Scaled, name, found)
+    for _ in range(5):
+        assert_same(fast(x), x * 5)
 
 
 @pytest.mark.usefixtures("settings")

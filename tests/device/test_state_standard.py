@@ -185,6 +185,19 @@ CASES = {
         lambda h: h[1].value,
         put(1, Box(11.0)),
     ),
+    "array of another shape": Case(
+        lambda: np.arange(4.0), len, lambda h: setattr(h, "shape", (2, 2))
+    ),
+    "array of another dtype": Case(
+        lambda: np.arange(4.0),
+        lambda h: 2.0 if h.dtype.kind == "f" else 3.0,
+        lambda h: setattr(h, "dtype", np.int64),
+    ),
+    "array that becomes read-only": Case(
+        lambda: np.arange(4.0),
+        lambda h: 2.0 if h.flags.writeable else 3.0,
+        lambda h: h.setflags(write=False),
+    ),
     "slots of a library's class": Case(
         lambda: fractions.Fraction(1, 2),
         lambda h: float(h._numerator),

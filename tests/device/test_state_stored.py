@@ -216,3 +216,24 @@ def test_a_view_of_a_dict(
                 del table["b"], table_too["b"]
             assert_same(fast(rand(i, 3)), eager(rand(i, 3)), f"call {i}")
     assert replays(fast)
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, nn.Module])
+def test_a_note_that_the_call_takes(device: torch.device, rand: Rand, kind: Any) -> None:
+    """No replay deletes it."""
+    box = kind()
+
+    def f(x: Tensor) -> Tensor:
+        if hasattr(box, "note"):
+            x = x * box.note
+            del box.note
+        return x + 1
+
+    fast = ol.graph(f)
+    for i in range(16):
+        noted = i % 4 == 0
+        if noted:
+            box.note = 4.0
+        assert_same(fast(rand(i, 3)), rand(i, 3) * (4 if noted else 1) + 1)
+        assert not hasattr(box, "note")
+    assert replays(fast) > 0

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.autograd.overwritten import set_versions
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError
@@ -47,6 +48,7 @@ class ProxyLeaves:
                 continue
             if id(t) not in self._proxies:
                 proxy = proxy_for(t)
+                set_versions([(proxy, t._version)])  # code may ask for it
                 proxy.__dict__ = t.__dict__  # what is stored there stays on the tensor
                 self._proxies[id(t)] = proxy
                 self._real[id(proxy)] = t

@@ -31,7 +31,8 @@ def marks_read(
     paths: Sequence[str],
     codes: Collection[CodeType],
 ) -> dict[int, Check]:
-    """Return input index -> check that an argument has the attributes read in the capture.
+    """Return input index -> check that an argument has the attributes read in the capture. If
+    the user's code tells leaves from results, an argument that requires grad must be as then.
 
     Args:
         reads: the reads of the capture.
@@ -42,7 +43,10 @@ def marks_read(
     """
     checks: dict[int, Check] = {}
     inputs = zip(statics, originals, paths, strict=False)
+    asks = reads.names(_OF_LEAVES)
     for index, (static, t, path) in enumerate(inputs):
+        if asks and t.requires_grad:
+            checks[index] = _is_leaf if static.is_leaf else _is_no_leaf
         owner = reads.of(static)
         if owner is None or static is t:
             continue
@@ -56,8 +60,25 @@ def marks_read(
                 raise CaptureError(
                     "OL105", what, where=where and str(where), why=_READ_ONCE, fix=_BESIDE
                 )
-        checks[index] = _check(values, None if every else frozenset(owner.names))
+        marks = _check(values, None if every else frozenset(owner.names))
+        checks[index] = _both(checks[index], marks) if index in checks else marks
     return checks
+
+
+_OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
+"""Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
+
+
+def _is_leaf(t: Tensor) -> bool:
+    return t.is_leaf
+
+
+def _is_no_leaf(t: Tensor) -> bool:
+    return not t.is_leaf
+
+
+def _both(first: Check, second: Check) -> Check:
+    return lambda t: first(t) and second(t)
 
 
 def _check(values: dict[str, Constant], names: frozenset[str] | None) -> Check:

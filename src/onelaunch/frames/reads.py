@@ -6,13 +6,14 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from onelaunch.frames.origins import is_installed
 from onelaunch.frames.stack import Use
 
 
@@ -128,6 +129,11 @@ class Reads:
     def of(self, value: object) -> ObjectReads | None:
         found = self.owners.get(id(value))
         return found if found is not None and found.ref() is value else None
+
+    def names(self, names: Set[str]) -> bool:
+        """Return whether the user's code that ran names any of these."""
+        ours = (code for code in self.codes if not is_installed(code.co_filename))
+        return any(not names.isdisjoint(code.co_names) for code in ours)
 
     def expected(self, value: object) -> ObjectReads | None:
         """Return the expected reads of an object: its own, or its class's if it was not read."""

@@ -2,6 +2,7 @@
 
 walk.py         StateWalk: the state that a callable reaches
 contents.py     the slots of one object, as far as they were touched
+arrays.py       the slots of an array in host memory
 scripted.py     the slots of a TorchScript module
 hooks.py        the hooks that a backward runs, of tensors and of nodes
 slots.py        Slot: a place that holds a value the callable reads

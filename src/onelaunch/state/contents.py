@@ -9,6 +9,7 @@ import functools
 import gc
 import itertools
 import sys
+import threading
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -25,18 +26,20 @@ from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import METHODS, MOST, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
+from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     MISSING,
-    ArrayItem,
     InnerTensor,
     Slot,
+    ThreadAttribute,
     arguments_of,
     defaults_of,
     factory_of,
     function_of,
     keyword_defaults_of,
     keywords_of,
+    names_in_thread,
     requires_grad,
 )
 
@@ -50,7 +53,6 @@ _UNWALKED = (
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
-MOST_BYTES = 1 << 14  # largest NumPy array that is compared at each call, at 0.1 us for a KB
 
 
 class Untouched(NamedTuple):
@@ -230,23 +232,25 @@ class Contents:
             yield Slot("contents", value, bytes, name, None), Use.READ
         elif isinstance(value, contextvars.ContextVar):
             yield Slot("contents", value, contextvars.ContextVar.get, name, None), Use.READ
-        elif _is_array(value) and _nbytes(value) <= MOST_BYTES:
-            yield Slot("contents", value, type(value).tobytes, name, None), Use.READ
-            holds = getattr(getattr(value, "dtype", None), "hasobject", False)
-            for index in range(value.size) if holds else ():
-                reader = ArrayItem(index)
-                yield Slot("contents", value, reader, f"{name}.flat[{index}]", None), Use.READ
+        elif is_array(value):
+            for slot in slots_of_array(name, value):
+                yield slot, Use.READ
 
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of an instance: its `__dict__`, and `__slots__` of user classes."""
         owner = self.reads and self.reads.expected(value)
         if _is_unwalked(type(value)) and (owner is None or _is_ours(type(value))):
             return
-        for key in list(attributes_of(value) or ()):
-            yield (
-                Slot("item", attributes_of(value), key, f"{name}.{key}", value),
-                self._use(owner, key),
-            )
+        attributes = attributes_of(value) or {}
+        if isinstance(value, threading.local):
+            known = {*attributes, *(owner.names if owner else ())}
+            readers = {"__dict__": names_in_thread, **{key: ThreadAttribute(key) for key in known}}
+            for key, reader in readers.items():
+                slot = Slot("contents", value, reader, f"{name}.{key}", value)
+                yield slot, self._use(owner, key)
+        else:
+            for key in list(attributes):
+                yield Slot("item", attributes, key, f"{name}.{key}", value), self._use(owner, key)
         for kind in type(value).__mro__:
             known = not is_library_class(kind) or (owner is not None and owner.opaque)
             # Of a library's `__slots__`, those that code was seen to touch, as pydantic's.
@@ -397,17 +401,6 @@ def _is_ours(kind: type) -> bool:
 
 def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, memoryview) or type(value).__module__ in ("numpy", "array")
-
-
-def _nbytes(value: Any) -> int:
-    try:
-        return memoryview(value).nbytes
-    except (TypeError, ValueError, BufferError):
-        return MOST_BYTES + 1
 
 
 _NOT_READ = frozenset(

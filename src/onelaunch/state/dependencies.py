@@ -16,6 +16,7 @@ from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
 from onelaunch.state.contents import is_library_class, is_library_module
+from onelaunch.state.host_values import version_of
 from onelaunch.state.slots import (
     MISSING,
     Kind,
@@ -82,12 +83,15 @@ def dependencies(
                 if use is Use.READ or perhaps_not:
                     guarded.append((slot, value))
             case _:
-                # A replay repeats no change here: the content is as the call left it.
+                # A replay repeats no change here: the content is as the call left it. It deletes
+                # nothing, so that a recording of a deletion fits no call.
                 if _matters(slot, value, before, use, changed) and not is_replaced(slot, now):
-                    guarded.append((slot, now.get(key, value)))
+                    left = now.get(key, value)
+                    guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)
     guarded += _orders(before, now)
     guarded += _gradients(before, found, guarded)
+    guarded += _versions(before, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
     guarded.extend(before.paths(owners.values()))
@@ -230,6 +234,19 @@ def _gradients(
         elif asks and (id(t), gradient_of) not in known:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
     return gradients
+
+
+def _versions(
+    before: StateWalk, guarded: Sequence[tuple[Slot, object]]
+) -> list[tuple[Slot, object]]:
+    """Return the slots of the tensors' versions, if the user's code asks for them."""
+    if before.reads is None or not before.reads.names({"_version"}):
+        return []
+    tensors = {id(t): (s, t) for s, t in guarded if is_memory(t) and not t.is_inference()}
+    return [
+        (Slot("contents", t, version_of, f"the version of {s.name}", None, s), t._version)
+        for s, t in tensors.values()
+    ]
 
 
 _ORDERED: dict[type, Kind] = {

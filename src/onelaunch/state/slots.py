@@ -7,6 +7,7 @@ import contextvars
 import functools
 import operator
 import os
+import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -128,7 +129,7 @@ class Slot(NamedTuple):
             if not self.holder.is_leaf:  # written in place
                 self.holder.detach_()
             self.holder.requires_grad_(value)
-        elif isinstance(self.key, ScriptAttribute | ArrayItem):
+        elif hasattr(self.key, "write"):
             self.key.write(self.holder, value)
         elif isinstance(self.holder, contextvars.ContextVar):
             if value is not MISSING:  # Python cannot empty it
@@ -312,16 +313,29 @@ class InnerTensor(NamedTuple):
         return getattr(t, self.name)
 
 
-class ArrayItem(NamedTuple):
-    """A reader of one object in a NumPy array of objects."""
+class ThreadAttribute(NamedTuple):
+    """A reader of an attribute that a thread-local object has in the thread that asks."""
 
-    place: int
+    name: str
 
-    def __call__(self, array: Any) -> object:
-        return array.flat[self.place]
+    def __call__(self, local: threading.local) -> object:
+        return vars(local)[self.name]
 
-    def write(self, array: Any, value: object) -> None:
-        array.flat[self.place] = value
+    def write(self, local: threading.local, value: object) -> None:
+        if value is MISSING:
+            vars(local).pop(self.name, None)
+        else:
+            vars(local)[self.name] = value
+
+
+def names_in_thread(local: threading.local) -> str:
+    """Return the names of the attributes that a thread-local object has in this thread."""
+    return str(list(vars(local)))
+
+
+def thread_in(module: types.ModuleType) -> object:
+    """Return the thread that runs, as the module `threading` knows it."""
+    return module.current_thread()
 
 
 def requires_grad(t: Tensor) -> bool:

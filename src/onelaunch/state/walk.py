@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import operator
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -46,6 +47,7 @@ from onelaunch.state.slots import (
     has_gradient,
     is_leaf,
     is_same_method,
+    thread_in,
 )
 
 
@@ -170,7 +172,7 @@ class StateWalk:
         for owner in self.owners:
             seen = self.reads.expected(owner) if self.reads is not None else None
             names = frozenset(seen.names) if seen is not None else frozenset[str]()
-            for attributes in dicts_of(owner):
+            for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
                 own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
                 if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
                     yield attributes, None
@@ -181,7 +183,7 @@ class StateWalk:
                 yield members_of(kind), None
             names = self.contents.names_of(kind)
             if names and not is_library_class(kind):  # it may get an attribute that a base had
-                yield members_of(kind), frozenset(names)
+                yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
         for key, (slot, value) in self.held.items():
             if id(value) not in self.containers or self.uses.get(key) is not Use.READ:
                 continue
@@ -200,11 +202,9 @@ class StateWalk:
             name = type(owner).__qualname__
             yield class_of(owner)
             attributes = attributes_of(owner)
-            if attributes is None:
+            if attributes is None or isinstance(owner, threading.local):  # a dict for each thread
                 continue
-            # A thread-local object has a dict for each thread.
-            how = "of" if type(owner).__dictoffset__ else "contents"
-            yield Slot(how, owner, vars, f"`__dict__` of a `{name}`", owner), attributes
+            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
             for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
                 entries = attributes.get(kind)
                 if entries:
@@ -237,6 +237,7 @@ SMALL = 64
 """The most items of a container whose plain values are compared singly."""
 _LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets. They have no slots."""
+_OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
 Queue = deque[tuple[str, object, Slot | None]]
@@ -264,6 +265,9 @@ def walk(
             for slot, use in found.contents.of_globals(namespace, names):
                 _add_slot(found, slot, use, queue)
         _visit_all(found, queue, seen)
+        if reads.names(_OF_THREADS):
+            slot = Slot("contents", threading, thread_in, "the thread", None)
+            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), Use.READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             if id(value) not in seen and not isinstance(value, Tensor):

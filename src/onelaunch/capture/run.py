@@ -438,7 +438,7 @@ class CaptureRun:
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device)
         self.effects.growing_containers = growing_containers(self.effects.changes, snapshot.walk)
-        refuse_reordered(self.effects.changes, snapshot.walk)
+        refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
         own = {state.slot.id for state in self.effects.state}
         refuse_renewed(self.effects.changes, snapshot.walk, own, job.callee.codes)
         kept = {id(t) for t in self.effects.lasting}

@@ -418,7 +418,7 @@ class CaptureSession:
         kept = {*run.snapshot.walk.held, *earlier.held} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
-        if moved(earlier, guarded):
+        if moved(earlier, [*guarded, *captured.guard.lengths()]):
             return None
         # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it
         # only ever grows, beyond what a call brings, none of them comes again.

@@ -86,7 +86,7 @@ def dependencies(
                 if _matters(slot, value, before, use, changed) and not is_replaced(slot, now):
                     guarded.append((slot, now.get(key, value)))
     guarded += _stored_once(before, found, rebound)
-    guarded += _orders(before, now)
+    guarded += orders(before, now)
     guarded += _gradients(before, found, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
@@ -173,7 +173,9 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 """Flags of classes, whose instances can change to another: https://docs.python.org/3/c-api/typeobj.html#c.Py_TPFLAGS_HEAPTYPE"""
 
 
-def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+def orders(
+    before: StateWalk, now: Collection[tuple[int, object]] = ()
+) -> list[tuple[Slot, object]]:
     """Return the keys of dicts that are read as a whole, in the order of iteration."""
     return [
         (

@@ -331,6 +331,12 @@ class StateGuard:
         """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
+    def lengths(self) -> Iterator[tuple[tuple[int, object], int]]:
+        """Return ((id of a container, `len`), expected length) for the containers that keep it."""
+        for container, size in self._sized:
+            if size.names is None:
+                yield (id(container), len), size.length
+
     def names(self) -> list[str]:
         return [
             slot.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
 from onelaunch.source import Place, user_frame
-from onelaunch.state.dependencies import classes
+from onelaunch.state.dependencies import classes, orders
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import (
@@ -308,6 +308,9 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     held.update((slot.id, content_of(slot.read())) for slot in described)
     of_slots = (value for _, value in walked.held.values())
     held.update((slot.id, id(kind)) for slot, kind in classes(walked, of_slots))
+    held.update((slot.id, content_of(keys)) for slot, keys in orders(walked))
+    sizes = walked.containers.items()
+    held.update(((at, len), content_of(length)) for at, (_, _, length) in sizes)
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
             key = key_of(t)
@@ -371,5 +374,8 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 
 
 def content_of(value: object) -> object:
-    """Return a comparable form of a slot's content: a plain value, or an object's id."""
+    """Return a comparable form of a slot's content: a plain value, or an object's id. A tuple has
+    that of each part: the keys of a dict, in order, are a new tuple at each read."""
+    if type(value) is tuple:
+        return tuple(map(content_of, cast(tuple[object, ...], value)))
     return (type(value), repr(value)) if is_plain(value) else id(value)

@@ -248,6 +248,46 @@ def test_a_number_that_it_moves_on_is_refused(rand: Rand, on_refusal: Any) -> No
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("values", [40, 2])
+def test_a_number_that_the_caller_changes_before_each_backward(rand: Rand, values: int) -> None:
+    """As a schedule does with the strength of a gradient reversal."""
+    state = {"strength": 0.0}
+    f = with_gradient(lambda grad: -state["strength"] * grad)
+    fast = ol.graph(f)
+
+    def train() -> None:
+        for i in range(40):
+            state["strength"] = 0.1 * (i % values)
+            x, y = (rand(i, 2, 3).requires_grad_() for _ in range(2))
+            f(x).square().sum().backward()
+            fast(y).square().sum().backward()
+            assert_same(y.grad, x.grad, f"call {i}")
+
+    with pytest.warns(ol.GraphWarning, match="OL306.*strength") as caught:
+        train()
+    assert len(caught) == 1
+    assert replays(fast) == 37
+
+
+@pytest.mark.cpu
+def test_a_list_that_the_caller_lengthens_before_each_backward(rand: Rand) -> None:
+    scales = [1.0]
+    f = with_gradient(lambda grad: grad * len(scales))
+    fast = ol.graph(f)
+
+    def train() -> None:
+        for i in range(40):
+            scales.append(1.0)
+            x, y = (rand(i, 2, 3).requires_grad_() for _ in range(2))
+            f(x).square().sum().backward()
+            fast(y).square().sum().backward()
+            assert_same(y.grad, x.grad, f"call {i}")
+
+    with pytest.warns(ol.GraphWarning, match="OL306.*length of scales"):
+        train()
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("on_refusal", ["raise", "eager"])
 def test_a_clock_is_refused(rand: Rand, on_refusal: Any) -> None:
     def change(grad: Tensor) -> Tensor:

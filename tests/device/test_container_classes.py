@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -289,6 +290,82 @@ def test_a_dict_whose_entries_take_turns(
         return f, lambda i: (rand(i, 3),)
 
     assert right_or_refused(world, "OL118") == "OL118"
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+@pytest.mark.parametrize("when", [{1}, {2}, {3}, {1, 2, 3}, {5}, range(1, 24)])
+def test_entries_that_the_caller_moves_between_calls(
+    rand: Rand, kind: type[Any], when: Collection[int]
+) -> None:
+    """Each order has a recording."""
+
+    def world() -> Any:
+        held = kind((f"key {i}", 0.5 + i) for i in range(3))
+
+        def f(x: Tensor) -> Tensor:
+            for value in held.values():
+                x = x * value + 1
+            return x
+
+        def arguments(i: int) -> tuple[Tensor]:
+            if i in when:
+                held["key 0"] = held.pop("key 0")
+                if isinstance(held, OrderedDict):
+                    held.move_to_end("key 1")
+            return (rand(i, 3),)
+
+        return f, arguments
+
+    drop_in_worlds(world, calls=24, warmup=3, recordings=None, min_replays=12)
+
+
+READS: dict[str, Callable[[list[float], Tensor], Tensor]] = {
+    "the last": lambda held, x: x * held[-1],
+    "the length": lambda held, x: x * len(held),
+    "all": lambda held, x: x * sum(held),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_a_list_that_the_caller_lengthens_between_calls(rand: Rand, read: str, warmup: int) -> None:
+    """It ends as an attribute that is another at each call."""
+    held = [1.0]
+    fast = ol.graph(lambda x: READS[read](held, x), warmup=warmup)
+
+    @torch.no_grad()
+    def run() -> None:
+        for i in range(60):
+            assert_same(fast(rand(i, 3)), READS[read](held, rand(i, 3)), f"call {i}")
+            held.append(i + 2.0)
+
+    with pytest.warns(ol.GraphWarning, match="OL301.*held changed its length"):
+        run()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", [dict, list])
+def test_a_clock_beside_what_the_first_call_fills(rand: Rand, kind: type[Any]) -> None:
+    """The caller did not change the length, so it explains nothing."""
+    held = kind()
+
+    def f(x: Tensor) -> Tensor:
+        if len(held) == 0:
+            x = x + 1
+            held.update(a=1) if isinstance(held, dict) else held.append(1)
+        return x * time.perf_counter()
+
+    fast = ol.graph(f, warmup=1)
+
+    @torch.no_grad()
+    def run() -> None:
+        for i in range(8):
+            fast(rand(i, 3))
+
+    with pytest.raises(ol.CaptureError, match=r"(?s)OL117.*perf_counter"):
+        run()
 
 
 def test_an_entry_that_is_taken_and_put_back(rand: Rand) -> None:

@@ -430,6 +430,17 @@ def test_state_dict_loaded_between(device: torch.device) -> None:
     as_eager(job, device, calls=14, between=reload, recordings=None, min_replays=6)
 
 
+@pytest.mark.cpu
+def test_rprop_under_a_schedule(device: torch.device) -> None:
+    """On a CPU it assigns its factors to elements, and no recording follows those."""
+    job = scheduled(
+        device,
+        lambda p: O.Rprop(p, lr=0.01, capturable=device.type != "cpu"),
+        lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    )
+    as_eager(job, device, calls=14, between=advance)
+
+
 def test_a_group_added_between(device: torch.device) -> None:
     def job() -> Training:
         made = training(device, lambda p: O.SGD(list(p)[:2], lr=0.1, momentum=0.9))

@@ -124,6 +124,12 @@ def a_comparison_of_torchs(self: Any, group: Any, p: Tensor) -> None:
     p.sub_(torch.isclose(p.grad, p, rtol=group["lr"]).float(), alpha=0.01)
 
 
+def an_assigned_number(self: Any, group: Any, p: Tensor) -> None:
+    signs = p.grad.sign()
+    signs[signs.gt(0)] = group["beta"]
+    p.sub_(signs, alpha=group["lr"])
+
+
 def its_type(self: Any, group: Any, p: Tensor) -> None:
     p.sub_(p.grad, alpha=group["lr"] if type(group["lr"]) is float else -1.0)
 
@@ -162,7 +168,7 @@ def contents(optimizer: Any) -> str:
 UPDATES = [
     *(keys, a_key_that_is_made, a_name, a_rounded_name, a_name_that_is_made),
     *(a_branch, a_check, an_index, a_remainder, a_cache, numpys, on_the_device),
-    *(a_filled_tensor, a_comparison_of_torchs, its_type),
+    *(a_filled_tensor, a_comparison_of_torchs, an_assigned_number, its_type),
     *(kept_in_an_attribute, kept_in_the_state, kept_in_the_group, kept_in_a_global, logged),
 ]
 
@@ -193,7 +199,10 @@ def test_numbers_are_found_as_they_are(device: torch.device, update: Callable[..
     same_numbers(device, (job(), job()))
 
 
-@pytest.mark.parametrize("update", [keys, a_key_that_is_made, a_branch, a_check])
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "update", [keys, a_key_that_is_made, a_branch, a_check, an_assigned_number]
+)
 def test_the_other_numbers_are_followed(device: torch.device, update: Callable[..., None]) -> None:
     job = functools.partial(training, device, functools.partial(own, update))
     as_eager(job, device, calls=12, between=schedule)

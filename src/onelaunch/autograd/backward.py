@@ -149,7 +149,7 @@ class StaticGraph:
         rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.forward.reads)
         with HostFactories(self.device), rehearsal.watching():
             found = self.run(grads, moved, ledger=rehearsal.ledger)
-        rehearsal.ledger.finish()
+        rehearsal.finish()
         return found, rehearsal
 
     def run(

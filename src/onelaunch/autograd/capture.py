@@ -85,8 +85,8 @@ class _Capturing:
             )
         observer.ledger = compared
         verdict = None
-        if self.before is not None:
-            verdict = RehearsalVerdict(observer, self.before, driver, static.device)
+        if self.rehearsal is not None and self.before is not None:
+            verdict = RehearsalVerdict(observer, self.rehearsal, self.before, driver, static.device)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)

@@ -362,8 +362,12 @@ class AutogradPair:
         for backward in (outdated, kind.copied):
             if backward is not None:
                 backward.graph.reset()
-        kind.kept = kind.copied = kind.launch = kind.rehearsal = None
-        kind.warm = False
+        kind.kept = kind.copied = kind.launch = None
+        self._note_change(kind, change)
+
+    def _note_change(self, kind: _Kind, change: str | None) -> None:
+        """Note that state which a kind reads changed: another run is to be compared."""
+        kind.rehearsal, kind.warm = None, False
         kind.changes += 1
         if kind.changes == _MOST_CHANGES:
             kind.refused = True
@@ -393,12 +397,15 @@ class AutogradPair:
                     rehearsal=kind.rehearsal,
                     in_place=self._in_place,
                 )
-            difference = backward.verdict and backward.verdict.difference
-            if difference is not None:
+            verdict = backward.verdict
+            if verdict is not None and verdict.difference is not None:
                 backward.graph.reset()
+                if kept and verdict.changed is not None:
+                    self._note_change(kind, f"{verdict.changed} is not as before")
+                    return
                 kind.differing += 1
                 if kind.differing == TRIES:
-                    raise difference.refusal()
+                    raise verdict.difference.refusal()
                 if kept:
                     kind.rehearsal, kind.warm = None, False  # another run is to be compared
             elif not self.make_room():

@@ -28,7 +28,7 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import RunDifference
-from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.ledger import Ledger, moved
 from onelaunch.watch.observer import Observer
 
 _MOST = 200
@@ -77,6 +77,11 @@ class Rehearsal:
         functions reach counts as read."""
         return walk(self._roots, None if self._watch is None else self._watch.seen)
 
+    def finish(self) -> None:
+        """Finish the ledger after the run, and note there the state that was read."""
+        self.ledger.know(self.state())
+        self.ledger.finish()
+
     def refuse_moved(self, before: StateWalk) -> None:
         """Refuse a backward that changed a number that it reads.
 
@@ -107,10 +112,16 @@ class RehearsalVerdict:
     Attributes:
         difference: the difference, or None.
         guard: the check that the state it read is unchanged.
+        changed: the name of state that it read and that the rehearsal found otherwise, or None.
     """
 
     def __init__(
-        self, observer: Observer, before: StateWalk, driver: Driver, device: torch.device
+        self,
+        observer: Observer,
+        rehearsal: Rehearsal,
+        before: StateWalk,
+        driver: Driver,
+        device: torch.device,
     ) -> None:
         assert observer.ledger is not None
         observer.ledger.finish()
@@ -126,3 +137,13 @@ class RehearsalVerdict:
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))
+        self.changed = None if self.difference is None else self._changed_since(rehearsal.ledger)
+
+    def _changed_since(self, earlier: Ledger) -> str | None:
+        for slot, value in self.guard.held():
+            if moved(earlier, [(slot.id, value)]):
+                return slot.name
+        for container, length in self.guard.lengths():
+            if moved(earlier, [((id(container), len), length)]):
+                return f"the length of {self.guard.container_name(container)}"
+        return None

@@ -275,21 +275,21 @@ def refuse_renewed(
         raise CaptureError("OL118", what, where=where, fix=fix)
 
 
-def refuse_reordered(found: Sequence[Change], before: StateWalk) -> None:
+def refuse_reordered(
+    found: Sequence[Change], before: StateWalk, orders: Mapping[int, Sequence[object]]
+) -> None:
     """Refuse a new order of a dict that the callable reads as a whole, which no replay makes.
+
+    Args:
+        orders: id of a dict -> its keys before the run.
 
     Raises:
         CaptureError: OL118.
     """
     replaced = {change.slot.id for change in found}
-    dicts = {id(value): (slot, value) for slot, value in ordered(before, replaced)}
-    places: dict[int, dict[object, int]] = {at: {} for at in dicts}
-    for slot, _ in before.held.values():
-        if id(slot.holder) in places:
-            keys = places[id(slot.holder)]
-            keys[slot.key] = len(keys)
-    for at, (slot, value) in dicts.items():
-        order = [places[at][key] for key in value if key in places[at]]
+    for slot, value in ordered(before, replaced):
+        places = {key: place for place, key in enumerate(orders.get(id(value), ()))}
+        order = [places[key] for key in value if key in places]
         if order != sorted(order):
             what = f"the callable changes the order of `{slot.name}`, which it reads"
             raise CaptureError("OL118", what, fix="let what takes turns do so outside of it")

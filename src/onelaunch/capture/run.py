@@ -453,7 +453,7 @@ class CaptureRun:
         codes = job.callee.codes
         refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
         self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
-        refuse_reordered(self.effects.changes, snapshot.walk)
+        refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
         own = {state.slot.id for state in self.effects.state}
         refuse_renewed(self.effects.changes, snapshot.walk, own, codes)
         kept = {id(t) for t in self.effects.lasting}

@@ -156,9 +156,10 @@ class CaptureSession:
         if positions:
             raise Unfollowed(positions, only_this_call)
 
-    def _retry_without_stand_ins(self, numbers: Numbers) -> NoReturn:
+    def _retry_without_stand_ins(self, run: CaptureRun) -> NoReturn:
         """Have the next attempt run without stand-ins, as a baseline for the attempt after it. If
-        there was a baseline already, all numbers become constants.
+        there was a baseline already, numbers become constants: those that the differing operation
+        takes; all of them, if it takes none, or the baseline differed too.
 
         Raises:
             Retry: always.
@@ -166,7 +167,10 @@ class CaptureSession:
         if self._baseline.ledger is None:
             self._baseline.due = True
         else:
-            self._unfollow(numbers.names())
+            names, trace = run.numbers.names(), run.numbers.trace
+            terms = () if run.differs is None or self._baseline.differs else run.differs.terms
+            taken = {leaf for term in terms for leaf in trace.leaves(term)}
+            self._unfollow([names[leaf] for leaf in sorted(taken)] or names)
         raise Retry("a run with stand-ins for numbers is not like the one before it")
 
     def _wanted_by_host(self) -> bool:
@@ -300,7 +304,7 @@ class CaptureSession:
         if not (run.numbers.varied and alone):
             run.execute(capture, tree)
         if run.numbers.varied and alone:  # perhaps the run has shown optimizers' numbers
-            self._retry_without_stand_ins(run.numbers)
+            self._retry_without_stand_ins(run)
 
     def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
         """Compare the host values that compiled code got with those of the run before.
@@ -371,7 +375,7 @@ class CaptureSession:
         if not numbers:
             return FollowedNumbers.none()
         if run.differs is not None and numbers.varied:
-            self._retry_without_stand_ins(numbers)
+            self._retry_without_stand_ins(run)
         trials = self._number_trials
         found = trials.follow(job.driver, job.device, job.pool, numbers, graph)
         escaped = numbers.names() if found is None and trials.exhausted else numbers.escaped()
@@ -418,6 +422,7 @@ class CaptureSession:
         kept = {*run.snapshot.walk.held, *earlier.held} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
         guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
+        guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if moved(earlier, guarded):
             return None
         # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it

@@ -89,7 +89,7 @@ def dependencies(
                     left = now.get(key, value)
                     guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)
-    guarded += _orders(before, now)
+    guarded += orders(before, now)
     guarded += _gradients(before, found, guarded)
     guarded += _versions(before, guarded)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
@@ -177,7 +177,9 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 """Flags of classes, whose instances can change to another: https://docs.python.org/3/c-api/typeobj.html#c.Py_TPFLAGS_HEAPTYPE"""
 
 
-def _orders(before: StateWalk, now: Collection[tuple[int, object]]) -> list[tuple[Slot, object]]:
+def orders(
+    before: StateWalk, now: Collection[tuple[int, object]] = ()
+) -> list[tuple[Slot, object]]:
     """Return the keys of dicts that are read as a whole, in the order of iteration."""
     return [
         (

@@ -308,7 +308,7 @@ class StateGuard:
             return f"{moved} moved"
         for container, size in self._sized:
             if not size.kept(container):
-                return f"{self._container_name(container)} changed its length"
+                return f"{self.container_name(container)} changed its length"
         for index, slot in enumerate(self._slots):
             if not self._holds(index):
                 was, now = slot.shown(self._values[index]), slot.shown(slot.read())
@@ -331,6 +331,12 @@ class StateGuard:
         """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
+    def lengths(self) -> Iterator[tuple[Any, int]]:
+        """Return (container, expected length) for the containers that keep their length."""
+        for container, size in self._sized:
+            if size.names is None:
+                yield container, size.length
+
     def names(self) -> list[str]:
         return [
             slot.name
@@ -338,7 +344,7 @@ class StateGuard:
             if is_memory(value)
         ]
 
-    def _container_name(self, container: object) -> str:
+    def container_name(self, container: object) -> str:
         """Return the name of the slot or the attribute that holds a container, or its kind."""
         for slot, value in self.held():
             if value is container:

@@ -16,6 +16,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
+from onelaunch.state.dependencies import ordered
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
@@ -141,6 +142,8 @@ class StateSnapshot:
     walk: StateWalk
     held: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds to it."""
+    orders: dict[int, tuple[object, ...]]
+    """id of a dict that is read as a whole -> its keys, in order."""
     rollback: RunRollback
     _kept: list[_Kept]
 
@@ -150,7 +153,8 @@ class StateSnapshot:
         held = held_by(driver, device, found)
         tensors = [t for _, t in found.tensors() if lies_on(t, device)]
         kept = [_Kept.of(local(t)) for t in tensors]
-        return StateSnapshot(reached, found, held, RunRollback(found), kept)
+        orders = {id(value): tuple(value) for _, value in ordered(found, ())}
+        return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return (name, value) for the values that a call reaches; `tree` holds its arguments."""

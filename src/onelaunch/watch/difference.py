@@ -36,6 +36,8 @@ class RunDifference(NamedTuple):
     fix: str | None = None
     grows: bool = False
     """True if a tensor has become larger."""
+    terms: tuple[int, ...] = ()
+    """The terms of the stand-ins that the operation takes; see `capture.numbers`."""
 
     @property
     def tries(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,16 +18,17 @@ from torch.optim import Optimizer
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
-from onelaunch.driver.aten import Operator, operator
+from onelaunch.driver.aten import Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
 from onelaunch.source import Place, user_frame
-from onelaunch.state.dependencies import classes
+from onelaunch.state.dependencies import classes, orders
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import (
     MISSING,
+    Slot,
     description_slot,
     gradient_of,
 )
@@ -123,8 +124,12 @@ class Ledger:
         """Bytes of the host arguments, by number."""
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
         self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
-        self.held = _contents(walked, values=not self._on_host)
-        """id of a slot -> its content before the run: a plain value, or the id of an object."""
+        self.held: dict[object, object] = {}
+        """id of a slot -> its content before the run: a plain value, or the id of an object. Also
+        the lengths and orders of containers that the run leaves as they are."""
+        self._shapes: list[Slot] = []
+        """The slots of these lengths and orders, until the run ends."""
+        self.know(walked)
         self._made: dict[int, StorageWeakRef] = {}
         """storage -> a weak reference to it, which keeps its id taken, and not its memory. So a
         storage that a compiled kernel makes unseen is not mistaken for a freed one."""
@@ -184,7 +189,9 @@ class Ledger:
             others = self._earlier._entries
             other = others[number] if number < len(others) else None
             if other != entry:
-                self.difference = of_operations(number, other, entry)
+                stand_ins = [v for v in leaves((args, kwargs)) if isinstance(v, torch.SymFloat)]
+                terms = tuple(v.node.term for v in stand_ins if hasattr(v.node, "term"))
+                self.difference = of_operations(number, other, entry)._replace(terms=terms)
 
     def note_made(self, call: OpCall) -> None:
         """Note the results of an operation: new memory is named by the operation's number."""
@@ -194,6 +201,13 @@ class Ledger:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
                 self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+
+    def know(self, walked: StateWalk) -> None:
+        """Note the contents of state, before `finish`."""
+        shapes = _shapes_in(walked)
+        self.held |= _contents(walked, values=not self._on_host)
+        self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
+        self._shapes += shapes
 
     def finish(self) -> None:
         """Finish the comparison after the run.
@@ -216,6 +230,10 @@ class Ledger:
                     found = of_memory(now.at, self._entries[now.at], now.place)
                     self.difference = self.difference or found
         self._earlier = None
+        shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
+        for key in [key for key, now in shapes.items() if self.held[key] != now]:
+            del self.held[key]
+        self._shapes.clear()
         self._origins.clear()
         self._made.clear()
 
@@ -307,12 +325,20 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     described = [description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
     held.update((slot.id, content_of(slot.read())) for slot in described)
     of_slots = (value for _, value in walked.held.values())
-    held.update((slot.id, id(kind)) for slot, kind in classes(walked, of_slots))
+    held.update((slot.id, content_of(kind)) for slot, kind in classes(walked, of_slots))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
             key = key_of(t)
             held[id(t), key] = content_of(key(t))
     return held
+
+
+def _shapes_in(walked: StateWalk) -> list[Slot]:
+    """Return slots of the lengths of containers, and of the keys of dicts in their order."""
+    lengths = [
+        Slot("of", inside, len, name, None) for inside, name, _ in walked.containers.values()
+    ]
+    return lengths + [slot for slot, _ in orders(walked)]
 
 
 def _offset_bytes(t: Tensor) -> int:
@@ -371,5 +397,8 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 
 
 def content_of(value: object) -> object:
-    """Return a comparable form of a slot's content: a plain value, or an object's id."""
+    """Return a comparable form of a slot's content: a plain value, or an object's id. A tuple has
+    that of each part: the keys of a dict, in order, are a new tuple at each read."""
+    if type(value) is tuple:
+        return tuple(map(content_of, cast(tuple[object, ...], value)))
     return (type(value), repr(value)) if is_plain(value) else id(value)

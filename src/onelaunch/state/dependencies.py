@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.spec import lies_on
-from onelaunch.call.tree import unique
+from onelaunch.call.tree import is_plain, unique
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
@@ -28,7 +28,7 @@ from onelaunch.state.slots import (
     has_gradient,
     is_leaf,
 )
-from onelaunch.state.walk import SMALL, Change, StateWalk, is_replaced, is_state
+from onelaunch.state.walk import SMALL, Change, StateWalk, is_replaced
 
 
 def dependencies(
@@ -287,6 +287,11 @@ def _has_order(value: dict[object, object]) -> bool:
     return len(value) <= SMALL and (len(value) > 1 or any(type(key) is not str for key in value))
 
 
+def _is_state(value: object) -> bool:
+    """Return whether a change of this value could change the results of the callable."""
+    return isinstance(value, Tensor | nn.Module | torch.Generator) or is_plain(value)
+
+
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
@@ -295,4 +300,4 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     if count > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
-    return use is Use.READ and (not changed or is_state(value) or callable(value))
+    return use is Use.READ and (not changed or _is_state(value) or callable(value))

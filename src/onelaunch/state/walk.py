@@ -495,8 +495,3 @@ def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
             return True
         leading = leading.via
     return False
-
-
-def is_state(value: object) -> bool:
-    """Return whether a change of this value could change the results of the callable."""
-    return isinstance(value, Tensor | nn.Module | torch.Generator) or is_plain(value)

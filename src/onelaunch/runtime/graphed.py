@@ -336,7 +336,6 @@ class Graphed(Generic[P, R]):
         signature.agreed()
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
-        # With the code objects that it ran, for the warnings of what no replay repeats.
         self._table.add(entry)
         return result
 

@@ -242,8 +242,7 @@ class FrameWatch:
                 if known.special is not None:
                     run.note_special(known.special)
                 self._noting = False
-            self._singular |= {ended} if run.of_tensors else set()
-            self.reads.ended.add(ended)
+            (self._singular if run.of_tensors else self.reads.ended).add(ended)
 
     def _note_store(self, store: SureStore, value: object) -> None:
         for name in store.path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import queue
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -213,3 +216,33 @@ def test_a_dropped_model_is_freed(device: torch.device, rand: Rand) -> None:
     del model, fast
     gc.collect()
     assert ref() is None
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+def test_a_thread_that_takes_the_memory_it_had_before(rand: Rand) -> None:
+    """What a capture reads of it was computed from stand-ins, though older memory lay there."""
+    asked, answered = queue.Queue[Any](), queue.Queue[Any]()
+    first = rand(99, 3)
+
+    def serve() -> None:
+        last = [first * 1]
+        while (x := asked.get()) is not None:
+            last.clear()
+            last.append(x * 3)
+            answered.put(last[0])
+
+    def f(x: Tensor) -> Tensor:
+        asked.put(x)
+        return answered.get(timeout=20) + 1
+
+    fast = ol.graph(f, warmup=1, on_refusal="eager")
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        with torch.no_grad():
+            for i in range(8):
+                assert_same(fast(rand(i, 3)), rand(i, 3) * 3 + 1)
+    finally:
+        asked.put(None)
+        thread.join(timeout=20)
+    assert not thread.is_alive()  # a rollback has not taken it out of those that wait

@@ -46,10 +46,7 @@ from onelaunch.state.slots import (
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _REMADE_BY_DDP = ("modules_buffers", "named_module_buffers")
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
-_UNWALKED = (
-    *("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch."),
-    "threading.Condition.",  # threads that wait are never put back
-)
+_UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
@@ -241,6 +238,8 @@ class Contents:
         owner = self.reads and self.reads.expected(value)
         if _is_unwalked(type(value)) and (owner is None or _is_ours(type(value))):
             return
+        if isinstance(value, threading.Condition):  # threads that wait are never put back
+            return
         attributes = attributes_of(value) or {}
         if isinstance(value, threading.local):
             known = {*attributes, *(owner.names if owner else ())}
@@ -428,7 +427,8 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
     if isinstance(value, (type, types.ModuleType, types.FunctionType, *METHODS)):
         return []
-    if _is_unwalked(type(value)) and not isinstance(value, Tensor):
+    unwalked = _is_unwalked(type(value)) and not isinstance(value, Tensor)
+    if unwalked or isinstance(value, threading.Condition):
         return []
     attributes = attributes_of(value)
     return [] if attributes is None else [attributes]

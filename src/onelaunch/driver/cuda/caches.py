@@ -13,24 +13,20 @@ from onelaunch.driver.cuda.streams import bindings, capture_stream
 
 
 @contextlib.contextmanager
-def no_shared_caches(index: int) -> Generator[list[dict[str, Any]]]:
+def no_shared_caches(index: int) -> Generator[None]:
     """Let no cuBLAS workspace or autocast weight enter or outlive a capture.
 
     A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
     one for each thread and stream that multiplied matrices, and frees all or none. A graph captured
     by hand may use the workspace of its stream by address. So workspaces of this thread are taken
-    again afterwards, at the same addresses unless somebody took memory there. Yields the
-    allocator's segments. Walks its blocks, about 1 ms.
+    again afterwards, at the same addresses unless somebody took memory there. Walks the blocks of
+    the allocator, about 1 ms.
     """
-    segments = torch.cuda.memory_snapshot()
-    before = _allocated(segments, index)
+    before = _allocated(index)
     _drop()
-    freed = set[tuple[int, int]]()
-    if before:
-        segments = torch.cuda.memory_snapshot()
-        freed = before - _allocated(segments, index)
+    freed = before - _allocated(index) if before else before
     try:
-        yield segments
+        yield
     finally:
         _drop()
         for raw in {raw for raw, _ in freed}:
@@ -44,11 +40,12 @@ def _drop() -> None:
     torch.clear_autocast_cache()
 
 
-def _allocated(segments: list[dict[str, Any]], index: int) -> set[tuple[int, int]]:
+def _allocated(index: int) -> set[tuple[int, int]]:
     """List (stream, address) of the blocks allocated on streams of torch's pool. Graphs and the
     default stream, on which nobody captures, do not count. Nor do onelaunch's streams, or foreign
     streams: their owner may have destroyed them."""
     ours = (0, capture_stream(index).cuda_stream)
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
     found = {
         (segment["stream"], block["address"])
         for segment in segments

@@ -17,7 +17,7 @@ from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
-from onelaunch.driver.cuda.memory import CudaPool, borrowed
+from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
@@ -191,8 +191,8 @@ def record(
     plans = Plans(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    apart = no_shared_caches(index)
-    with torch.cuda.device(index), order.lock, no_collection(), apart as pool.before:
+    apart, allocated = no_shared_caches(index), allocations(index)
+    with torch.cuda.device(index), order.lock, no_collection(), apart, allocated as pool.allocated:
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
@@ -206,7 +206,7 @@ def record(
                     _recover(graph, stream, pool_id, generators)
                     raise
         finally:
-            pool.before = []
+            pool.allocated = None
             caller.wait_stream(stream)
             if order.marked:
                 order.mark()

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,8 +73,8 @@ class CudaPool:
         self.ranges = Ranges()
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
-        self.before: list[dict[str, Any]] = []
-        """The allocator's segments at the beginning of the present capture."""
+        self.allocated: Allocated | None = None
+        """The blocks allocated since the present capture began."""
         self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
@@ -100,15 +100,12 @@ class CudaPool:
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
         """See `DevicePool.provenance`; walks all blocks of the allocator."""
-        address = storage.data_ptr()
-        found = _block(torch.cuda.memory_snapshot(), address)
-        if found is None:  # none of torch's allocator
-            return Provenance.BEFORE
-        if found.pool_id == self._id:
+        address, pool_id = storage.data_ptr(), self._id
+        if pool_id is not None and any(a <= address < b for a, b in _segments(pool_id)):
             return Provenance.CAPTURE
-        before = _block(self.before, address)
-        there = before is not None and before.allocated
-        return Provenance.BEFORE if there else Provenance.MEANWHILE
+        blocks = [] if self.allocated is None else self.allocated.blocks()
+        since = any(start <= address < start + nbytes for start, nbytes in blocks)
+        return Provenance.MEANWHILE if since else Provenance.BEFORE
 
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         storages = _storages(tensors).items()
@@ -142,23 +139,48 @@ class CudaPool:
         give_back()
 
 
-@contextlib.contextmanager
-def allocations(index: int) -> Generator[list[tuple[int, int]] | None]:
-    """List the (address, bytes) of each block allocated meanwhile, known at the end. None while the
-    program keeps a history of its own, which this would end."""
-    if bindings._cuda_isHistoryEnabled():
-        yield None
-        return
-    found: list[tuple[int, int]] = []
-    record = torch.cuda.memory._record_memory_history
-    record("all", context=None, stacks="python", clear_history=True)
-    try:
-        yield found
+class Allocated:
+    """The blocks that torch's allocator gave out on a device since this was made, while it keeps
+    its history."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._mark = torch.empty(1, dtype=torch.uint8, device=torch.device("cuda", index))
+        """Where it begins: nobody else can have this block meanwhile."""
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """List the (address, bytes) of each, freed ones too. Copies the allocator's history."""
         snapshot: Any = torch.cuda.memory._snapshot()
-        traces = snapshot["device_traces"]
-        found += [(e["addr"], e["size"]) for e in traces[index] if e["action"] == "alloc"]
+        mark, found = self._mark.data_ptr(), list[tuple[int, int]]()
+        for entry in reversed(snapshot["device_traces"][self._index]):
+            if entry["action"] == "alloc":
+                if entry["addr"] == mark:
+                    break
+                found.append((entry["addr"], entry["size"]))
+        return found
+
+
+@contextlib.contextmanager
+def allocations(index: int) -> Generator[Allocated]:
+    """Have the allocator keep its history meanwhile. One of the program's own goes on as it was."""
+    with _history:
+        ours = _kept[0] > 0 or not bindings._cuda_isHistoryEnabled()
+        if ours and not _kept[0]:
+            _keep_history("all", context=None, stacks="python", clear_history=True)
+        _kept[0] += ours
+    try:
+        yield Allocated(index)
     finally:
-        record(None, clear_history=True)
+        with _history:
+            _kept[0] -= ours
+            if ours and not _kept[0]:
+                _keep_history(None, clear_history=True)
+
+
+_history = threading.Lock()
+_kept = [0]
+"""The number of contexts for which the history is kept."""
+_keep_history: Any = torch.cuda.memory._record_memory_history
 
 
 def beside_captures() -> AbstractContextManager[None]:
@@ -207,21 +229,6 @@ def _pool_in_use(index: int) -> Generator[tuple[int, int]]:
     finally:
         bindings._cuda_endAllocateToPool(index, pool_id)
         bindings._cuda_releasePool(index, pool_id)
-
-
-class _Block(NamedTuple):
-    pool_id: tuple[int, int]
-    allocated: bool
-
-
-def _block(segments: list[dict[str, Any]], address: int) -> _Block | None:
-    """Find the block of the allocator that has an address."""
-    for segment in segments:
-        if segment["address"] <= address < segment["address"] + segment["total_size"]:
-            blocks: list[dict[str, Any]] = segment["blocks"]
-            block = next(b for b in reversed(blocks) if b["address"] <= address)
-            return _Block(tuple(segment["segment_pool_id"]), block["state"] == "active_allocated")
-    return None
 
 
 def _segments(pool_id: tuple[int, int]) -> list[tuple[int, int]]:

@@ -204,12 +204,13 @@ def _compare(
 
     try:
         while True:
-            with allocations(index) as allocated:
+            with allocations(index) as history:
                 recorded, _ = record(again, elsewhere, generators, stream, bundled)
+                allocated = history.blocks()
             try:
                 alone = _alone(found, recorded, allocated)
-                if crowded or allocated is None or len(alone) == len(found.outputs):
-                    _search(found, recorded, alone, allocated or ())
+                if crowded or len(alone) == len(found.outputs):
+                    _search(found, recorded, alone, allocated)
                     return recorded.examples
                 crowded = [found.ports[n].nbytes for n in found.outputs if n not in alone]
             finally:
@@ -229,15 +230,11 @@ def _rooms(sizes: list[int], index: int) -> list[Tensor]:
     return held
 
 
-def _alone(
-    found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]] | None
-) -> set[int]:
+def _alone(found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]]) -> set[int]:
     """Return the outputs in whose memory nothing larger was allocated."""
     first = len(recorded.inputs)
     return {
-        number
-        for number in found.outputs
-        if allocated is not None and _is_alone(recorded.outputs[number - first], allocated)
+        number for number in found.outputs if _is_alone(recorded.outputs[number - first], allocated)
     }
 
 

@@ -153,9 +153,14 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = {
         "benchmark": "first_replay",
         "environment": environment(),
-        "fresh": fresh_rows(repeats),
-        "warm": [warm_row(name, warm(name, repeats)) for name in names],
+        "fresh": [],
+        "warm": [],
     }
+    for name in names:  # written as they come: a run may be cut short
+        results["warm"].append(warm_row(name, warm(name, repeats)))
+        results["targets"] = targets(results)
+        write(options.out, results)
+    results["fresh"] = fresh_rows(repeats)
     results["targets"] = targets(results)
     write(options.out, results)
     for target in results["targets"]:

@@ -67,7 +67,12 @@ from onelaunch.optimizers.steps import Steps
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled_accesses import Bringing, noting_host_inputs, places
+from onelaunch.watch.compiled_accesses import (
+    Bringing,
+    noting_host_inputs,
+    places,
+    refuse_handed_on,
+)
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
@@ -249,6 +254,7 @@ class CaptureRun:
         known = job.callee.returned_before() | known
         identities = Identities()  # not kept with the run: what it holds would be read as state
         flat = flatten(result, "result", objects="made", known=known, number=identities.note)
+        handed_on = list(flat.tensors)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         for argument, earlier, now in zip(kept, before, after, strict=True):
@@ -259,6 +265,8 @@ class CaptureRun:
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
+        handed_on += [t for c in self.effects.changes for t in flatten(c.after).tensors]
+        self._note_handed_on(handed_on)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(
             self.effects.changes, snapshot.walk, self.numbers.counted()
@@ -377,8 +385,18 @@ class CaptureRun:
         if unseen is not None:
             raise unseen
         generators.refuse_drawn(fn, job.callee.reads)
-        ledger.finish()
         return result
+
+    def _note_handed_on(self, tensors: Sequence[Tensor]) -> None:
+        """Note what the run returned or stored, and finish its comparison with the run before."""
+        job, held, ledger = self.job, self.snapshot.held, self.observer.ledger
+        if ledger is not None:
+            for t in ledger.handed_on(tensors):
+                held.setdefault(job.driver.storage(t), []).append(t)
+            ledger.finish()
+        else:
+            known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
+            refuse_handed_on(job.driver, job.device, job.pool, tensors, known)
 
     def _plan_results(
         self, flat: Flat, known: Mapping[int, Same], identities: Identities

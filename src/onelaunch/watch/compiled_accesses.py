@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from onelaunch.call.spec import has_strides
+from onelaunch.call.spec import has_strides, lies_on
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import operator
 from onelaunch.driver.dispatch import no_functions
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import DevicePool, Driver, Provenance
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import StateWalk
-from onelaunch.watch.difference import of_made_memory
+from onelaunch.watch.difference import of_handed_on, of_made_memory
 from onelaunch.watch.ledger import content_of
 from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
 from onelaunch.watch.observer import Observer
@@ -338,6 +338,27 @@ class CompiledAccesses:
 
     def _now(self, storage: int, now: Mapping[object, Tensor]) -> list[Tensor]:
         return _in_places(self.places.get(storage, ()), now)
+
+
+def refuse_handed_on(
+    driver: Driver,
+    device: torch.device,
+    pool: DevicePool,
+    tensors: Iterable[Tensor],
+    known: Iterable[Tensor],
+) -> None:
+    """Refuse what compiled code returned or stored, if it is neither known nor of the recording.
+
+    Raises:
+        CaptureError: OL117. Nobody saw where it comes from: an iterator, say, or another thread.
+    """
+    if device.type == "cpu":
+        return  # plain memory of the host has no history
+    storages = {driver.storage(t) for t in known if lies_on(t, device)}
+    unknown = (t for t in tensors if lies_on(t, device) and driver.storage(t) not in storages)
+    for t in unknown:
+        if pool.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:
+            raise of_handed_on().refusal()
 
 
 def _in_places(places: Iterable[object], now: Mapping[object, Tensor]) -> list[Tensor]:

@@ -75,6 +75,11 @@ def of_made_memory() -> RunDifference:
     return RunDifference(f"the call got {_ELSEWHERE}", user_frame(), IN_THREAD)
 
 
+def of_handed_on() -> RunDifference:
+    """Return the difference of a run that handed on other memory of unknown origin."""
+    return RunDifference(f"what the call returns or stores is {_ELSEWHERE}", None, IN_THREAD)
+
+
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
 
     step = f"operation {number + 1} of the call"

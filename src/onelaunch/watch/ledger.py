@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,7 +34,13 @@ from onelaunch.state.slots import (
     gradient_of,
 )
 from onelaunch.state.walk import StateWalk
-from onelaunch.watch.difference import Operand, RunDifference, of_memory, of_operations
+from onelaunch.watch.difference import (
+    Operand,
+    RunDifference,
+    of_handed_on,
+    of_memory,
+    of_operations,
+)
 from onelaunch.watch.lifted import bits_of, copied_to_device
 from onelaunch.watch.op_call import OpCall, has_memory
 from onelaunch.watch.operations import HigherOrder, Watching
@@ -67,7 +74,7 @@ class _Unseen(NamedTuple):
 
     Attributes:
         provenance: known in a capture; else `BEFORE`.
-        at: number of the first operation that used it.
+        at: number of the first operation that used it; behind the last: the run handed it on.
         place: the line of that operation.
     """
 
@@ -209,6 +216,18 @@ class Ledger:
         self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
         self._shapes += shapes
 
+    def handed_on(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Note the tensors that the run returned or stored, before `finish`: perhaps no operation
+        has read them, as in `return answers.get()`. Return those that were there before the run,
+        and are neither the call's nor in its state."""
+        found: list[Tensor] = []
+        for t in filter(has_memory, tensors):
+            storage = self._storage(t)
+            if self._origin(storage) is None:
+                met = self._unseen[self._unknown(t, storage)]
+                found += [t] if met.provenance is Provenance.BEFORE else []
+        return found
+
     def finish(self) -> None:
         """Finish the comparison after the run.
 
@@ -218,17 +237,17 @@ class Ledger:
         """
         for met in self._unseen:
             if met.provenance is Provenance.MEANWHILE:
-                raise of_memory(met.at, self._entries[met.at], met.place).refusal()
+                raise self._of_unknown(met).refusal()
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
             if len(others) > len(self._entries):
                 number = len(self._entries)
                 self.difference = of_operations(number, others[number], None)
-            for was, now in zip(self._earlier._unseen, self._unseen, strict=False):
-                lasts = was.storage == now.storage and not was.reference.expired()
-                if now.provenance is Provenance.BEFORE and not lasts:
-                    found = of_memory(now.at, self._entries[now.at], now.place)
-                    self.difference = self.difference or found
+            for was, now in zip_longest(self._earlier._unseen, self._unseen):
+                if now is None or now.provenance is not Provenance.BEFORE:
+                    continue
+                if was is None or was.storage != now.storage or was.reference.expired():
+                    self.difference = self.difference or self._of_unknown(now)
         self._earlier = None
         shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
         for key in [key for key, now in shapes.items() if self.held[key] != now]:
@@ -257,10 +276,7 @@ class Ledger:
         storage = call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
-        origin = self._origins.get(storage)
-        if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
-            origin = None  # other memory, at an address that was free again
-            self._starts.pop(storage, None)
+        origin = self._origin(storage)
         scalar = not t.dim()
         displaced = isinstance(origin, tuple) or storage in self._displaced
         from_ = self._starts.get(storage, 0)
@@ -285,6 +301,13 @@ class Ledger:
         shape, stride = tuple(t.shape), t.stride()
         return Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
 
+    def _origin(self, storage: int) -> object:
+        origin = self._origins.get(storage)
+        if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
+            origin = None  # other memory, at an address that was free again
+            self._starts.pop(storage, None)
+        return origin
+
     def _literal(self, t: Tensor, number: int) -> object:
         return self._value(t) if t.device.type == "cpu" else (number, 0)
 
@@ -302,14 +325,23 @@ class Ledger:
         """Name memory that is in neither the call nor its state, and that no operation made."""
         if t.device.type == "cpu" and (not self._on_host or not t.dim()):
             return self._value(t)
+        return "memory", self._unknown(t, storage)
+
+    def _unknown(self, t: Tensor, storage: int) -> int:
+        """Note memory of unknown origin, and return its number."""
         for number, met in enumerate(self._unseen):
             if met.storage == storage and not met.reference.expired():
-                return "memory", number
+                return number
         memory = local(t).untyped_storage()
         found = Provenance.BEFORE if self._pool is None else self._pool.provenance(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
         self._unseen.append(_Unseen(storage, reference, found, at, user_frame()))
-        return "memory", len(self._unseen) - 1
+        return len(self._unseen) - 1
+
+    def _of_unknown(self, met: _Unseen) -> RunDifference:
+        if met.at == len(self._entries):
+            return of_handed_on()
+        return of_memory(met.at, self._entries[met.at], met.place)
 
 
 def _hooks_of(t: Tensor) -> tuple[Any, Any]:

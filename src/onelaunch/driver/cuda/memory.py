@@ -146,7 +146,7 @@ class Allocated:
     def __init__(self, index: int) -> None:
         self._index = index
         self._mark = torch.empty(1, dtype=torch.uint8, device=torch.device("cuda", index))
-        """Where it begins: nobody else can have this block meanwhile."""
+        """The beginning: a block that nobody else can have meanwhile."""
 
     def blocks(self) -> list[tuple[int, int]]:
         """List the (address, bytes) of each, freed ones too. Copies the allocator's history."""

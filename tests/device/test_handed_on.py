@@ -1,10 +1,12 @@
-"""Tensors that the callable returns or stores, and no operation of it made or read."""
+"""What the callable returns or stores, and no operation of it made or read."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,3 +130,93 @@ def test_a_table_that_a_cache_of_c_holds(rand: Rand) -> None:
             assert kept["last"] is table(5)
     assert replays(returned) > 4
     assert replays(stored) > 4
+
+
+def numbers_of_a_generator() -> Iterator[int]:
+    yield from itertools.count()
+
+
+def test_a_gradient_from_an_iterator(device: torch.device, rand: Rand) -> None:
+    """No operation of the backward reads it."""
+    items = (torch.full((4,), float(i), device=device) for i in range(80))
+    batches = iter(list(items))
+
+    class Replaced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return next(batches)
+
+    fast = graphed(lambda x: Replaced.apply(x) * 2)
+    found: list[float] = []
+    for i in range(8):
+        x = rand(i, 4).requires_grad_()
+        fast(x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad[0].item())
+    assert found == sorted(set(found))  # a rehearsal takes items, too
+
+
+PLAIN: dict[str, Callable[[], Callable[[], object]]] = {
+    "counter": lambda: itertools.count().__next__,
+    "iterator": lambda: iter(range(20)).__next__,
+    "generator": lambda: numbers_of_a_generator().__next__,
+    "cycle": lambda: itertools.cycle([0, 1, 2]).__next__,
+    "clock": lambda: time.perf_counter_ns,
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_plain_value_beside_a_tensor(kind: str, rand: Rand) -> None:
+    """A training step that returns its loss with the time, or with the number of the batch."""
+    ours, eagers = PLAIN[kind](), PLAIN[kind]()
+    fast = graphed(lambda x: {"loss": x + 1, "value": ours()})
+    values = list[object]()
+    with torch.no_grad():
+        for i in range(8):
+            got = fast(rand(i, 4))
+            assert_same(got["loss"], rand(i, 4) + 1)
+            values.append(got["value"])
+    if kind == "clock":
+        assert len(set(values)) == len(values)
+    else:
+        assert values == [eagers() for _ in values]
+
+
+def test_a_plain_value_that_changes_is_named(rand: Rand) -> None:
+    ticks = itertools.count()
+    fast = ol.graph(lambda x: (x + 1, {"step": next(ticks)}), warmup=1)
+
+    def calls() -> None:
+        for i in range(6):
+            fast(rand(i, 4))
+
+    named = r"OL117.*`result\[1\]\['step'\]`"
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=named):
+        calls()
+
+
+def test_plain_values_that_follow_from_the_call_are_replayed(rand: Rand) -> None:
+    """The size, a number of the state, a number that the call moves on."""
+
+    class State:
+        scale, count = 2.0, 0
+
+    state = State()
+
+    def f(x: Tensor) -> tuple[Tensor, int, float, int]:
+        state.count += 1
+        return x * state.scale, x.shape[0], state.scale, state.count
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(16):
+            if i == 8:
+                state.scale = 3.0
+            x = rand(i, 4 + i % 2)
+            y, size, scale, count = fast(x)
+            assert_same(y, x * state.scale)
+            assert (size, scale, count) == (4 + i % 2, state.scale, i + 1)

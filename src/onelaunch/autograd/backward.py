@@ -170,6 +170,8 @@ class StaticGraph:
             try:
                 with seeds, observer:
                     found = self.gradients(grads, wanted)
+                    if ledger is not None:
+                        ledger.handed_on(found)
                     observer.ledger = None  # the copies are no part of the callable
                     made = [
                         None if g is None else own_memory(g, observer, self.driver, taken)

@@ -254,7 +254,7 @@ class CaptureRun:
         known = job.callee.returned_before() | known
         identities = Identities()  # not kept with the run: what it holds would be read as state
         flat = flatten(result, "result", objects="made", known=known, number=identities.note)
-        handed_on = list(flat.tensors)
+        returned = list(flat.tensors)
         if job.forward is not None:
             job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
         for argument, earlier, now in zip(kept, before, after, strict=True):
@@ -265,8 +265,7 @@ class CaptureRun:
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
-        handed_on += [t for c in self.effects.changes for t in flatten(c.after).tensors]
-        self._note_handed_on(handed_on)
+        self._note_handed_on(result, returned)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(
             self.effects.changes, snapshot.walk, self.numbers.counted()
@@ -387,16 +386,17 @@ class CaptureRun:
         generators.refuse_drawn(fn, job.callee.reads)
         return result
 
-    def _note_handed_on(self, tensors: Sequence[Tensor]) -> None:
+    def _note_handed_on(self, result: object, returned: Sequence[Tensor]) -> None:
         """Note what the run returned or stored, and finish its comparison with the run before."""
         job, held, ledger = self.job, self.snapshot.held, self.observer.ledger
+        stored = [t for c in self.effects.changes for t in flatten(c.after).tensors]
         if ledger is not None:
-            for t in ledger.handed_on(tensors):
+            for t in ledger.handed_on(result, stored):
                 held.setdefault(job.driver.storage(t), []).append(t)
             ledger.finish()
         else:
             known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
-            refuse_handed_on(job.driver, job.device, job.pool, tensors, known)
+            refuse_handed_on(job.driver, job.device, job.pool, [*returned, *stored], known)
 
     def _plan_results(
         self, flat: Flat, known: Mapping[int, Same], identities: Identities

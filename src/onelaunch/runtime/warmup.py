@@ -387,7 +387,7 @@ class _NotedRun:
             conditions.enter_context(noting_steps(ledger))
             conditions.enter_context(LedgerMode(ledger))
             result = self._run()
-        ledger.handed_on(flatten(result).tensors)
+        ledger.handed_on(result)
         ledger.finish()
         attempt.signature.ledger = ledger
         return result

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
-from onelaunch.call.tree import is_plain
+from onelaunch.call.tree import Constant, constants, flatten, is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
@@ -40,6 +40,7 @@ from onelaunch.watch.difference import (
     of_handed_on,
     of_memory,
     of_operations,
+    of_results,
 )
 from onelaunch.watch.lifted import bits_of, copied_to_device
 from onelaunch.watch.op_call import OpCall, has_memory
@@ -142,6 +143,8 @@ class Ledger:
         storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
+        self._results: dict[str, Constant] = {}
+        """path -> plain value, in what the run returned."""
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are
         # compared. A bucket's capture has other sizes than the run before it.
         mine = self._layouts, self._hooks
@@ -216,12 +219,14 @@ class Ledger:
         self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
         self._shapes += shapes
 
-    def handed_on(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Note the tensors that the run returned or stored, before `finish`: perhaps no operation
-        has read them, as in `return answers.get()`. Return those that were there before the run,
-        and are neither the call's nor in its state."""
+    def handed_on(self, result: object, stored: Iterable[Tensor] = ()) -> list[Tensor]:
+        """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
+        as in `return answers.get(), time.time()`. Return the tensors that were there before the
+        run, and are neither the call's nor in its state."""
+        flat = flatten(result, "result")
+        self._results = {path: c for path, c in constants(flat.tree, "result") if c.is_plain}
         found: list[Tensor] = []
-        for t in filter(has_memory, tensors):
+        for t in filter(has_memory, [*flat.tensors, *stored]):
             storage = self._storage(t)
             if self._origin(storage) is None:
                 met = self._unseen[self._unknown(t, storage)]
@@ -248,6 +253,10 @@ class Ledger:
                     continue
                 if was is None or was.storage != now.storage or was.reference.expired():
                     self.difference = self.difference or self._of_unknown(now)
+            for path, now in self._results.items():
+                was = self._earlier._results.get(path, now)
+                if was != now:
+                    self.difference = self.difference or of_results(path, was, now)
         self._earlier = None
         shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
         for key in [key for key, now in shapes.items() if self.held[key] != now]:

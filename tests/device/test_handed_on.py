@@ -186,6 +186,42 @@ def test_a_plain_value_beside_a_tensor(kind: str, rand: Rand) -> None:
         assert values == [eagers() for _ in values]
 
 
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_plain_value_that_is_only_stored(kind: str, rand: Rand) -> None:
+    """A module that notes the time of its last call, or the number of the batch."""
+    ours, eagers = PLAIN[kind](), PLAIN[kind]()
+    kept: dict[str, Any] = {"last": None}
+
+    def f(x: Tensor) -> Tensor:
+        kept["last"] = ours()
+        return x + 1
+
+    fast = ol.graph(f, on_refusal="eager")
+    values = list[object]()
+    with torch.no_grad():
+        for i in range(10):
+            assert_same(fast(rand(i, 4)), rand(i, 4) + 1)
+            values.append(kept["last"])
+    if kind == "clock":
+        assert len(set(values)) == len(values)
+    else:
+        assert values == [eagers() for _ in values]
+
+
+def test_a_value_of_an_object_that_the_call_makes(rand: Rand) -> None:
+    class Result:
+        def __init__(self, loss: Tensor, step: int) -> None:
+            self.loss, self.step = loss, step
+
+    ticks = itertools.count()
+    fast = graphed(lambda x: Result(x + 1, next(ticks)))
+    with torch.no_grad():
+        for i in range(8):
+            got = fast(rand(i, 4))
+            assert_same(got.loss, rand(i, 4) + 1)
+            assert got.step == i
+
+
 def test_a_plain_value_that_changes_is_named(rand: Rand) -> None:
     ticks = itertools.count()
     fast = ol.graph(lambda x: (x + 1, {"step": next(ticks)}), warmup=1)

@@ -171,7 +171,7 @@ class StaticGraph:
                 with seeds, observer:
                     found = self.gradients(grads, wanted)
                     if ledger is not None:
-                        ledger.handed_on(found)
+                        ledger.handed_on(flatten(found).tensors)
                     observer.ledger = None  # the copies are no part of the callable
                     made = [
                         None if g is None else own_memory(g, observer, self.driver, taken)

@@ -22,6 +22,7 @@ from onelaunch.autograd.backward import (
 from onelaunch.autograd.graph_walk import DENSE
 from onelaunch.autograd.rehearsal import Rehearsal, RehearsalVerdict
 from onelaunch.call.spec import TensorSpec
+from onelaunch.call.tree import flatten
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.seeding import watching_seeds
@@ -81,7 +82,7 @@ class _Capturing:
             _refuse_sparse(found)
             compared, observer.ledger = observer.ledger, None
             if compared is not None:
-                compared.handed_on(found)
+                compared.handed_on(flatten(found).tensors)
             made = static.laid_out(
                 [None if g is None else own_memory(g, observer, driver, taken) for g in found]
             )

@@ -265,7 +265,7 @@ class CaptureRun:
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
-        self._note_handed_on(result, returned)
+        self._note_handed_on(returned, flat.tree)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(
             self.effects.changes, snapshot.walk, self.numbers.counted()
@@ -386,17 +386,18 @@ class CaptureRun:
         generators.refuse_drawn(fn, job.callee.reads)
         return result
 
-    def _note_handed_on(self, result: object, returned: Sequence[Tensor]) -> None:
+    def _note_handed_on(self, returned: Sequence[Tensor], tree: Tree) -> None:
         """Note what the run returned or stored, and finish its comparison with the run before."""
         job, held, ledger = self.job, self.snapshot.held, self.observer.ledger
-        stored = [t for c in self.effects.changes for t in flatten(c.after).tensors]
+        stored = (t for c in self.effects.changes for t in flatten(c.after).tensors)
+        tensors = [*returned, *stored]
         if ledger is not None:
-            for t in ledger.handed_on(result, stored):
+            for t in ledger.handed_on(tensors, tree):
                 held.setdefault(job.driver.storage(t), []).append(t)
             ledger.finish()
         else:
             known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
-            refuse_handed_on(job.driver, job.device, job.pool, [*returned, *stored], known)
+            refuse_handed_on(job.driver, job.device, job.pool, tensors, known)
 
     def _plan_results(
         self, flat: Flat, known: Mapping[int, Same], identities: Identities

@@ -22,10 +22,11 @@ from torch.optim import Optimizer
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.autograd.proxies import NoHooks
 from onelaunch.call.ambient import inlining, noted_modes
+from onelaunch.call.containers import is_ordinary
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import overlaps_itself
-from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
+from onelaunch.call.tree import Flat, Same, constants, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.capture.rolled_back import rolled_back
@@ -387,7 +388,11 @@ class _NotedRun:
             conditions.enter_context(noting_steps(ledger))
             conditions.enter_context(LedgerMode(ledger))
             result = self._run()
-        ledger.handed_on(result)
+        flat = flatten(result, "result")
+        if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
+            known = {id(v): Same(v, None) for _, v in attempt.reached.walk().held.values()}
+            flat = flatten(result, "result", objects="made", known=known)
+        ledger.handed_on(flat.tensors, flat.tree)
         ledger.finish()
         attempt.signature.ledger = ledger
         return result

@@ -80,10 +80,10 @@ def of_handed_on() -> RunDifference:
     return RunDifference(f"what the call returns or stores is {_ELSEWHERE}", None, IN_THREAD)
 
 
-def of_results(path: str, was: object, now: object) -> RunDifference:
-    """Return the difference of a run that returned another plain value."""
-    what = f"`{path}` is {was} in the run before, and {now} in the capture"
-    return RunDifference(what, None, "return it from outside: `y = fast(x); t = time.time()`")
+def of_handed_on_value(name: str, was: object, now: object) -> RunDifference:
+    """Return the difference of a run that returned or stored another plain value."""
+    what = f"`{name}` is {was} in the run before, and {now} in the capture"
+    return RunDifference(what, None, "take it outside of the call: `y = fast(x); t = time.time()`")
 
 
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
-from onelaunch.call.tree import Constant, constants, flatten, is_plain
+from onelaunch.call.tree import Constant, Tree, constants, is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
+from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import classes, orders
 from onelaunch.state.hooks import read_hooks, read_last_hooks
@@ -38,9 +39,9 @@ from onelaunch.watch.difference import (
     Operand,
     RunDifference,
     of_handed_on,
+    of_handed_on_value,
     of_memory,
     of_operations,
-    of_results,
 )
 from onelaunch.watch.lifted import bits_of, copied_to_device
 from onelaunch.watch.op_call import OpCall, has_memory
@@ -143,8 +144,10 @@ class Ledger:
         storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
-        self._results: dict[str, Constant] = {}
-        """path -> plain value, in what the run returned."""
+        self._stored = [walked.held[k][0] for k, use in walked.uses.items() if use is Use.NONE]
+        """The slots that the callable only stores to."""
+        self._handed_on: dict[object, tuple[str, Constant]] = {}
+        """path, or id of a slot -> (name, plain value) of what the run returned and stored."""
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are
         # compared. A bucket's capture has other sizes than the run before it.
         mine = self._layouts, self._hooks
@@ -219,14 +222,22 @@ class Ledger:
         self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
         self._shapes += shapes
 
-    def handed_on(self, result: object, stored: Iterable[Tensor] = ()) -> list[Tensor]:
+    def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
         """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
-        as in `return answers.get(), time.time()`. Return the tensors that were there before the
-        run, and are neither the call's nor in its state."""
-        flat = flatten(result, "result")
-        self._results = {path: c for path, c in constants(flat.tree, "result") if c.is_plain}
+        as in `return answers.get(), time.time()`.
+
+        Args:
+            tensors: of both.
+            tree: the tree of the result, objects that the run made included.
+
+        Returns:
+            The tensors that were there before the run, and are neither the call's nor its state's.
+        """
+        plain = [] if tree is None else [(p, p, c) for p, c in constants(tree, "result")]
+        plain += [(slot.id, slot.name, Constant(slot.read())) for slot in self._stored]
+        self._handed_on = {key: (name, value) for key, name, value in plain if value.is_plain}
         found: list[Tensor] = []
-        for t in filter(has_memory, [*flat.tensors, *stored]):
+        for t in filter(has_memory, tensors):
             storage = self._storage(t)
             if self._origin(storage) is None:
                 met = self._unseen[self._unknown(t, storage)]
@@ -253,15 +264,17 @@ class Ledger:
                     continue
                 if was is None or was.storage != now.storage or was.reference.expired():
                     self.difference = self.difference or self._of_unknown(now)
-            for path, now in self._results.items():
-                was = self._earlier._results.get(path, now)
+            for key, now in self._handed_on.items():
+                was = self._earlier._handed_on.get(key, now)
                 if was != now:
-                    self.difference = self.difference or of_results(path, was, now)
+                    found = of_handed_on_value(now[0], was[1], now[1])
+                    self.difference = self.difference or found
         self._earlier = None
         shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
         for key in [key for key, now in shapes.items() if self.held[key] != now]:
             del self.held[key]
         self._shapes.clear()
+        self._stored.clear()
         self._origins.clear()
         self._made.clear()
 

@@ -135,8 +135,21 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
         raise ArgumentError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+    for what, is_one in _WITHOUT_A_RUN.items():
+        if is_one(fn) or is_one(type(fn).__call__):
+            name = getattr(fn, "__qualname__", kind_of(fn))
+            fix = "graph a plain function that returns tensors, and call it from there"
+            raise ArgumentError("OL401", f"a call of `{name}` only makes a {what}", fix=fix)
     if options.on_refusal == "split":
         from onelaunch.dynamo.function import SplitFunction  # takes half a second
 
         return SplitFunction(fn, options, pool)
     return graphed(fn, options, pool)
+
+
+_WITHOUT_A_RUN: dict[str, Callable[[object], bool]] = {
+    "coroutine": inspect.iscoroutinefunction,
+    "generator": inspect.isgeneratorfunction,
+    "asynchronous generator": inspect.isasyncgenfunction,
+}
+"""What a call makes -> whether a function is of this kind. Such a call runs none of its code."""

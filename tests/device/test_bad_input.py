@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -159,3 +160,36 @@ def test_an_argument_on_a_device_without_a_driver() -> None:
         warnings.simplefilter("ignore", ol.GraphWarning)
         for _ in range(4):
             assert fast(torch.empty(3, device="meta")).device.type == "meta"
+
+
+async def coroutine(x: Tensor) -> Tensor:
+    return x + 1
+
+
+async def stream(x: Tensor) -> AsyncIterator[Tensor]:
+    yield x + 1
+
+
+def rows(x: Tensor) -> Iterator[Tensor]:
+    yield from x
+
+
+class Served:
+    async def __call__(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "made"),
+    [
+        (coroutine, "`coroutine` only makes a coroutine"),
+        (functools.partial(coroutine), "makes a coroutine"),
+        (Served(), "makes a coroutine"),
+        (stream, "asynchronous generator"),
+        (rows, "`rows` only makes a generator"),
+    ],
+    ids=["coroutine", "partial", "object", "asynchronous generator", "generator"],
+)
+def test_a_function_whose_call_runs_nothing(fn: Any, made: str) -> None:
+    with pytest.raises(ol.ArgumentError, match=made):
+        ol.graph(fn)

@@ -73,7 +73,7 @@ class _Capturing:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
             given += [(t, port) for (_, t), (_, port) in zip(self.moved, there, strict=True)]
-            observer.ledger = self.rehearsal.compared(given, self.pool)
+            observer.ledger = self.rehearsal.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
         factories, reads = HostFactories(static.device), observer.host_reads()

@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import is_unchanging
 from onelaunch.call_events import is_profiled
-from onelaunch.driver.protocol import DevicePool, Driver
+from onelaunch.driver.protocol import Capture, Driver
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
@@ -99,11 +99,13 @@ class Rehearsal:
                 fix = None if use is Use.READ else "store it after the backward, outside of it"
                 raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
 
-    def compared(self, grads: Sequence[tuple[Tensor, Tensor]], pool: DevicePool) -> Ledger:
-        """Return a ledger for a capture in `pool`, to compare it with the run."""
+    def compared(self, grads: Sequence[tuple[Tensor, Tensor]], capture: Capture) -> Ledger:
+        """Return a ledger for a capture, to compare it with the run."""
         state = walk((), self._known)
         given = [*grads, *self._numbers]
-        return Ledger(self._driver, self._device, given, state, earlier=self.ledger, pool=pool)
+        return Ledger(
+            self._driver, self._device, given, state, earlier=self.ledger, capture=capture
+        )
 
 
 class RehearsalVerdict:

@@ -209,7 +209,7 @@ class CaptureRun:
                     statics[index] = proxy_for(statics[index])
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
-        self.observer = self._observer()
+        self.observer = self._observer(capture)
         self.observer.host_scalars = {storage: frozenset({storage}) for storage in self.filled}
 
     def execute(self, capture: Capture, tree: Tree) -> None:
@@ -265,7 +265,7 @@ class CaptureRun:
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
-        self._note_handed_on(returned, flat.tree)
+        self._note_handed_on(capture, returned, flat.tree)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(
             self.effects.changes, snapshot.walk, self.numbers.counted()
@@ -283,7 +283,7 @@ class CaptureRun:
         outputs = self._plan_results(flat, known, identities)
         output_ports(job.driver, capture, plan, outputs, observer)
 
-    def _observer(self) -> Observer:
+    def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot = self.job, self.plan, self.snapshot
         statics = plan.statics
         device = [
@@ -311,7 +311,7 @@ class CaptureRun:
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
             earlier = job.previous_run if self.baseline.ledger is None else self.baseline.ledger
             made.ledger = Ledger(
-                job.driver, job.device, inputs, snapshot.walk, slots, earlier, job.pool
+                job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
             )
         on_host = (i for i, how in enumerate(plan.travels) if how == Travel.HOST)
         made.host.note_arguments({i: statics[i] for i in on_host})
@@ -386,7 +386,7 @@ class CaptureRun:
         generators.refuse_drawn(fn, job.callee.reads)
         return result
 
-    def _note_handed_on(self, returned: Sequence[Tensor], tree: Tree) -> None:
+    def _note_handed_on(self, capture: Capture, returned: Sequence[Tensor], tree: Tree) -> None:
         """Note what the run returned or stored, and finish its comparison with the run before."""
         job, held, ledger = self.job, self.snapshot.held, self.observer.ledger
         stored = (t for c in self.effects.changes for t in flatten(c.after).tensors)
@@ -397,7 +397,7 @@ class CaptureRun:
             ledger.finish()
         else:
             known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
-            refuse_handed_on(job.driver, job.device, job.pool, tensors, known)
+            refuse_handed_on(job.driver, job.device, capture, tensors, known)
 
     def _plan_results(
         self, flat: Flat, known: Mapping[int, Same], identities: Identities

@@ -106,10 +106,6 @@ class DevicePool(Protocol):
         """Count the bytes that no later recording can use while `graph` and its `tensors` exist."""
         ...
 
-    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
-        """Tell, in a capture of this pool, where memory comes from."""
-        ...
-
     def written_by_others(self, tensors: Sequence[Tensor]) -> bool:
         """Tell whether recordings older than the last capture may write to its `tensors`. They then
         lie in memory that the pool had before."""
@@ -151,6 +147,10 @@ class Capture(Protocol):
 
         With `varying`: the first rows, as many as the target, which is contiguous, has.
         """
+        ...
+
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        """Tell where memory comes from."""
         ...
 
 

@@ -172,7 +172,7 @@ class TapeDriver:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock, pool.growing() as memory:
             recorder = TapeRecorder(memory, generators)
-            ports = Ports(recorder)
+            ports = Ports(recorder, pool.provenance)
             result: T | None = None
             torch.clear_autocast_cache()
             try:

@@ -73,7 +73,7 @@ class TapePool:
         return graph.held_bytes + sum(block.nbytes for block in blocks)
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
-        """See `DevicePool.provenance`. Plain memory of the host has no history."""
+        """See `Capture.provenance`. Plain memory of the host has no history."""
         block: Block | None = getattr(storage, "block", None)
         if block is None:
             return Provenance.BEFORE

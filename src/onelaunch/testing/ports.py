@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from onelaunch.driver.dispatch import no_functions, raw
-from onelaunch.driver.protocol import Travel
+from onelaunch.driver.protocol import Provenance, Travel
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.sizes.dims import Varying
 from onelaunch.testing.recorder import TapeRecorder
@@ -76,12 +78,24 @@ class Port:
 
 
 class Ports:
-    """The ports that a body asks for while it is recorded; see `Capture`."""
+    """The ports that a body asks for while it is recorded; see `Capture`.
 
-    def __init__(self, recorder: TapeRecorder) -> None:
+    Args:
+        provenance: see `Capture.provenance`.
+    """
+
+    def __init__(
+        self,
+        recorder: TapeRecorder,
+        provenance: Callable[[torch.UntypedStorage], Provenance],
+    ) -> None:
         self._recorder = recorder
+        self._provenance = provenance
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
+
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        return self._provenance(storage)
 
     def input(
         self,

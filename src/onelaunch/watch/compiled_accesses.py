@@ -25,7 +25,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import operator
 from onelaunch.driver.dispatch import no_functions
-from onelaunch.driver.protocol import DevicePool, Driver, Provenance
+from onelaunch.driver.protocol import Capture, Driver, Provenance
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import gradient_of
@@ -343,7 +343,7 @@ class CompiledAccesses:
 def refuse_handed_on(
     driver: Driver,
     device: torch.device,
-    pool: DevicePool,
+    capture: Capture,
     tensors: Iterable[Tensor],
     known: Iterable[Tensor],
 ) -> None:
@@ -357,7 +357,7 @@ def refuse_handed_on(
     storages = {driver.storage(t) for t in known if lies_on(t, device)}
     unknown = (t for t in tensors if lies_on(t, device) and driver.storage(t) not in storages)
     for t in unknown:
-        if pool.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:
+        if capture.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:
             raise of_handed_on().refusal()
 
 

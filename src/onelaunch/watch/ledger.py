@@ -22,7 +22,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.aten import Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
-from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
+from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import classes, orders
@@ -95,7 +95,7 @@ class Ledger:
         walked: the state that the callable reaches, before the run.
         hidden: storage -> slot, for memory that replaces a slot's own in the run.
         earlier: the run to compare with.
-        pool: of a capture, the memory that its operations get.
+        capture: the capture that the run is in.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Ledger:
         walked: StateWalk,
         hidden: Mapping[int, str] | None = None,
         earlier: Ledger | None = None,
-        pool: DevicePool | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._storage = driver.storage
         self._region = driver.region
-        self._pool = pool
+        self._capture = capture
         self._on_host = device.type == "cpu"
         self._kind = device.type
         self.copied_to_device: list[Tensor] = []
@@ -355,7 +355,7 @@ class Ledger:
             if met.storage == storage and not met.reference.expired():
                 return number
         memory = local(t).untyped_storage()
-        found = Provenance.BEFORE if self._pool is None else self._pool.provenance(memory)
+        found = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
         self._unseen.append(_Unseen(storage, reference, found, at, user_frame()))
         return len(self._unseen) - 1

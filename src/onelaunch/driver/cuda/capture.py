@@ -22,7 +22,7 @@ from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
 from onelaunch.driver.events import refusing_events
-from onelaunch.driver.protocol import Travel
+from onelaunch.driver.protocol import Provenance, Travel
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.sizes.dims import Varying
@@ -68,7 +68,7 @@ class CudaRecorder:
         held: memory that must not be given away before the capture ends.
     """
 
-    index: int
+    pool: CudaPool
     bundled: bool = False
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
@@ -76,6 +76,13 @@ class CudaRecorder:
     held: list[Tensor] = field(default_factory=list)
     _waiting: list[tuple[CudaPort, Copy]] = field(default_factory=list)
     _staged: bool = False
+
+    @property
+    def index(self) -> int:
+        return self.pool.index
+
+    def provenance(self, storage: torch.UntypedStorage) -> Provenance:
+        return self.pool.provenance(storage)
 
     def input(
         self,
@@ -179,7 +186,7 @@ def record(
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = CudaRecorder(index, bundled)
+    recorder = CudaRecorder(pool, bundled)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)

@@ -99,7 +99,7 @@ class CudaPool:
         )
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
-        """See `DevicePool.provenance`; walks all blocks of the allocator."""
+        """See `Capture.provenance`; walks all blocks of the allocator."""
         address, pool_id = storage.data_ptr(), self._id
         if pool_id is not None and any(a <= address < b for a, b in _segments(pool_id)):
             return Provenance.CAPTURE

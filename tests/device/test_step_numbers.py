@@ -475,3 +475,29 @@ def test_the_callables_own_numbers_stay_floats(device: torch.device) -> None:
     for i in range(6):
         fast(*batch(i, device))
     assert runs.count == 4
+
+
+def test_a_learning_rate_that_the_step_returns_is_named(
+    device: torch.device, rand: Callable[..., Tensor]
+) -> None:
+    """It is a number of the callable's then, and not of the step's alone."""
+    model = nn.Linear(4, 2).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    @ol.graph(capturable=True)
+    def step(x: Tensor) -> dict[str, object]:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach(), "lr": optimizer.param_groups[0]["lr"]}
+
+    def train() -> None:
+        for i in range(8):
+            optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
+            assert step(rand(i, 3, 4))["lr"] == 0.01 / (i + 1)
+
+    with pytest.raises(ol.CaptureError, match=r"OL123.*`lr` of Adam changes") as caught:
+        train()
+    assert "return {" in str(caught.value)
+    assert "read it after the call" in str(caught.value)

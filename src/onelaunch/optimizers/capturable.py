@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import ArgumentError, CaptureError, kind_of
+from onelaunch.source import loaded_at
 from onelaunch.watch.ledger import Ledger
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -276,10 +277,13 @@ class StepOptions:
             if (id(group), key) not in self._patched and _is_option(value, group)
         }
 
-    def restless(self) -> CaptureError | None:
+    def restless(self, codes: Iterable[CodeType]) -> CaptureError | None:
         """Return the refusal of an option that changed in two calls in a row, or None.
 
         Call it at each call that no recording fits.
+
+        Args:
+            codes: the code that the callable runs. It may read the option itself, to return it.
         """
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]
@@ -289,14 +293,22 @@ class StepOptions:
             return None
         at, key, kind = changed[0]
         value = next(group.get(key) for _, group in self._groups if id(group) == at)
-        fix = _ON_THE_DEVICE if isinstance(value, Tensor) else None
-        what = "is a tensor on the host that changes" if fix else "changes"
-        return CaptureError("OL123", f"`{key}` of {kind} {what}", fix=fix)
+        if isinstance(value, Tensor):
+            what = f"`{key}` of {kind} is a tensor on the host that changes"
+            return CaptureError("OL123", what, fix=_ON_THE_DEVICE)
+        read = loaded_at(codes, key, item=True)
+        fix = None if read is None else _READ_OUTSIDE.format(key=key)
+        return CaptureError("OL123", f"`{key}` of {kind} changes", where=read, fix=fix)
 
 
 _ON_THE_DEVICE = (
     "keep it on the device, where each call reads it: `ol.capturable(optimizer)` before the first "
     "call moves it there; or make it a number, `lr=0.1`"
+)
+
+_READ_OUTSIDE = (
+    "read it after the call, `optimizer.param_groups[0]['{key}']`: a number that only the step "
+    "reads may change"
 )
 
 

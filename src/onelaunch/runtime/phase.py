@@ -168,8 +168,9 @@ class Phases:
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)
-        moving = None if signature.options is None else signature.options.restless()
-        if moving is not None:
+        options = signature.options
+        moving = None if options is None else options.restless(self._callee.codes)
+        if moving is not None and moving.where is None:
             place = line_of(self._callee.fn, r"\.step\(")
             moving.where = place and str(place)
         return moving

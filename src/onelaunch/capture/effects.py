@@ -33,6 +33,7 @@ from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
+from onelaunch.state.parts import parts_of_slot, whole_of
 from onelaunch.state.slots import (
     MISSING,
     Slot,
@@ -51,20 +52,22 @@ def recurrent_state(
     observer: Observer,
     results: Sequence[Tensor],
 ) -> list[Slot]:
-    """Return the slots of recurrent state. The slot holds a new tensor now. The callable read or
-    returned the old tensor, or moved it to another slot."""
-    known = {slot.id for slot in hidden}
+    """Return the slots of recurrent state. The slot holds a new tensor now, or a new container of
+    tensors. The callable read or returned the old tensors, or moved them to another slot."""
+    known = {whole_of(slot).id for slot in hidden}
     passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
     used |= observer.memory.external.keys()
-    return [
-        change.slot
-        for change in found
-        if isinstance(change.before, Tensor)
-        and change.slot.id not in known
-        and lies_on(change.before, device)
-        and driver.storage(change.before) in used
-    ]
+    slots: list[Slot] = []
+    for slot, before, after in found:
+        old = [] if slot.id in known or before is MISSING else flatten(before).tensors
+        if not all(lies_on(t, device) for t in old) or used.isdisjoint(map(driver.storage, old)):
+            continue
+        if isinstance(before, Tensor):
+            slots.append(slot)
+        elif flatten(after).tensors:
+            slots += parts_of_slot(slot, before)
+    return slots
 
 
 def rebinds(

@@ -22,6 +22,7 @@ from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.state.dependencies import dependencies, hooked, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
+from onelaunch.state.parts import whole_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import restore
 
@@ -105,7 +106,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
-    inputs = {slot.id for slot in run.state_inputs}
+    inputs = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
     slots = dependencies(
         snapshot.walk,
         run.effects.changes,

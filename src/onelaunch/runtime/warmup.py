@@ -8,7 +8,7 @@ runs show whether the results require grad, and how much memory the capture will
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import get_ident
 from typing import Any
@@ -51,7 +51,7 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
-from onelaunch.state.walk import Change, StateWalk
+from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.uncompiled import leave_ours_alone
 from onelaunch.unwinding import DispatchMode, same_modes
 from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
@@ -174,7 +174,7 @@ class Warmup:
         finally:
             observer.release()
         accesses.refuse_unseen()
-        if any(map(_creates_state, attempt.reached.changed(before)[1])):
+        if _creates_state(attempt.reached.changed(before)[1]):
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             accesses.note_contents(self._callee.reached(attempt.flat).walk())
@@ -470,7 +470,14 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)
 
 
-def _creates_state(change: Change) -> bool:
-    """Return whether a slot that was empty now holds a tensor other than a gradient."""
-    new = change.before is MISSING and change.slot.key is not gradient_of
-    return new and isinstance(change.after, torch.Tensor)
+def _creates_state(found: Sequence[Change]) -> bool:
+    """Return whether a slot that was empty now holds a tensor other than a gradient. A container in
+    the place of another has slots of its own, which do not count."""
+    replaced = {change.slot.id for change in found if change.before is not MISSING}
+    return any(
+        isinstance(after, torch.Tensor)
+        and before is MISSING
+        and slot.key is not gradient_of
+        and not is_replaced(slot, replaced)
+        for slot, before, after in found
+    )

@@ -48,7 +48,7 @@ def dependencies(
         before: the state that the callable reached before the capture.
         found: the changes that the capture made.
         rebound: ids of the slots that each replay writes, or that are inputs.
-        inputs: ids of the slots that are inputs.
+        inputs: ids of the slots that are inputs, or whose containers' tensors are.
         external: the storages that the capture read or wrote by address.
         sure: ids of slots that the capture stored to for sure.
         passed_on: tensors from before that the capture returned or stored, itself or as a view.
@@ -74,13 +74,15 @@ def dependencies(
             case True, False:
                 t = cast(Tensor, value)
                 kept = key in again or (use is Use.READ and not changed)
+                if is_replaced(slot, inputs):
+                    continue  # the tensor is an input itself
                 if t.layout is torch.strided and (kept or by_address(slot, t)):
                     guarded.append((slot, t))
             case False, True:
                 # A slot that is only stored to, and has not changed: this run may have left the
                 # store out.
                 perhaps_not = use is Use.NONE and not changed and key not in sure
-                if use is Use.READ or perhaps_not:
+                if key not in inputs and (use is Use.READ or perhaps_not):
                     guarded.append((slot, value))
             case _:
                 # A replay repeats no change here: the content is as the call left it. It deletes

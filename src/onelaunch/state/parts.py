@@ -1,0 +1,78 @@
+"""The tensors in a container that each call replaces: `self.state = cell(x, self.state)`.
+
+No call finds the container of the capture, but one that is built alike. So its tensors are inputs
+by their places in whatever the slot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from onelaunch.call.tree import Container, Leaf, Tree, constants, flatten, unflatten
+from onelaunch.state.slots import MISSING, Slot
+
+
+class Part:
+    """A reader, and writer, of one tensor in the container that a slot holds.
+
+    Args:
+        whole: the slot of the container.
+        tree: the build that the container must have.
+        index: the number of the tensor among those of the container.
+    """
+
+    __slots__ = ("_flat", "_read", "index", "tree", "whole")
+
+    def __init__(self, whole: Slot, tree: Tree, index: int) -> None:
+        self.whole, self.tree, self.index = whole, tree, index
+        self._read: Callable[[], Any] = whole.reader
+        flat = isinstance(tree, Container) and tree.kind in (tuple, list)
+        leaves = tree.children if flat and isinstance(tree, Container) else ()
+        self._flat = len(leaves) if leaves and all(type(c) is Leaf for c in leaves) else 0
+        """Number of its items, if it is a tuple or list of tensors alone; else 0."""
+
+    def __call__(self, holder: object = None) -> object:
+        value = self._read()
+        if self._flat:
+            assert isinstance(self.tree, Container)
+            alike = type(value) is self.tree.kind and len(value) == self._flat
+            return value[self.index] if alike else MISSING
+        flat = flatten(value)
+        return flat.tensors[self.index] if flat.tree == self.tree else MISSING
+
+    def write(self, holder: object, value: object) -> None:
+        """Put a container into the slot that has another tensor here."""
+        flat = flatten(self._read())
+        tensors = [value if i == self.index else t for i, t in enumerate(flat.tensors)]
+        self.whole.write(unflatten(flat.tree, tensors))
+
+    def at(self, place: Callable[[Slot], Slot]) -> Part:
+        """Return the same of another slot."""
+        return Part(place(self.whole), self.tree, self.index)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Part) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, int]:
+        return self.whole.id, self.index
+
+
+def parts_of_slot(slot: Slot, value: object) -> list[Slot]:
+    """Return a slot for each tensor in the container that a slot holds. There are none if it holds
+    what no other call can have alike: an object, or a function."""
+    flat = flatten(value, slot.name)
+    if not all(constant.is_plain for _, constant in constants(flat.tree)):
+        return []
+    return [
+        Slot("contents", slot.holder, Part(slot, flat.tree, i), path, None, slot)
+        for i, path in enumerate(flat.paths)
+    ]
+
+
+def whole_of(slot: Slot) -> Slot:
+    """Return the slot of the container that a slot is a part of; else the slot itself."""
+    return slot.key.whole if isinstance(slot.key, Part) else slot

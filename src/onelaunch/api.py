@@ -152,4 +152,4 @@ _WITHOUT_A_RUN: dict[str, Callable[[object], bool]] = {
     "generator": inspect.isgeneratorfunction,
     "asynchronous generator": inspect.isasyncgenfunction,
 }
-"""What a call makes -> whether a function is of this kind. Such a call runs none of its code."""
+"""The result of a call that runs no code yet -> whether a function has such calls."""

@@ -13,7 +13,7 @@ from onelaunch.call.tree import Container, Leaf, Tree, constants, flatten, unfla
 from onelaunch.state.slots import MISSING, Slot
 
 
-class Part:
+class ContainerPart:
     """A reader, and writer, of one tensor in the container that a slot holds.
 
     Args:
@@ -47,12 +47,12 @@ class Part:
         tensors = [value if i == self.index else t for i, t in enumerate(flat.tensors)]
         self.whole.write(unflatten(flat.tree, tensors))
 
-    def at(self, place: Callable[[Slot], Slot]) -> Part:
+    def at(self, place: Callable[[Slot], Slot]) -> ContainerPart:
         """Return the same of another slot."""
-        return Part(place(self.whole), self.tree, self.index)
+        return ContainerPart(place(self.whole), self.tree, self.index)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Part) and self._key() == other._key()
+        return isinstance(other, ContainerPart) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -68,11 +68,11 @@ def parts_of_slot(slot: Slot, value: object) -> list[Slot]:
     if not all(constant.is_plain for _, constant in constants(flat.tree)):
         return []
     return [
-        Slot("contents", slot.holder, Part(slot, flat.tree, i), path, None, slot)
+        Slot("contents", slot.holder, ContainerPart(slot, flat.tree, i), path, None, slot)
         for i, path in enumerate(flat.paths)
     ]
 
 
 def whole_of(slot: Slot) -> Slot:
     """Return the slot of the container that a slot is a part of; else the slot itself."""
-    return slot.key.whole if isinstance(slot.key, Part) else slot
+    return slot.key.whole if isinstance(slot.key, ContainerPart) else slot

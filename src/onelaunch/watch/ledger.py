@@ -147,7 +147,7 @@ class Ledger:
         self._stored = [walked.held[k][0] for k, use in walked.uses.items() if use is Use.NONE]
         """The slots that the callable only stores to."""
         self._handed_on: dict[object, tuple[str, Constant]] = {}
-        """path, or id of a slot -> (name, plain value) of what the run returned and stored."""
+        """path in the result, or id of a slot -> (name, plain value that the run left there)."""
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are
         # compared. A bucket's capture has other sizes than the run before it.
         mine = self._layouts, self._hooks

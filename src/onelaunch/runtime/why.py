@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from onelaunch.call.spec import CallSpec
+from onelaunch.call.spec import CallSpec, tree_difference
+from onelaunch.call.tree import flatten
 from onelaunch.errors import ReplayError
 from onelaunch.sizes.fit import fit
 from onelaunch.state.host_values import bytes_of
+from onelaunch.state.parts import ContainerPart
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
@@ -28,7 +30,7 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             unlike = expected and expected.unlike(tensors, entry.paths)
             moved = entry.captured.guard.difference()
             values = _other_value(entry, tensors)
-            changed = moved or unlike or values or _other_count(entry)
+            changed = moved or unlike or values or _other_count(entry) or _other_build(entry)
             pair = entry.captured.pair
             if changed is None and pair is not None and pair.in_flight:
                 return "an earlier forward still waits for its backward"
@@ -56,6 +58,18 @@ def _other_count(entry: Entry) -> str | None:
     slots = (*followed.counted, *followed.slots)
     texts = [f"{slot.name} is {slot.read()!r}" for slot in slots]
     return ", ".join([*texts, *(["an optimizer's numbers"] if followed.keys else [])]) or None
+
+
+def _other_build(entry: Entry) -> str | None:
+    """Describe a container of state that is not built as the captured one, or return None."""
+    for slot in entry.captured.hidden:
+        if isinstance(slot.key, ContainerPart):
+            whole = slot.key.whole
+            now = flatten(whole.read(), whole.name).tree
+            if now != slot.key.tree:
+                where, how = tree_difference(slot.key.tree, now, whole.name)
+                return f"{where}: {how}"
+    return None
 
 
 def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:

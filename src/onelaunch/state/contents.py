@@ -8,6 +8,7 @@ import enum
 import functools
 import gc
 import itertools
+import operator
 import sys
 import threading
 import types
@@ -40,14 +41,16 @@ from onelaunch.state.slots import (
     keyword_defaults_of,
     keywords_of,
     names_in_thread,
+    new_slot,
     requires_grad,
 )
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-_REMADE_BY_DDP = ("modules_buffers", "named_module_buffers")
+_REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
+_WITHOUT_ATTRIBUTES = frozenset({tuple, list, dict, set})
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
@@ -71,7 +74,8 @@ class Untouched(NamedTuple):
 
     def changed(self) -> bool:
         """Return whether any attribute holds another object now."""
-        return any(self.holder.get(key, MISSING) is not old for key, old in self.values.items())
+        now = map(self.holder.get, self.values, itertools.repeat(MISSING))
+        return not all(map(operator.is_, now, self.values.values()))
 
 
 class Contents:
@@ -136,6 +140,8 @@ class Contents:
         """
         if isinstance(value, nn.Module):
             return self._of_module(name, value, via)
+        if type(value) in _WITHOUT_ATTRIBUTES:
+            return self._items(name, value, use)
         if isinstance(value, types.FunctionType):
             return self._of_function(name, value)
         if isinstance(value, functools.partial):
@@ -216,7 +222,7 @@ class Contents:
             if not isinstance(value, tuple):
                 self.containers[id(items)] = (items, name, count)
             for index in range(count):
-                yield Slot("item", items, index, f"{name}[{index}]", None), Use.READ
+                yield new_slot(("item", items, index, f"{name}[{index}]", None, None)), Use.READ
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
@@ -270,20 +276,23 @@ class Contents:
             entries = attributes.get(kind)
             if isinstance(entries, dict):
                 for key in cast(dict[str, object], entries):
-                    yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
-        derived = _REMADE_BY_DDP if isinstance(module, nn.parallel.DistributedDataParallel) else ()
+                    yield new_slot(("item", entries, key, f"{prefix}{key}", module, via)), Use.READ
+        unread = _NOT_READ if self.reads is None else _READ_APART
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            unread |= _REMADE_BY_DDP
         untouched: dict[str, object] = {}
-        uses = None if owner is None or owner.opaque or owner.asked else owner.names
+        known = owner is None or not (owner.opaque or owner.asked)
+        uses = {} if owner is None else owner.names
         for key, value in list(attributes.items()):
-            if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
+            if key in unread:
                 continue
-            use = uses.get(key) if uses is not None else None
-            if use is None:
-                use = self._use(owner, key)
+            use = uses.get(key) if known else self._use(owner, key)
+            if use is None and (self.reads is None or key in self._loose):
+                use = Use.READ
             if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
                 untouched[key] = value
             else:
-                yield Slot("item", attributes, key, f"{prefix}{key}", module, via), use
+                yield new_slot(("item", attributes, key, f"{prefix}{key}", module, via)), use
         if untouched:
             self.untouched[id(attributes)] = Untouched(prefix, module, attributes, untouched, via)
         if isinstance(module, torch.jit.ScriptModule):
@@ -402,13 +411,11 @@ def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
 
 
-_NOT_READ = frozenset(
-    key
-    for key in vars(nn.Module())
-    if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
-)
+_READ_APART = frozenset(MODULE_DICTS)
+_HOOKS = ("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_")
+_NOT_READ = _READ_APART.union(key for key in vars(nn.Module()) if key.startswith(_HOOKS))
 """Attributes of every `nn.Module` that no forward reads as slots: hooks, whose number is guarded as
-a `Size`, and attributes for saving and loading."""
+a `Size`, and attributes for saving and loading. Parameters, buffers and modules are read apart."""
 
 
 _OF_EVERY_MODULE = {
@@ -426,6 +433,8 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
         inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
     if isinstance(value, (type, types.ModuleType, types.FunctionType, *METHODS)):
+        return []
+    if type(value) in _WITHOUT_ATTRIBUTES:
         return []
     unwalked = _is_unwalked(type(value)) and not isinstance(value, Tensor)
     if unwalked or isinstance(value, threading.Condition):

@@ -20,9 +20,9 @@ from onelaunch.state.slots import (
     builtin_kind,
     defaults_of,
     gradient_of,
-    has_gradient,
     is_attribute,
     keyword_defaults_of,
+    new_slot,
     requires_grad,
 )
 from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
@@ -57,18 +57,21 @@ class Rollback:
             if not (slot.kind == "item" and whole) and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
+        for owner, kind in zip(found.owners, found.kinds, strict=True):
+            yield new_slot(("of", owner, type, "", None, None)), kind
         for reader, holder, value in found.facts:
             if is_attribute(reader):
                 yield Slot("of", holder, reader, "", None), value
-            elif reader is has_gradient and not value:
-                yield Slot("contents", holder, gradient_of, "", None), MISSING
+        for t, had in found.leaves:
+            if not had:
+                yield new_slot(("contents", t, gradient_of, "", None, None)), MISSING
         for fn in found.functions:
             yield Slot("of", fn, defaults_of, "", None), fn.__defaults__
             yield Slot("of", fn, keyword_defaults_of, "", None), fn.__kwdefaults__
         for owner in found.owners:
-            yield Slot("of", owner, attributes_of, "", None), attributes_of(owner)
+            yield new_slot(("of", owner, attributes_of, "", None, None)), attributes_of(owner)
         for t in {id(t): t for _, t in found.tensors()}.values():
-            yield Slot("contents", t, requires_grad, "", None), t.requires_grad
+            yield new_slot(("contents", t, requires_grad, "", None, None)), t.requires_grad
 
     def holders(self) -> set[int]:
         """Return the ids of the objects that keep the contents here."""

@@ -145,6 +145,10 @@ class Slot(NamedTuple):
             delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
 
 
+new_slot: Callable[[tuple[Kind, Any, Any, str, Any, Slot | None]], Slot]
+new_slot = cast(Any, functools.partial(tuple.__new__, Slot))
+"""`Slot(*fields)` in half the time."""
+
 _ENVIRONMENT: object = vars(os.environ)["_data"]
 """The dict that `os.environ` reads; C code and other processes have their own."""
 

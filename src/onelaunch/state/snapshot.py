@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +19,6 @@ from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
-_Refs = dict[tuple[int, object], weakref.ref[Tensor]]
-"""id of a slot -> the tensor in it."""
-
 
 class LastWalk:
     """The last walk of a callable's state, kept through a run and until its next call.
@@ -35,36 +30,25 @@ class LastWalk:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[StateWalk, _Refs, bool] | None = None
+        self._kept: tuple[StateWalk, bool] | None = None
 
     @no_collection()
     def keep(self, found: StateWalk) -> None:
         """Keep a walk, which the caller must not use any longer."""
         self._kept = None
-        tensors = [(slot, t) for slot, t in found.tensors() if slot.key is not gradient_of]
-        in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in tensors)
-        if not in_modules or found.strays or found.reads is None:
+        if found.reads is None or found.strays:
             return
-        kept = found.without_tensors()
-        if kept is not None:
-            refs = {
-                key: weakref.ref(value)
-                for key in kept.held
-                if isinstance(value := found.held[key][1], Tensor)
-            }
-            self._kept = kept, refs, torch.is_grad_enabled()
+        slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
+        if all(isinstance(slot.owner, nn.Module) for slot in slots) and found.let_go():
+            self._kept = found, torch.is_grad_enabled()
 
     @no_collection()
     def take(self, reads: Reads | None) -> StateWalk | None:
         """Return the walk, if a new walk would find the same. It is not kept any longer."""
         kept, self._kept = self._kept, None
-        if kept is None or kept[0].reads is not reads or kept[2] != torch.is_grad_enabled():
+        if kept is None or kept[0].reads is not reads or kept[1] != torch.is_grad_enabled():
             return None
-        tensors = {key: ref() for key, ref in kept[1].items()}
-        if any(t is None for t in tensors.values()):
-            return None
-        found = kept[0].with_tensors(cast(dict[tuple[int, object], Tensor], tensors))
-        return found if found is not None and found.is_current() else None
+        return kept[0] if kept[0].hold() and kept[0].is_current() else None
 
 
 class ReachableState:

@@ -8,14 +8,15 @@ contents; `guard.StateGuard` checks the slots that matter.
 from __future__ import annotations
 
 import enum
+import itertools
 import operator
 import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -47,8 +48,15 @@ from onelaunch.state.slots import (
     has_gradient,
     is_leaf,
     is_same_method,
+    new_slot,
     thread_in,
 )
+
+
+class _Weak(weakref.ref[Tensor]):
+    """A weak reference to a tensor, in the place of the tensor."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +73,26 @@ class StateWalk:
     """Modules, and objects with attributes."""
     classes: list[type] = field(default_factory=list)
     functions: list[types.FunctionType] = field(default_factory=list)
+    kinds: list[type] = field(default_factory=list)
+    """The classes of the owners."""
+    sizes: list[tuple[Any, int]] = field(default_factory=list)
+    """(dict of attributes, its length) of owners, classes and functions."""
+    leaves: list[tuple[Tensor, bool]] = field(default_factory=list)
+    """(leaf, whether it has a gradient)."""
     facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
     """(reader, object, value) for further facts that the course of the walk depends on."""
     unset: list[Slot] = field(default_factory=list)
     """Names in `__slots__` that no code was seen to touch and that have no value."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
+    _of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
+    """ids of the slots that hold tensors, in order."""
+    _on_tensors: list[tuple[int, object]] = field(default_factory=list)
+    """ids of the slots that are attributes of tensors."""
     _tensors: list[tuple[Slot, Tensor]] | None = None
     """See `tensors`, which a capture asks a dozen times."""
+    _by_class: dict[type, list[int]] | None = None
+    """class -> numbers of the slots that hold its instances."""
 
     def is_current(self) -> bool:
         """Return whether a new walk would find the same, in a tenth of its time. False for a
@@ -80,45 +100,56 @@ class StateWalk:
         if torch.is_grad_enabled() and self.runs_backward():
             return False
         return (
-            all(is_same(value, slot.read()) for slot, value in self.held.values())
-            and all(read(value) == then for read, value, then in self.facts)
+            all(map(operator.is_, map(type, self.owners), self.kinds))
+            and all(len(inside) == count for inside, count in self.sizes)
             and all(len(inside) == count for inside, _, count in self.containers.values())
+            and all(has_gradient(t) is had for t, had in self.leaves)
+            and all(read(value) == then for read, value, then in self.facts)
             and not any(u.changed() for u in self.contents.untouched.values())
+            and _are_unchanged(self.held.values())
         )
 
-    def without_tensors(self) -> StateWalk | None:
-        """Return the walk without its tensors, for `with_tensors`. None if that is impossible: a
-        tensor is made of others, or has an attribute that is an object."""
-        held: dict[tuple[int, object], tuple[Slot, object]] = {}
-        for key, (slot, value) in self.held.items():
-            if isinstance(slot.owner, Tensor):
-                if not (value is MISSING or type(value) in _LEAVES):
-                    return None
-                slot = slot._replace(owner=weakref.ref(slot.owner))
-            if slot.key is not gradient_of:
-                held[key] = slot, None if isinstance(value, Tensor) else value
-        owners = [weakref.ref(o) if isinstance(o, Tensor) else o for o in self.owners]
-        if any(isinstance(owner, Tensor) and not is_memory(owner) for owner in self.owners):
-            return None
-        facts = [fact for fact in self.facts if not isinstance(fact[1], Tensor)]
-        return replace(self, held=held, owners=owners, facts=facts, _tensors=None)
+    def let_go(self) -> bool:
+        """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
+        if that is impossible: a tensor is made of others, or has an attribute that is an object."""
+        held = self.held
+        on_tensors = [(key, held[key]) for key in self._on_tensors if key in held]
+        plain = all(value is MISSING or type(value) in _LEAVES for _, (_, value) in on_tensors)
+        if not plain or any(isinstance(o, Tensor) and not is_memory(o) for o in self.owners):
+            return False
+        for key, (slot, value) in on_tensors:
+            held[key] = slot._replace(owner=_Weak(slot.owner)), value
+        for key in list(self._of_tensors):
+            slot, value = held[key]
+            if slot.key is gradient_of:
+                del held[key], self._of_tensors[key]
+            else:
+                held[key] = slot, _Weak(value)
+        self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
+        self.leaves.clear()
+        self._tensors = None
+        return True
 
-    def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk | None:
-        """Return the walk with tensors, by the ids of their slots, and with their gradients now.
-        None if a tensor with attributes is gone."""
-        owners = [owner() if type(owner) is weakref.ref else owner for owner in self.owners]
-        if any(owner is None for owner in owners):
-            return None
-        found = replace(self, held={}, owners=owners, facts=list(self.facts))
-        for key, (slot, value) in self.held.items():
-            t = tensors.get(key)
-            if t is not None:
-                _add_gradient(found, slot, t)
-            elif type(slot.owner) is weakref.ref:
-                slot = slot._replace(owner=slot.owner())
-            found.held[key] = slot, value if t is None else t
-        found.facts += ((type, t, type(t)) for t in owners if isinstance(t, Tensor))
-        return found
+    def hold(self) -> bool:
+        """Hold the tensors again, and their gradients now. Return False if a tensor is gone."""
+        held, count = self.held, len(self.held)
+        self.owners[:] = [o() if type(o) is _Weak else o for o in self.owners]
+        for key in self._on_tensors:
+            slot, value = held[key]
+            held[key] = slot._replace(owner=slot.owner()), value
+        for key in list(self._of_tensors):
+            slot, reference = held[key]
+            t = cast(Any, reference)()
+            if t is None:
+                return False
+            held[key] = slot, t
+            _add_gradient(self, slot, t)
+        if len(held) > count:  # each gradient comes before the slot of its leaf
+            order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
+            self.held = {key: held[key] for pair in order for key in pair if key in held}
+            self._of_tensors = dict.fromkeys(key for key in self.held if key in self._of_tensors)
+            self._by_class = None
+        return not any(owner is None for owner in self.owners)
 
     @property
     def reads(self) -> Reads | None:
@@ -228,9 +259,34 @@ class StateWalk:
             self._tensors = _tensors_in(self)
         return self._tensors
 
+    def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
+        """Return the slots with contents of the classes that fit, in order."""
+        if self._by_class is None:
+            self._by_class = {}
+            for number, (_, value) in enumerate(self.held.values()):
+                self._by_class.setdefault(type(value), []).append(number)
+        found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
+        every = list(self.held.values()) if found else []
+        return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
+
 
 def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
-    return [(slot, value) for slot, value in found.held.values() if is_memory(value)]
+    pairs = map(found.held.__getitem__, found._of_tensors)
+    return [(slot, value) for slot, value in pairs if is_memory(value)]
+
+
+def _are_unchanged(held: Iterable[tuple[Slot, object]]) -> bool:
+    for slot, value in held:
+        holder = slot.holder
+        if type(holder) is dict and slot.kind == "item":
+            now = holder.get(slot.key, MISSING)
+        elif type(holder) is tuple:
+            continue
+        else:
+            now = slot.read()
+        if now is not value and not is_same(value, now):
+            return False
+    return True
 
 
 SMALL = 64
@@ -305,7 +361,7 @@ def walk_unread(found: StateWalk) -> StateWalk:
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
     while queue and (most is None or len(found.held) < most):
         name, value, via = queue.popleft()
-        if id(value) in seen:
+        if id(value) in seen or type(value) in _LEAVES:
             continue
         if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
             seen.add(id(value))
@@ -321,21 +377,25 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
     if isinstance(value, types.FunctionType):
         found.functions.append(value)
-        found.facts += ((code_of, value, value.__code__), (len, vars(value), len(vars(value))))
+        found.facts.append((code_of, value, value.__code__))
+        found.sizes.append((vars(value), len(vars(value))))
     elif isinstance(value, type):
         found.classes.append(value)
         members = members_of(value)
-        found.facts += ((len, members, len(members)), (type.mro, value, type.mro(value)))
+        found.facts.append((type.mro, value, type.mro(value)))
+        found.sizes.append((members, len(members)))
     else:
         dicts = dicts_of(value)
         if dicts or (found.reads is not None and found.reads.of(value) is not None):
             found.owners.append(value)
-            found.facts.append((type, value, type(value)))
-            found.facts += ((len, attributes, len(attributes)) for attributes in dicts)
+            found.kinds.append(type(value))
+            found.sizes += [(attributes, len(attributes)) for attributes in dicts]
     use_of_via = Use.READ if via is None else found.uses.get(via.id, Use.READ)
     for slot, use in found.contents.of(name, value, via, use_of_via):
         if via is not None and slot.via is None:
-            slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
+            slot = new_slot((*slot[:5], via))
+        if isinstance(value, Tensor):
+            found._on_tensors.append(slot.id)
         _add_slot(found, slot, use, queue)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
@@ -349,7 +409,15 @@ def _is_bare(found: StateWalk, container: object) -> bool:
 
 
 def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
-    content = slot.read()
+    holder, place = slot.holder, slot.key
+    of_dict = type(holder) is dict and slot.kind == "item"
+    content = holder.get(place, MISSING) if of_dict else slot.read()
+    key = (id(holder), place)
+    if type(content) in _LEAVES:
+        found.held[key] = (slot, content)
+        if use is not None:
+            _note_use(found, key, Use.READ if use is Use.ITEMS else use)
+        return
     tensor = isinstance(content, Tensor)
     if tensor:
         _add_gradient(found, slot, content)
@@ -359,8 +427,9 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
-    key = (id(slot.holder), slot.key)
     found.held[key] = (slot, content)
+    if tensor:
+        found._of_tensors[key] = None
     if use is None:
         return
     if use is Use.ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
@@ -372,10 +441,15 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
             _add_slot(found, item, Use.READ, queue)
-    found.uses[key] = max(use, found.uses.get(key, use))
-    bare = tensor and is_memory(content) and not found.contents.has_contents(content)
-    if type(content) not in _LEAVES and not bare:
+    _note_use(found, key, use)
+    if not (tensor and is_memory(content) and not found.contents.has_contents(content)):
         queue.append((slot.name, content, slot))
+
+
+def _note_use(found: StateWalk, key: tuple[int, object], use: Use) -> None:
+    known = found.uses.get(key)
+    if known is None or use > known:
+        found.uses[key] = use
 
 
 def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
@@ -383,7 +457,8 @@ def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
         if t.grad is not None:
             gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
             found.held[gradient.id] = (gradient, t.grad)
-        found.facts.append((has_gradient, t, t.grad is not None))
+            found._of_tensors[gradient.id] = None
+        found.leaves.append((t, t.grad is not None))
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:

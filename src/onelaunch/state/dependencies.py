@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -148,22 +148,37 @@ def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, obj
     Args:
         values: contents of slots.
     """
+    return [*map(class_of, classed(before, values)), *bases(before)]
+
+
+def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
+    """Return the reached objects that can get another class, among `values` and others."""
     reached = [*before.owners, *before.classes, *values]
-    for _, held in before.held.values():
-        if isinstance(held, set | frozenset | dict) and 0 < len(held) <= SMALL:  # pyright: ignore
+    for _, held in before.holding(lambda kind: issubclass(kind, (set, frozenset, dict))):
+        if 0 < len(cast(Collection[object], held)) <= SMALL:
             reached.extend(cast(Iterable[object], held))
-    distinct = {id(value): value for value in reached}.values()
-    own = (kind for kind in before.classes if not is_library_class(kind))
-    return [*(class_of(value) for value in distinct if _may_change(value)), *map(bases_of, own)]
+    known: dict[type, bool] = {}
+    found: dict[int, object] = {}
+    for value in reached:
+        kind = type(value)
+        may = known.get(kind)
+        if may is None:
+            may = _may_change(kind)
+            known[kind] = may
+        if may and not (kind is types.ModuleType and is_library_module(cast(Any, value))):
+            found[id(value)] = value
+    return found.values()
 
 
-def _may_change(value: object) -> bool:
-    """Return whether an object can get another class. A tensor's class is part of its layout."""
-    kind = type(value)
-    if kind is types.ModuleType:
-        return not is_library_module(cast(types.ModuleType, value))
+def bases(before: StateWalk) -> list[tuple[Slot, object]]:
+    """Return the slots of the bases of reached classes."""
+    return [bases_of(kind) for kind in before.classes if not is_library_class(kind)]
+
+
+def _may_change(kind: type) -> bool:
+    """Return whether instances can get another class. A tensor's class is part of its layout."""
     fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
-    return not (fixed or value is MISSING or issubclass(kind, Tensor))
+    return kind is types.ModuleType or not (fixed or issubclass(kind, (type(MISSING), Tensor)))
 
 
 def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
@@ -194,15 +209,14 @@ def ordered(
     before: StateWalk, replaced: Collection[tuple[int, object]]
 ) -> list[tuple[Slot, dict[object, object]]]:
     """Return the dicts that are read as a whole, and not replaced by the call, with their slots."""
-    dicts = [
-        (slot, cast(dict[object, object], value))
-        for key, (slot, value) in before.held.items()
-        if type(value) in _ORDERED and before.uses.get(key) is Use.READ
-    ]
+    dicts = cast(list[tuple[Slot, dict[object, object]]], before.holding(_ORDERED.__contains__))
     return [
         (slot, value)
         for slot, value in dicts
-        if _has_order(value) and slot.id not in replaced and not is_replaced(slot, replaced)
+        if _has_order(value)
+        and before.uses.get(slot.id) is Use.READ
+        and slot.id not in replaced
+        and not is_replaced(slot, replaced)
     ]
 
 

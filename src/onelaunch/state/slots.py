@@ -279,17 +279,38 @@ class _Description(NamedTuple):
     key: Any
 
     def __call__(self, holder: Any) -> str:
-        t = Slot(self.kind, holder, self.key, "", None).read()
-        if not isinstance(t, Tensor):
-            return "no tensor"
-        strides = t.stride() if t.layout is torch.strided else None
-        return f"{type(t)} {t.dtype} {t.device} {t.requires_grad} {tuple(t.shape)} {strides}"
+        return description(Slot(self.kind, holder, self.key, "", None).read())
+
+
+def description(t: object) -> str:
+    """Return a text with all facts of a tensor, except its elements."""
+    if not isinstance(t, Tensor):
+        return "no tensor"
+    strides = t.stride() if t.layout is torch.strided else None
+    return _facts(type(t), t.dtype, t.device, t.requires_grad, t.shape, strides)
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(
+    kind: type,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+    shape: torch.Size,
+    strides: tuple[int, ...] | None,
+) -> str:
+    return f"{kind} {dtype} {device} {requires_grad} {tuple(shape)} {strides}"
 
 
 def description_slot(slot: Slot) -> Slot:
     """Return a slot whose content describes the tensor in a slot, whichever tensor it is."""
     name = f"what tensor `{slot.name}` is"
     return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
+
+
+def description_id(slot: Slot) -> tuple[int, object]:
+    """Return the id of the slot of a description."""
+    return id(slot.holder), _Description(slot.kind, slot.key)
 
 
 def class_of(value: object) -> tuple[Slot, object]:

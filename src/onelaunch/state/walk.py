@@ -8,291 +8,43 @@ contents; `guard.StateGuard` checks the slots that matter.
 from __future__ import annotations
 
 import enum
-import itertools
 import operator
 import sys
 import threading
 import types
-import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onelaunch.call.tree import Constant, is_plain
+from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
-from onelaunch.frames.members import names_read
-from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.contents import (
-    MODULE_DICTS,
     Contents,
     Untouched,
     dicts_of,
     is_library_class,
     members_of,
 )
+from onelaunch.state.found import LEAVES, StateWalk, is_replaced, is_same
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.slots import (
     MISSING,
     Slot,
-    class_of,
     code_of,
     gradient_of,
-    has_gradient,
-    is_leaf,
-    is_same_method,
     new_slot,
     thread_in,
 )
 
-
-class _Weak(weakref.ref[Tensor]):
-    """A weak reference to a tensor, in the place of the tensor."""
-
-    __slots__ = ()
-
-
-@dataclass(slots=True, eq=False)
-class StateWalk:
-    """The slots that a callable touches, with their contents at the time of the walk."""
-
-    contents: Contents
-    held: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
-    uses: dict[tuple[int, object], Use] = field(default_factory=dict)
-    """id of a touched slot -> the use of its content."""
-    by_key: set[int] = field(default_factory=set)
-    """ids of dicts that were read by known keys alone."""
-    owners: list[object] = field(default_factory=list)
-    """Modules, and objects with attributes."""
-    classes: list[type] = field(default_factory=list)
-    functions: list[types.FunctionType] = field(default_factory=list)
-    kinds: list[type] = field(default_factory=list)
-    """The classes of the owners."""
-    sizes: list[tuple[Any, int]] = field(default_factory=list)
-    """(dict of attributes, its length) of owners, classes and functions."""
-    leaves: list[tuple[Tensor, bool]] = field(default_factory=list)
-    """(leaf, whether it has a gradient)."""
-    facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
-    """(reader, object, value) for further facts that the course of the walk depends on."""
-    unset: list[Slot] = field(default_factory=list)
-    """Names in `__slots__` that no code was seen to touch and that have no value."""
-    strays: bool = False
-    """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
-    _of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
-    """ids of the slots that hold tensors, in order."""
-    _on_tensors: list[tuple[int, object]] = field(default_factory=list)
-    """ids of the slots that are attributes of tensors."""
-    _tensors: list[tuple[Slot, Tensor]] | None = None
-    """See `tensors`, which a capture asks a dozen times."""
-    _by_class: dict[type, list[int]] | None = None
-    """class -> numbers of the slots that hold its instances."""
-
-    def is_current(self) -> bool:
-        """Return whether a new walk would find the same, in a tenth of its time. False for a
-        callable that runs a backward, whose hooks may have changed."""
-        if torch.is_grad_enabled() and self.runs_backward():
-            return False
-        return (
-            all(map(operator.is_, map(type, self.owners), self.kinds))
-            and all(len(inside) == count for inside, count in self.sizes)
-            and all(len(inside) == count for inside, _, count in self.containers.values())
-            and all(has_gradient(t) is had for t, had in self.leaves)
-            and all(read(value) == then for read, value, then in self.facts)
-            and not any(u.changed() for u in self.contents.untouched.values())
-            and _are_unchanged(self.held.values())
-        )
-
-    def let_go(self) -> bool:
-        """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
-        if that is impossible: a tensor is made of others, or has an attribute that is an object."""
-        held = self.held
-        on_tensors = [(key, held[key]) for key in self._on_tensors if key in held]
-        plain = all(value is MISSING or type(value) in _LEAVES for _, (_, value) in on_tensors)
-        if not plain or any(isinstance(o, Tensor) and not is_memory(o) for o in self.owners):
-            return False
-        for key, (slot, value) in on_tensors:
-            held[key] = slot._replace(owner=_Weak(slot.owner)), value
-        for key in list(self._of_tensors):
-            slot, value = held[key]
-            if slot.key is gradient_of:
-                del held[key], self._of_tensors[key]
-            else:
-                held[key] = slot, _Weak(value)
-        self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
-        self.leaves.clear()
-        self._tensors = None
-        return True
-
-    def hold(self) -> bool:
-        """Hold the tensors again, and their gradients now. Return False if a tensor is gone."""
-        held, count = self.held, len(self.held)
-        self.owners[:] = [o() if type(o) is _Weak else o for o in self.owners]
-        for key in self._on_tensors:
-            slot, value = held[key]
-            held[key] = slot._replace(owner=slot.owner()), value
-        for key in list(self._of_tensors):
-            slot, reference = held[key]
-            t = cast(Any, reference)()
-            if t is None:
-                return False
-            held[key] = slot, t
-            _add_gradient(self, slot, t)
-        if len(held) > count:  # each gradient comes before the slot of its leaf
-            order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
-            self.held = {key: held[key] for pair in order for key in pair if key in held}
-            self._of_tensors = dict.fromkeys(key for key in self.held if key in self._of_tensors)
-            self._by_class = None
-        return not any(owner is None for owner in self.owners)
-
-    @property
-    def reads(self) -> Reads | None:
-        """Reads of the callable, or None before it has run."""
-        return self.contents.reads
-
-    @property
-    def containers(self) -> dict[int, tuple[Any, str, int]]:
-        """id -> (container, name, length)."""
-        return self.contents.containers
-
-    def use(self, slot: Slot) -> Use | None:
-        """Return the use of a slot's content; None for a slot that was not touched."""
-        if slot.id in self.held or slot.owner is None or self.reads is None:
-            return self.uses.get(slot.id)
-        # An attribute that the object did not have, and its class had, is in no slot of the walk.
-        seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
-        return None if seen is None else seen.names.get(cast(str, slot.key))
-
-    def is_read(self, slot: Slot) -> bool:
-        """Return whether the callable reads the slot, beyond a store or a count."""
-        return self.use(slot) is Use.READ
-
-    def is_item_read(self, slot: Slot) -> bool:
-        """Return whether a container's slot was read by its key."""
-        found = self.reads.items if self.reads is not None else {}
-        return found.get(slot.id) is Use.READ
-
-    def runs_backward(self) -> bool:
-        """Return whether the callable ran a backward; before it has run, whether its code may."""
-        if self.reads is not None:
-            return self.reads.backward
-        named = [names_read(fn.__code__) for fn in self.functions]
-        return any("backward" in name or name == "autograd" for names in named for name in names)
-
-    def asks(self, name: str) -> bool:
-        """Return whether code that ran names an attribute; tensors' reads are not noted singly."""
-        codes = self.reads.codes if self.reads is not None else ()
-        named = any(name in code.co_names or name in code.co_consts for code in codes)
-        return self.reads is None or named
-
-    def sized(
-        self, replaced: Collection[tuple[int, object]] = ()
-    ) -> Iterator[tuple[Any, frozenset[str] | None]]:
-        """Return containers that must not grow or shrink, each with None, and dicts of attributes,
-        each with the names that must not come or go.
-
-        Args:
-            replaced: slots in which each call puts another object.
-        """
-        for owner in self.owners:
-            seen = self.reads.expected(owner) if self.reads is not None else None
-            names = frozenset(seen.names) if seen is not None else frozenset[str]()
-            for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
-                own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
-                if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
-                    yield attributes, None
-                elif names or not own:
-                    yield attributes, names if own else None
-        for kind in self.classes:
-            if self.contents.is_open(kind):
-                yield members_of(kind), None
-            names = self.contents.names_of(kind)
-            if names and not is_library_class(kind):  # it may get an attribute that a base had
-                yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
-        for key, (slot, value) in self.held.items():
-            if id(value) not in self.containers or self.uses.get(key) is not Use.READ:
-                continue
-            if key not in replaced and not is_replaced(slot, replaced):
-                yield value, None
-
-    def paths(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
-        """Return the slots that lead to the attributes of `owners`: their dicts, classes, and code.
-
-        Other tools replace these: `module._modules = ...`, or a notebook that reloads a function
-        in place.
-        """
-        for owner in owners:
-            if isinstance(owner, type):
-                continue
-            name = type(owner).__qualname__
-            yield class_of(owner)
-            attributes = attributes_of(owner)
-            if attributes is None or isinstance(owner, threading.local):  # a dict for each thread
-                continue
-            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
-            for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
-                entries = attributes.get(kind)
-                if entries:
-                    yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
-        ran = self.reads.codes if self.reads is not None else ()
-        for fn in self.functions:
-            if fn.__code__ in ran and not is_installed(fn.__code__.co_filename):
-                yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
-
-    def touched(self) -> Iterator[object]:
-        """Return the objects whose attributes were read."""
-        if self.reads is not None:
-            for owner in self.owners:
-                seen = self.reads.of(owner)
-                if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
-                    yield owner
-
-    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors, once the walk is complete."""
-        if self._tensors is None:
-            self._tensors = _tensors_in(self)
-        return self._tensors
-
-    def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
-        """Return the slots with contents of the classes that fit, in order."""
-        if self._by_class is None:
-            self._by_class = {}
-            for number, (_, value) in enumerate(self.held.values()):
-                self._by_class.setdefault(type(value), []).append(number)
-        found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
-        every = list(self.held.values()) if found else []
-        return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
-
-
-def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
-    pairs = map(found.held.__getitem__, found._of_tensors)
-    return [(slot, value) for slot, value in pairs if is_memory(value)]
-
-
-def _are_unchanged(held: Iterable[tuple[Slot, object]]) -> bool:
-    for slot, value in held:
-        holder = slot.holder
-        if type(holder) is dict and slot.kind == "item":
-            now = holder.get(slot.key, MISSING)
-        elif type(holder) is tuple:
-            continue
-        else:
-            now = slot.read()
-        if now is not value and not is_same(value, now):
-            return False
-    return True
-
-
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""
-_LEAVES = frozenset({bool, int, float, str, type(None)})
-"""Types of most values that a walk meets. They have no slots."""
 _OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
@@ -349,7 +101,7 @@ def walk_unread(found: StateWalk) -> StateWalk:
     new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
     new += [(kind.__qualname__, kind) for kind in found.classes if not is_library_class(kind)]
     held, uses = found.held.items(), found.uses
-    slots = [(s.name, v) for key, (s, v) in held if type(v) not in _LEAVES and key not in uses]
+    slots = [(s.name, v) for key, (s, v) in held if type(v) not in LEAVES and key not in uses]
     for attributes in found.contents.untouched.values():
         slots += [(f"{attributes.name}{key}", v) for key, v in attributes.values.items()]
     seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
@@ -361,7 +113,7 @@ def walk_unread(found: StateWalk) -> StateWalk:
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
     while queue and (most is None or len(found.held) < most):
         name, value, via = queue.popleft()
-        if id(value) in seen or type(value) in _LEAVES:
+        if id(value) in seen or type(value) in LEAVES:
             continue
         if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
             seen.add(id(value))
@@ -395,7 +147,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
         if via is not None and slot.via is None:
             slot = new_slot((*slot[:5], via))
         if isinstance(value, Tensor):
-            found._on_tensors.append(slot.id)
+            found.on_tensors.append(slot.id)
         _add_slot(found, slot, use, queue)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
@@ -413,14 +165,14 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     of_dict = type(holder) is dict and slot.kind == "item"
     content = holder.get(place, MISSING) if of_dict else slot.read()
     key = (id(holder), place)
-    if type(content) in _LEAVES:
+    if type(content) in LEAVES:
         found.held[key] = (slot, content)
         if use is not None:
             _note_use(found, key, Use.READ if use is Use.ITEMS else use)
         return
     tensor = isinstance(content, Tensor)
     if tensor:
-        _add_gradient(found, slot, content)
+        found.add_leaf(slot, content)
         gradient, grad = found.held.get((id(content), gradient_of), (slot, None))
         if isinstance(grad, Tensor) and found.contents.has_contents(grad):
             queue.append((gradient.name, grad, gradient))
@@ -429,7 +181,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         return
     found.held[key] = (slot, content)
     if tensor:
-        found._of_tensors[key] = None
+        found.of_tensors[key] = None
     if use is None:
         return
     if use is Use.ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
@@ -452,18 +204,9 @@ def _note_use(found: StateWalk, key: tuple[int, object], use: Use) -> None:
         found.uses[key] = use
 
 
-def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
-    if is_leaf(t):
-        if t.grad is not None:
-            gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
-            found.held[gradient.id] = (gradient, t.grad)
-            found._of_tensors[gradient.id] = None
-        found.leaves.append((t, t.grad is not None))
-
-
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     """Queue the hooks of leaves, which a backward inside runs. Return whether there are any."""
-    for slot, t in _tensors_in(found):
+    for slot, t in found.tensors_so_far():
         for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
             new = [h for h in (hooks or {}).values() if id(h) not in seen]
             queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
@@ -510,14 +253,6 @@ def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[C
             yield Change(slot, then, now)
 
 
-def is_same(old: object, value: object) -> bool:
-    """Return whether a slot's content is the same. Plain values are compared, as an array's content
-    is a new `bytes` at each read."""
-    if old is value:
-        return True
-    return (is_plain(old) and Constant(old).matches(value)) or is_same_method(old, value)
-
-
 def reads_more(
     roots: Iterable[tuple[str, object]],
     reads: Reads | None,
@@ -560,13 +295,3 @@ def restore(found: Iterable[Change]) -> None:
         inside = isinstance(change.slot.holder, tuple)
         if not inside and is_same(change.after, change.slot.read()):
             change.slot.write(change.before)
-
-
-def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
-    """Return whether each call replaces a content on the path to this slot."""
-    leading = slot.via if replaced else None
-    while leading is not None:
-        if leading.id in replaced:
-            return True
-        leading = leading.via
-    return False

@@ -45,6 +45,8 @@ from onelaunch.state.slots import (
     requires_grad,
 )
 
+LEAVES = frozenset({bool, int, float, str, type(None)})
+"""Types of most values that a walk meets. They have no slots."""
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
@@ -83,10 +85,12 @@ class Contents:
 
     Args:
         reads: the reads of the callable, or None.
+        plain: False to leave out attributes of modules with plain values.
     """
 
-    def __init__(self, reads: Reads | None) -> None:
+    def __init__(self, reads: Reads | None, plain: bool = True) -> None:
         self.reads = reads
+        self.plain = plain
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
         self.untouched: dict[int, Untouched] = {}
@@ -284,7 +288,7 @@ class Contents:
         known = owner is None or not (owner.opaque or owner.asked)
         uses = {} if owner is None else owner.names
         for key, value in list(attributes.items()):
-            if key in unread:
+            if key in unread or not (self.plain or type(value) not in LEAVES):
                 continue
             use = uses.get(key) if known else self._use(owner, key)
             if use is None and (self.reads is None or key in self._loose):
@@ -378,7 +382,9 @@ class Contents:
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         """Return further objects that an object leads to: its class, and code behind decorators."""
-        if isinstance(value, types.MethodType):
+        if isinstance(value, nn.Module) or type(value) in _WITHOUT_ATTRIBUTES:
+            yield type(value).__qualname__, type(value)
+        elif isinstance(value, types.MethodType):
             yield name, value.__func__
         elif isinstance(value, type):
             for kind in (*value.__mro__, type(value)):
@@ -392,7 +398,7 @@ class Contents:
             for inner in behind(value):
                 yield name, inner
             wrapped = (attributes_of(value) or {}).get("__wrapped__")
-            if wrapped is not None and not isinstance(value, nn.Module):
+            if wrapped is not None:
                 yield name, wrapped
             if not isinstance(value, types.FunctionType):
                 yield type(value).__qualname__, type(value)

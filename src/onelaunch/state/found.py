@@ -22,6 +22,7 @@ from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.state.contents import (
+    LEAVES,
     MODULE_DICTS,
     Contents,
     dicts_of,
@@ -38,9 +39,6 @@ from onelaunch.state.slots import (
     is_leaf,
     is_same_method,
 )
-
-LEAVES = frozenset({bool, int, float, str, type(None)})
-"""Types of most values that a walk meets. They have no slots."""
 
 
 class _Weak(weakref.ref[Tensor]):

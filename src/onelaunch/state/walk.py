@@ -26,13 +26,14 @@ from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.contents import (
+    LEAVES,
     Contents,
     Untouched,
     dicts_of,
     is_library_class,
     members_of,
 )
-from onelaunch.state.found import LEAVES, StateWalk, is_replaced, is_same
+from onelaunch.state.found import StateWalk, is_replaced, is_same
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.slots import (
     MISSING,
@@ -53,7 +54,10 @@ Queue = deque[tuple[str, object, Slot | None]]
 
 @no_collection()
 def walk(
-    roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
+    roots: Iterable[tuple[str, object]],
+    reads: Reads | None = None,
+    known: Reads | None = None,
+    plain: bool = True,
 ) -> StateWalk:
     """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
@@ -62,8 +66,9 @@ def walk(
         reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
         known: reads of objects to visit, whether or not a slot leads there; default `reads`.
+        plain: False to leave out nearly all slots with plain values, in a fourth of the time.
     """
-    found = StateWalk(Contents(reads))
+    found = StateWalk(Contents(reads, plain))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
@@ -71,7 +76,7 @@ def walk(
     if reads is not None:
         for namespace, names in reads.globals.values():
             for slot, use in found.contents.of_globals(namespace, names):
-                _add_slot(found, slot, use, queue)
+                _add_slot(found, slot, slot.read(), use, queue)
         _visit_all(found, queue, seen)
         if reads.names(_OF_THREADS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
@@ -142,13 +147,23 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             found.owners.append(value)
             found.kinds.append(type(value))
             found.sizes += [(attributes, len(attributes)) for attributes in dicts]
+    held, plain, on_tensor = found.held, found.contents.plain, isinstance(value, Tensor)
     use_of_via = Use.READ if via is None else found.uses.get(via.id, Use.READ)
     for slot, use in found.contents.of(name, value, via, use_of_via):
         if via is not None and slot.via is None:
             slot = new_slot((*slot[:5], via))
-        if isinstance(value, Tensor):
+        holder, place = slot.holder, slot.key
+        of_dict = type(holder) is dict and slot.kind == "item"
+        content = holder.get(place, MISSING) if of_dict else slot.read()
+        if on_tensor:
             found.on_tensors.append(slot.id)
-        _add_slot(found, slot, use, queue)
+        if type(content) not in LEAVES:
+            _add_slot(found, slot, content, use, queue)
+        elif plain:
+            key = (id(holder), place)
+            held[key] = (slot, content)
+            if use is not None:
+                _note_use(found, key, Use.READ if use is Use.ITEMS else use)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
@@ -160,16 +175,7 @@ def _is_bare(found: StateWalk, container: object) -> bool:
     return not (read or attributes_of(container))
 
 
-def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
-    holder, place = slot.holder, slot.key
-    of_dict = type(holder) is dict and slot.kind == "item"
-    content = holder.get(place, MISSING) if of_dict else slot.read()
-    key = (id(holder), place)
-    if type(content) in LEAVES:
-        found.held[key] = (slot, content)
-        if use is not None:
-            _note_use(found, key, Use.READ if use is Use.ITEMS else use)
-        return
+def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
     tensor = isinstance(content, Tensor)
     if tensor:
         found.add_leaf(slot, content)
@@ -179,6 +185,7 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
+    key = slot.id
     found.held[key] = (slot, content)
     if tensor:
         found.of_tensors[key] = None
@@ -192,9 +199,10 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         found.by_key.discard(id(content))
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
-            _add_slot(found, item, Use.READ, queue)
+            _add_slot(found, item, item.read(), Use.READ, queue)
     _note_use(found, key, use)
-    if not (tensor and is_memory(content) and not found.contents.has_contents(content)):
+    bare = tensor and is_memory(content) and not found.contents.has_contents(content)
+    if type(content) not in LEAVES and not bare:
         queue.append((slot.name, content, slot))
 
 

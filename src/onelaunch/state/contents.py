@@ -48,7 +48,7 @@ from onelaunch.state.slots import (
 LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets. They have no slots."""
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-_REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
+REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
@@ -99,21 +99,26 @@ class Contents:
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
             self._keys.setdefault(container, []).append(key)
-        self._loose: set[str] = set()
+        self.loose: set[str] = set()
         """Names of attributes that code loaded from unknown objects. An untouched attribute with
         the name counts as read, on any object."""
         for code in () if reads is None else reads.codes:
             if not is_installed(code.co_filename):
-                self._loose |= loads_of(code).loose
+                self.loose |= loads_of(code).loose
         self._uses_by_class: dict[int, dict[str, Use]] = {}
         """id of a class -> uses of its attributes and of its instances'."""
+        known: set[object] = set()
         for value in () if reads is None else reads.alive():
             owner = reads and reads.of(value)
+            uses = owner.names if owner else {}
+            alike = id(value) if isinstance(value, type) else (type(value), frozenset(uses.items()))
+            if alike in known:
+                continue
+            known.add(alike)
             kinds = list(type(value).__mro__)
             kinds += value.__mro__ if isinstance(value, type) else ()
             for kind in kinds:
-                names = self._uses_by_class.setdefault(id(kind), {})
-                raise_uses(names, owner.names if owner else {})
+                raise_uses(self._uses_by_class.setdefault(id(kind), {}), uses)
 
     def is_open(self, value: object) -> bool:
         """Return whether attributes of a class or module were read by names that are not known."""
@@ -124,26 +129,26 @@ class Contents:
         """Return the uses of attributes of a class, or of its instances."""
         return self._uses_by_class.get(id(kind), {})
 
-    def _use(self, owner: ObjectReads | None, name: object) -> Use | None:
+    def use(self, owner: ObjectReads | None, name: object) -> Use | None:
         """Return the use of an attribute; None if no code was seen to touch it."""
         if self.reads is None:
             return Use.READ
         use = None if owner is None else owner.names.get(cast(str, name))
         if owner is not None and (owner.opaque or (use is None and owner.asked)):
             return Use.READ
-        return Use.READ if use is None and name in self._loose else use
+        return Use.READ if use is None and name in self.loose else use
 
     def of(
-        self, name: str, value: object, via: Slot | None, use: Use = Use.READ
+        self, name: str, value: object, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        """Return the slots of one object, with their uses.
+        """Return the slots of one object, with their uses; of a module, those outside of Python.
 
         Args:
-            via: the slot that led to the object.
-            use: the use of that slot.
+            use: the use of the slot that led to the object.
         """
         if isinstance(value, nn.Module):
-            return self._of_module(name, value, via)
+            scripted = isinstance(value, torch.jit.ScriptModule)
+            return of_script(f"{name}." if name else "", value) if scripted else iter(())
         if type(value) in _WITHOUT_ATTRIBUTES:
             return self._items(name, value, use)
         if isinstance(value, types.FunctionType):
@@ -170,7 +175,7 @@ class Contents:
         """Return the slots of attributes that code put on a tensor: `weight.scale`."""
         owner, attributes = self.reads and self.reads.expected(t), attributes_of(t) or {}
         for key in list(attributes):
-            yield Slot("item", attributes, key, f"{name}.{key}", t), self._use(owner, key)
+            yield Slot("item", attributes, key, f"{name}.{key}", t), self.use(owner, key)
 
     def _of_compound(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of a compound tensor: its inner tensors, and its class's attributes. All
@@ -256,10 +261,10 @@ class Contents:
             readers = {"__dict__": names_in_thread, **{key: ThreadAttribute(key) for key in known}}
             for key, reader in readers.items():
                 slot = Slot("contents", value, reader, f"{name}.{key}", value)
-                yield slot, self._use(owner, key)
+                yield slot, self.use(owner, key)
         else:
             for key in list(attributes):
-                yield Slot("item", attributes, key, f"{name}.{key}", value), self._use(owner, key)
+                yield Slot("item", attributes, key, f"{name}.{key}", value), self.use(owner, key)
         for kind in type(value).__mro__:
             known = not is_library_class(kind) or (owner is not None and owner.opaque)
             # Of a library's `__slots__`, those that code was seen to touch, as pydantic's.
@@ -268,39 +273,7 @@ class Contents:
                 member = vars(kind).get(key)
                 if isinstance(member, types.MemberDescriptorType):
                     slot = Slot("contents", value, member.__get__, f"{name}.{key}", None)
-                    yield slot, self._use(owner, key)
-
-    def _of_module(
-        self, name: str, module: nn.Module, via: Slot | None
-    ) -> Iterator[tuple[Slot, Use | None]]:
-        attributes = module.__dict__
-        owner = self.reads and self.reads.expected(module)
-        prefix = f"{name}." if name else ""
-        for kind in MODULE_DICTS:
-            entries = attributes.get(kind)
-            if isinstance(entries, dict):
-                for key in cast(dict[str, object], entries):
-                    yield new_slot(("item", entries, key, f"{prefix}{key}", module, via)), Use.READ
-        unread = _NOT_READ if self.reads is None else _READ_APART
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            unread |= _REMADE_BY_DDP
-        untouched: dict[str, object] = {}
-        known = owner is None or not (owner.opaque or owner.asked)
-        uses = {} if owner is None else owner.names
-        for key, value in list(attributes.items()):
-            if key in unread or not (self.plain or type(value) not in LEAVES):
-                continue
-            use = uses.get(key) if known else self._use(owner, key)
-            if use is None and (self.reads is None or key in self._loose):
-                use = Use.READ
-            if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
-                untouched[key] = value
-            else:
-                yield new_slot(("item", attributes, key, f"{prefix}{key}", module, via)), use
-        if untouched:
-            self.untouched[id(attributes)] = Untouched(prefix, module, attributes, untouched, via)
-        if isinstance(module, torch.jit.ScriptModule):
-            yield from of_script(prefix, module)
+                    yield slot, self.use(owner, key)
 
     def _of_function(self, name: str, fn: types.FunctionType) -> Iterator[tuple[Slot, Use | None]]:
         reads, code = self.reads, fn.__code__
@@ -309,7 +282,7 @@ class Contents:
             # A missing attribute may be added; `__wrapped__` is no attribute to the user.
             asked = {*(owner.names if owner else ())} - vars(types.FunctionType).keys()
             for key in (vars(fn).keys() - {"__wrapped__"}) | asked:
-                yield Slot("item", vars(fn), key, f"{name}.{key}", None), self._use(owner, key)
+                yield Slot("item", vars(fn), key, f"{name}.{key}", None), self.use(owner, key)
         if reads is not None and not (code in reads.codes or is_machinery(code.co_filename)):
             return  # it did not run
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
@@ -345,7 +318,7 @@ class Contents:
         if self.is_open(module):
             names |= dict.fromkeys(vars(module).keys() - _OF_EVERY_MODULE, Use.READ)
         elif not installed:
-            names |= dict.fromkeys(vars(module).keys() & self._loose, Use.READ)
+            names |= dict.fromkeys(vars(module).keys() & self.loose, Use.READ)
         for key, use in names.items():
             # A missing attribute may be added: `getattr(settings, "scale", 1)`.
             if not (installed and _is_fixed(vars(module).get(key, _is_fixed))):
@@ -367,7 +340,7 @@ class Contents:
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key, Use.READ if self._ran(member) else None)
-                untold = key in self._loose or self.is_open(kind)
+                untold = key in self.loose or self.is_open(kind)
                 if use is None and untold and not hasattr(type(member), "__get__"):
                     use = Use.READ
             if use is not None:
@@ -417,9 +390,9 @@ def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
 
 
-_READ_APART = frozenset(MODULE_DICTS)
+READ_APART = frozenset(MODULE_DICTS)
 _HOOKS = ("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_")
-_NOT_READ = _READ_APART.union(key for key in vars(nn.Module()) if key.startswith(_HOOKS))
+NOT_READ = READ_APART.union(key for key in vars(nn.Module()) if key.startswith(_HOOKS))
 """Attributes of every `nn.Module` that no forward reads as slots: hooks, whose number is guarded as
 a `Size`, and attributes for saving and loading. Parameters, buffers and modules are read apart."""
 

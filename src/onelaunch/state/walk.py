@@ -8,6 +8,7 @@ contents; `guard.StateGuard` checks the slots that matter.
 from __future__ import annotations
 
 import enum
+import gc
 import operator
 import sys
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
@@ -27,6 +28,10 @@ from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.contents import (
     LEAVES,
+    MODULE_DICTS,
+    NOT_READ,
+    READ_APART,
+    REMADE_BY_DDP,
     Contents,
     Untouched,
     dicts_of,
@@ -80,7 +85,7 @@ def walk(
         _visit_all(found, queue, seen)
         if reads.names(_OF_THREADS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
-            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), Use.READ
+            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             if id(value) not in seen and not isinstance(value, Tensor):
@@ -147,32 +152,66 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             found.owners.append(value)
             found.kinds.append(type(value))
             found.sizes += [(attributes, len(attributes)) for attributes in dicts]
-    held, plain, on_tensor = found.held, found.contents.plain, isinstance(value, Tensor)
-    use_of_via = Use.READ if via is None else found.uses.get(via.id, Use.READ)
-    for slot, use in found.contents.of(name, value, via, use_of_via):
+    if isinstance(value, nn.Module):
+        _visit_slots(found, queue, name, value, via)
+    use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
+    for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
             slot = new_slot((*slot[:5], via))
-        holder, place = slot.holder, slot.key
-        of_dict = type(holder) is dict and slot.kind == "item"
-        content = holder.get(place, MISSING) if of_dict else slot.read()
-        if on_tensor:
+        _add_slot(found, slot, slot.read(), use, queue)
+        if isinstance(value, Tensor):
             found.on_tensors.append(slot.id)
-        if type(content) not in LEAVES:
-            _add_slot(found, slot, content, use, queue)
-        elif plain:
-            key = (id(holder), place)
-            held[key] = (slot, content)
-            if use is not None:
-                _note_use(found, key, Use.READ if use is Use.ITEMS else use)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
 
 
+def _visit_slots(
+    found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
+) -> None:
+    """Find the slots of a module: half of all slots, nearly all with plain values."""
+    contents, held, attributes = found.contents, found.held, module.__dict__
+    reads, plain, loose = contents.reads, contents.plain, contents.loose
+    owner = reads and reads.expected(module)
+    prefix = f"{name}." if name else ""
+    for kind in MODULE_DICTS:
+        entries = attributes.get(kind)
+        for key in list(cast(dict[str, object], entries)) if isinstance(entries, dict) else ():
+            slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
+            _add_slot(found, slot, slot.read(), _READ, queue)
+    unread = NOT_READ if reads is None else READ_APART
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        unread |= REMADE_BY_DDP
+    untouched: dict[str, object] = {}
+    known = owner is None or not (owner.opaque or owner.asked)
+    names = {} if owner is None else owner.names
+    for key, value in list(attributes.items()):
+        leaf = type(value) in LEAVES
+        if key in unread or (leaf and not plain):
+            continue
+        use = names.get(key) if known else contents.use(owner, key)
+        if use is None and (reads is None or key in loose):
+            use = _READ
+        if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
+            untouched[key] = value
+            continue
+        slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
+        if leaf and use is _READ:
+            place = (id(attributes), key)
+            held[place] = (slot, value)
+            found.uses[place] = use
+        else:
+            _add_slot(found, slot, value, use, queue)
+    if untouched:
+        at = id(attributes)
+        contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
+
+
 def _is_bare(found: StateWalk, container: object) -> bool:
-    """Return whether a container has no attributes, and none was read."""
+    """Return whether an empty container has no attributes, and none was read."""
     read = found.reads is not None and id(container) in found.reads.owners
-    return not (read or attributes_of(container))
+    # Its `__dict__` is made when it is asked for.
+    return not (read or (gc.get_referents(container) and attributes_of(container)))
 
 
 def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
@@ -185,31 +224,30 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
-    key = slot.id
+    key = (id(slot.holder), slot.key)
     found.held[key] = (slot, content)
     if tensor:
         found.of_tensors[key] = None
     if use is None:
         return
-    if use is Use.ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
-        use = Use.READ  # the last item of a list is another when it has grown
-    if use is Use.ITEMS:
+    if use is _ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
+        use = _READ  # the last item of a list is another when it has grown
+    if use is _ITEMS:
         found.by_key.add(id(content))
-    elif use is Use.READ and id(content) in found.by_key:  # reached through another slot too
+    elif use is _READ and id(content) in found.by_key:  # reached through another slot too
         found.by_key.discard(id(content))
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
-            _add_slot(found, item, item.read(), Use.READ, queue)
-    _note_use(found, key, use)
+            _add_slot(found, item, item.read(), _READ, queue)
+    known = found.uses.get(key)
+    if known is None or use > known:
+        found.uses[key] = use
     bare = tensor and is_memory(content) and not found.contents.has_contents(content)
     if type(content) not in LEAVES and not bare:
         queue.append((slot.name, content, slot))
 
 
-def _note_use(found: StateWalk, key: tuple[int, object], use: Use) -> None:
-    known = found.uses.get(key)
-    if known is None or use > known:
-        found.uses[key] = use
+_READ, _ITEMS = Use.READ, Use.ITEMS  # Python 3.11 calls a function for each
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:

@@ -50,11 +50,15 @@ class Rollback:
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots outside of the kept containers and classes, with their contents."""
         own = {id(kind) for kind, _ in self._members}
+        containers = self._containers
         for slot, value in found.held.values():
+            of_tuple, item = type(slot.holder) is tuple, slot.kind == "item"
+            if item and (of_tuple or (not each and id(slot.holder) in containers)):
+                continue  # nearly all
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
             alone = each and isinstance(slot.holder, dict)
-            whole = fixed or (id(slot.holder) in self._containers and not alone)
-            if not (slot.kind == "item" and whole) and id(slot.owner) not in own:
+            whole = fixed or (id(slot.holder) in containers and not alone)
+            if not (item and whole) and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
         for owner, kind in zip(found.owners, found.kinds, strict=True):
@@ -148,8 +152,12 @@ def _contents(container: Any) -> tuple[list[object], Any]:
     if kind is set:
         return [], set.copy(container)
     if issubclass(kind, dict):
-        return list(kind.keys(container)), list(kind.values(container))
+        keys = list(kind.keys(container))
+        return (keys, list(kind.values(container))) if keys else _EMPTY
     return [], list(kind.__iter__(container))
+
+
+_EMPTY: tuple[list[object], list[object]] = [], []
 
 
 def _restore(container: Any, contents: tuple[list[object], Any]) -> bool:

@@ -16,7 +16,7 @@ from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.rollback import RunRollback
-from onelaunch.state.slots import gradient_of
+from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
 
 
@@ -79,6 +79,13 @@ class ReachableState:
         if self._now is None:
             self._now = walk(self.roots, self.reads)
         return self._now
+
+    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
+        """Return the slots that hold tensors. Before the callable has run they are searched for
+        alone, as `walk` takes four times as long; with a backward `walk` is to come anyway."""
+        if self._now is None and self.reads is None and not torch.is_grad_enabled():
+            return walk(self.roots, plain=False).tensors()
+        return self.walk().tensors()
 
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.tree import is_plain
+from onelaunch.call.tree import is_plain, is_unchanging
 from onelaunch.call.wrappers import is_memory
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
@@ -108,26 +108,34 @@ def walk_unread(found: StateWalk) -> StateWalk:
     """
     unread = StateWalk(Contents(None))
     ran = found.reads.codes if found.reads is not None else ()
-    new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
-    new += [(kind.__qualname__, kind) for kind in found.classes if not is_library_class(kind)]
-    held, uses = found.held.items(), found.uses
-    slots = [(s.name, v) for key, (s, v) in held if type(v) not in LEAVES and key not in uses]
+    new: list[tuple[str, object, Slot | None]]
+    new = [(fn.__qualname__, fn, None) for fn in found.functions if fn.__code__ not in ran]
+    new += [(kind.__qualname__, kind, None) for kind in found.classes if not is_library_class(kind)]
+    queue, uses = deque(new), found.uses
+    for key, (slot, value) in found.held.items():
+        if type(value) not in LEAVES and key not in uses:
+            queue.append((slot.name, value, None))
     for attributes in found.contents.untouched.values():
-        slots += [(f"{attributes.name}{key}", v) for key, v in attributes.values.items()]
+        for key, value in attributes.values.items():
+            if type(value) not in LEAVES:
+                queue.append((f"{attributes.name}{key}", value, None))
     seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
-    queue: Queue = deque((name, value, None) for name, value in (*new, *slots))
-    _visit_all(unread, queue, seen.difference(id(value) for _, value in new), _MOST_UNREAD)
+    _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
     return unread
 
 
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
+    owners = {} if found.reads is None else found.reads.owners
+    containers = found.containers
     while queue and (most is None or len(found.held) < most):
         name, value, via = queue.popleft()
-        if id(value) in seen or type(value) in LEAVES:
+        key, kind = id(value), type(value)
+        if key in seen or kind in LEAVES:
             continue
-        if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
-            seen.add(id(value))
-            found.contents.containers[id(value)] = (value, name, 0)
+        # Hooks, mostly. A `__dict__` is made when it is asked for, and is all that it refers to.
+        if kind is OrderedDict and not (value or key in owners) and _is_bare(value):
+            seen.add(key)
+            containers[key] = (value, name, 0)
             continue
         plain = is_plain(value) and not isinstance(value, enum.Enum)  # a member may have attributes
         # Imports grow `sys.modules`; the modules that were read are known by themselves.
@@ -187,7 +195,7 @@ def _visit_slots(
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
         leaf = type(value) in LEAVES
-        if key in unread or (leaf and not plain):
+        if key in unread or (not plain and (leaf or _is_plain_tuple(value))):
             continue
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
@@ -207,11 +215,13 @@ def _visit_slots(
         contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
 
 
-def _is_bare(found: StateWalk, container: object) -> bool:
-    """Return whether an empty container has no attributes, and none was read."""
-    read = found.reads is not None and id(container) in found.reads.owners
-    # Its `__dict__` is made when it is asked for.
-    return not (read or (gc.get_referents(container) and attributes_of(container)))
+def _is_plain_tuple(value: object) -> bool:
+    return type(value) is tuple and is_unchanging(value)  # pyright: ignore
+
+
+def _is_bare(container: object) -> bool:
+    """Return whether an empty container has no attributes."""
+    return not (gc.get_referents(container) and attributes_of(container))
 
 
 def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:

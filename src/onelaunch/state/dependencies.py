@@ -62,9 +62,10 @@ def dependencies(
         return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
 
     guarded: list[tuple[Slot, object]] = []
+    uses = before.uses
     for key, (slot, value) in before.held.items():
-        use, changed = before.uses.get(key), key in now
-        match is_memory(value), key in rebound:
+        use, changed = uses.get(key), key in now
+        match isinstance(value, Tensor) and is_memory(value), key in rebound:
             case True, True:
                 # It may be any tensor, but code that reads the slot may ask for its shape. The call
                 # path checks inputs.
@@ -101,8 +102,9 @@ def dependencies(
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     guarded = _with_paths(guarded, stored, before)
     known = {slot.id for slot, _ in guarded}
-    found_classes = classes(before, (value for _, value in guarded))
-    return guarded + [pair for pair in found_classes if pair[0].id not in known]
+    found = classed(before, [value for _, value in guarded])
+    guarded += [class_of(value) for value in found if (id(value), type) not in known]
+    return guarded + [pair for pair in bases(before) if pair[0].id not in known]
 
 
 def _is_parameter(slot: Slot) -> bool:
@@ -116,7 +118,7 @@ def _stored_again(
 ) -> dict[tuple[int, object], Tensor]:
     """Return slot id -> tensor for slots that are only stored to, unchanged, with a tensor that
     another slot holds too: the callable may have stored the same tensor again."""
-    tensors = {key: value for key, (_, value) in before.held.items() if is_memory(value)}
+    tensors = {slot.id: value for slot, value in before.tensors()}
     places = Counter(map(id, tensors.values()))
     return {
         key: value
@@ -141,18 +143,9 @@ def _stored_once(
     ]
 
 
-def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, object]]:
-    """Return the classes of reached objects, and the bases of reached classes. Calls of special
-    methods, `isinstance` and `type` depend on them, and load no attribute.
-
-    Args:
-        values: contents of slots.
-    """
-    return [*map(class_of, classed(before, values)), *bases(before)]
-
-
 def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
-    """Return the reached objects that can get another class, among `values` and others."""
+    """Return the reached objects that can get another class, among `values` and others. Calls of
+    special methods, `isinstance` and `type` depend on it, and load no attribute."""
     reached = [*before.owners, *before.classes, *values]
     for _, held in before.holding(lambda kind: issubclass(kind, (set, frozenset, dict))):
         if 0 < len(cast(Collection[object], held)) <= SMALL:
@@ -286,12 +279,12 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots: replacing a list replaces its items."""
-    known = {slot.id for slot, _ in guarded}
-    for slot in [*(slot for slot, _ in guarded), *stored]:
-        via = slot.via
-        while via is not None and via.id not in known and via.id in before.held:
-            known.add(via.id)
-            guarded.append((via, before.held[via.id][1]))
+    known, held = {slot.id for slot, _ in guarded}, before.held
+    ways = {id(slot.via): slot.via for slot in [*(slot for slot, _ in guarded), *stored]}
+    for via in ways.values():
+        while via is not None and (key := via.id) not in known and key in held:
+            known.add(key)
+            guarded.append((via, held[key][1]))
             via = via.via
     return guarded
 
@@ -310,8 +303,8 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    _, _, count = before.containers.get(id(slot.holder), (None, "", 0))
-    if count > SMALL and not isinstance(slot.holder, set):
+    container = before.containers.get(id(slot.holder))
+    if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
     return use is Use.READ and (not changed or _is_state(value) or callable(value))

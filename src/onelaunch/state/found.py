@@ -213,8 +213,9 @@ class StateWalk:
             names = self.contents.names_of(kind)
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
+        containers, uses, read = self.containers, self.uses, Use.READ
         for key, (slot, value) in self.held.items():
-            if id(value) not in self.containers or self.uses.get(key) is not Use.READ:
+            if id(value) not in containers or uses.get(key) is not read:
                 continue
             if key not in replaced and not is_replaced(slot, replaced):
                 yield value, None

@@ -14,6 +14,7 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
+from onelaunch.state.contents import LEAVES
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import Slot, gradient_of
@@ -148,9 +149,10 @@ class StateSnapshot:
         return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
-        """Return (name, value) for the values that a call reaches; `tree` holds its arguments."""
+        """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
-        return values + [(slot.name, value) for slot, value in self.walk.held.values()]
+        held = self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
+        return values + [(slot.name, value) for slot, value in held]
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
         """Return torch's generators that a call reaches, without repeats."""

@@ -111,14 +111,13 @@ class Contents:
         for value in () if reads is None else reads.alive():
             owner = reads and reads.of(value)
             uses = owner.names if owner else {}
-            alike = id(value) if isinstance(value, type) else (type(value), frozenset(uses.items()))
-            if alike in known:
-                continue
-            known.add(alike)
-            kinds = list(type(value).__mro__)
-            kinds += value.__mro__ if isinstance(value, type) else ()
-            for kind in kinds:
-                raise_uses(self._uses_by_class.setdefault(id(kind), {}), uses)
+            kinds = [*type(value).__mro__, *(value.__mro__ if isinstance(value, type) else ())]
+            ids = tuple(map(id, kinds))
+            alike = ids, frozenset(uses.items())
+            if alike not in known:
+                known.add(alike)
+                for kind in ids:
+                    raise_uses(self._uses_by_class.setdefault(kind, {}), uses)
 
     def is_open(self, value: object) -> bool:
         """Return whether attributes of a class or module were read by names that are not known."""
@@ -212,7 +211,7 @@ class Contents:
     def _items(
         self, name: str, value: Any, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        if isinstance(value, dict | types.MappingProxyType):
+        if isinstance(value, (dict, types.MappingProxyType)):
             mapping = cast(dict[Any, object], value)
             self.containers[id(mapping)] = (mapping, name, len(mapping))
             # A missing key may be added: `try: d["scale"]`, or a class's `__missing__`.
@@ -225,7 +224,7 @@ class Contents:
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, factory_of, factory, None), Use.READ
-        elif isinstance(value, list | deque | tuple):
+        elif isinstance(value, (list, deque, tuple)):
             items = cast(Any, value)
             count = tuple.__len__(items) if isinstance(value, tuple) else len(items)
             if not isinstance(value, tuple):

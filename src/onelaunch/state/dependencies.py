@@ -102,8 +102,8 @@ def dependencies(
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     guarded = _with_paths(guarded, stored, before)
     known = {slot.id for slot, _ in guarded}
-    found = classed(before, [value for _, value in guarded])
-    guarded += [class_of(value) for value in found if (id(value), type) not in known]
+    values = classed(before, [value for _, value in guarded])
+    guarded += [class_of(value) for value in values if (id(value), type) not in known]
     return guarded + [pair for pair in bases(before) if pair[0].id not in known]
 
 

@@ -113,7 +113,7 @@ class StateWalk:
                 del held[key], self.of_tensors[key]
                 self._by_class = None
             else:
-                held[key] = slot, _Weak(value)
+                held[key] = slot, _Weak(cast(Tensor, value))
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
         self.leaves.clear()
         self._tensors = None

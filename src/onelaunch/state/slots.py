@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from onelaunch.errors import kind_of
@@ -278,14 +279,16 @@ class _Description(NamedTuple):
     kind: Kind
     key: Any
 
-    def __call__(self, holder: Any) -> str:
+    def __call__(self, holder: Any) -> object:
         return description(Slot(self.kind, holder, self.key, "", None).read())
 
 
-def description(t: object) -> str:
-    """Return a text with all facts of a tensor, except its elements."""
+def description(t: object) -> object:
+    """Return a text with all facts of a tensor, except its elements; `MISSING` if it is lazy."""
     if not isinstance(t, Tensor):
         return "no tensor"
+    if is_lazy(t):
+        return MISSING
     strides = t.stride() if t.layout is torch.strided else None
     return _facts(type(t), t.dtype, t.device, t.requires_grad, t.shape, strides)
 

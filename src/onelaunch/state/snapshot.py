@@ -151,8 +151,7 @@ class StateSnapshot:
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
-        held = self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
-        return values + [(slot.name, value) for slot, value in held]
+        return values + [(slot.name, value) for slot, value in self._objects()]
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
         """Return torch's generators that a call reaches, without repeats."""
@@ -161,12 +160,16 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
-        held = [value for _, value in self.walk.held.values()]
+        held = (value for _, value in self._objects())
         return {
             id(value): Same(value, None)
             for value in (*self.walk.owners, *held)
-            if not isinstance(value, Tensor | tuple)
+            if not isinstance(value, (Tensor, tuple))
         }
+
+    def _objects(self) -> list[tuple[Slot, object]]:
+        """Return the slots that hold neither tensors nor numbers and the like."""
+        return self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
 
     def moved(self) -> tuple[Tensor, bool] | None:
         """Return (tensor, whether its sizes or strides changed) of a moved tensor, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import queue
@@ -85,11 +86,17 @@ def test_the_items_of_an_iterator(rand: Rand) -> None:
 def test_batches_that_a_thread_puts_into_a_queue(rand: Rand) -> None:
     """What is taken is replaced at once, so that the queue looks as before."""
     batches: queue.Queue[Any] = queue.Queue(2)
-    taken = {"number": -1}
+    taken, over = {"number": -1}, threading.Event()
 
     def produce() -> None:
-        for i in range(14):
-            batches.put((i, rand(i, 4)))
+        for i in itertools.count():
+            batch = rand(i, 4)
+            while not over.is_set():
+                with contextlib.suppress(queue.Full):
+                    batches.put((i, batch), timeout=0.1)
+                    break
+            if over.is_set():
+                return
 
     def f(x: Tensor) -> Tensor:
         taken["number"], batch = batches.get(timeout=20)
@@ -98,16 +105,15 @@ def test_batches_that_a_thread_puts_into_a_queue(rand: Rand) -> None:
     fast = graphed(f)
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
-    with torch.no_grad():
-        for i in range(12):
-            while not batches.full():  # so that only one of the two threads is at the queue
-                pass
-            x = rand(50 + i, 4)
-            got = fast(x)
-            assert_same(got, x + rand(taken["number"], 4))
-    for _ in range(2):
-        batches.get(timeout=20)
-    thread.join(timeout=20)
+    try:
+        with torch.no_grad():
+            for i in range(12):
+                x = rand(50 + i, 4)
+                got = fast(x)
+                assert_same(got, x + rand(taken["number"], 4))
+    finally:
+        over.set()
+        thread.join(timeout=20)
 
 
 def test_a_table_that_a_cache_of_c_holds(rand: Rand) -> None:

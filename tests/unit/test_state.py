@@ -314,6 +314,7 @@ def test_a_walk_is_not_taken_with_other_reads_or_grad_mode() -> None:
     found = seen(net)
     last.keep(found)
     assert last.take(found.reads and found.reads.copy()) is None
+    found = seen(net)
     last.keep(found)
     with torch.no_grad():
         assert last.take(found.reads) is None

@@ -142,7 +142,8 @@ def counted_numbers(
     # makes that object, and it would lack what is taken from it.
     made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
     places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
-    places |= {slot.id: slot for slot, _ in before.held.values() if before.use(slot) is Use.NONE}
+    stored = {key for key, use in before.uses.items() if use is Use.NONE}
+    places |= {key: slot for key, (slot, _) in before.held.items() if stored and key in stored}
     outputs: list[StateOutput] = []
     for key, slot in places.items():
         change = changed.get(key)

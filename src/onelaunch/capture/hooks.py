@@ -79,7 +79,8 @@ Hook = tuple[str, str, Callable[..., object]]
 def _of_modules(
     roots: Sequence[tuple[str, object]], before: StateWalk, kinds: Iterable[str]
 ) -> Iterator[Hook]:
-    reached = [*roots[1:], *((slot.name, value) for slot, value in before.held.values())]
+    held = before.holding(lambda kind: issubclass(kind, nn.Module))
+    reached = [*roots[1:], *((slot.name, module) for slot, module in held)]
     modules = {id(v): (n, v) for n, v in reversed(reached) if isinstance(v, nn.Module)}
     modules.pop(id(roots[0][1]), None)
     for kind in kinds:

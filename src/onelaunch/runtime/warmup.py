@@ -407,8 +407,7 @@ def _noting_effects(attempt: Attempt) -> Generator[None]:
     """Return a context for a run. If the run leaves a mode changed, or gives a tensor of the state
     a graph, which no replay does, the next one is refused."""
     changed = noted_modes()
-    tensors = attempt.reached.walk().tensors()
-    made = [(slot, t) for slot, t in tensors if not is_lazy(t)]
+    made = [(slot, t) for slot, t in attempt.reached.tensors() if not is_lazy(t)]
     leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
     yield
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))

@@ -1,6 +1,7 @@
 """The state behind the arguments: finding it, restoring it, and checking that it is unchanged.
 
-walk.py         StateWalk: the state that a callable reaches
+walk.py         the search for the state that a callable reaches
+found.py        StateWalk: what a walk found
 contents.py     the slots of one object, as far as they were touched
 arrays.py       the slots of an array in host memory
 scripted.py     the slots of a TorchScript module

@@ -8,6 +8,7 @@ import enum
 import functools
 import gc
 import itertools
+import operator
 import sys
 import threading
 import types
@@ -40,14 +41,18 @@ from onelaunch.state.slots import (
     keyword_defaults_of,
     keywords_of,
     names_in_thread,
+    new_slot,
     requires_grad,
 )
 
+LEAVES = frozenset({bool, int, float, str, type(None)})
+"""Types of most values that a walk meets. They have no slots."""
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-_REMADE_BY_DDP = ("modules_buffers", "named_module_buffers")
+REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
+_WITHOUT_ATTRIBUTES = frozenset({tuple, list, dict, set})
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
@@ -71,7 +76,8 @@ class Untouched(NamedTuple):
 
     def changed(self) -> bool:
         """Return whether any attribute holds another object now."""
-        return any(self.holder.get(key, MISSING) is not old for key, old in self.values.items())
+        now = map(self.holder.get, self.values, itertools.repeat(MISSING))
+        return not all(map(operator.is_, now, self.values.values()))
 
 
 class Contents:
@@ -79,10 +85,12 @@ class Contents:
 
     Args:
         reads: the reads of the callable, or None.
+        plain: False to leave out attributes of modules with plain values.
     """
 
-    def __init__(self, reads: Reads | None) -> None:
+    def __init__(self, reads: Reads | None, plain: bool = True) -> None:
         self.reads = reads
+        self.plain = plain
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
         self.untouched: dict[int, Untouched] = {}
@@ -91,21 +99,25 @@ class Contents:
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
             self._keys.setdefault(container, []).append(key)
-        self._loose: set[str] = set()
+        self.loose: set[str] = set()
         """Names of attributes that code loaded from unknown objects. An untouched attribute with
         the name counts as read, on any object."""
         for code in () if reads is None else reads.codes:
             if not is_installed(code.co_filename):
-                self._loose |= loads_of(code).loose
+                self.loose |= loads_of(code).loose
         self._uses_by_class: dict[int, dict[str, Use]] = {}
         """id of a class -> uses of its attributes and of its instances'."""
+        known: set[object] = set()
         for value in () if reads is None else reads.alive():
             owner = reads and reads.of(value)
-            kinds = list(type(value).__mro__)
-            kinds += value.__mro__ if isinstance(value, type) else ()
-            for kind in kinds:
-                names = self._uses_by_class.setdefault(id(kind), {})
-                raise_uses(names, owner.names if owner else {})
+            uses = owner.names if owner else {}
+            kinds = [*type(value).__mro__, *(value.__mro__ if isinstance(value, type) else ())]
+            ids = tuple(map(id, kinds))
+            alike = ids, frozenset(uses.items())
+            if alike not in known:
+                known.add(alike)
+                for kind in ids:
+                    raise_uses(self._uses_by_class.setdefault(kind, {}), uses)
 
     def is_open(self, value: object) -> bool:
         """Return whether attributes of a class or module were read by names that are not known."""
@@ -116,26 +128,28 @@ class Contents:
         """Return the uses of attributes of a class, or of its instances."""
         return self._uses_by_class.get(id(kind), {})
 
-    def _use(self, owner: ObjectReads | None, name: object) -> Use | None:
+    def use(self, owner: ObjectReads | None, name: object) -> Use | None:
         """Return the use of an attribute; None if no code was seen to touch it."""
         if self.reads is None:
             return Use.READ
         use = None if owner is None else owner.names.get(cast(str, name))
         if owner is not None and (owner.opaque or (use is None and owner.asked)):
             return Use.READ
-        return Use.READ if use is None and name in self._loose else use
+        return Use.READ if use is None and name in self.loose else use
 
     def of(
-        self, name: str, value: object, via: Slot | None, use: Use = Use.READ
+        self, name: str, value: object, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        """Return the slots of one object, with their uses.
+        """Return the slots of one object, with their uses; of a module, those outside of Python.
 
         Args:
-            via: the slot that led to the object.
-            use: the use of that slot.
+            use: the use of the slot that led to the object.
         """
         if isinstance(value, nn.Module):
-            return self._of_module(name, value, via)
+            scripted = isinstance(value, torch.jit.ScriptModule)
+            return of_script(f"{name}." if name else "", value) if scripted else iter(())
+        if type(value) in _WITHOUT_ATTRIBUTES:
+            return self._items(name, value, use)
         if isinstance(value, types.FunctionType):
             return self._of_function(name, value)
         if isinstance(value, functools.partial):
@@ -160,7 +174,7 @@ class Contents:
         """Return the slots of attributes that code put on a tensor: `weight.scale`."""
         owner, attributes = self.reads and self.reads.expected(t), attributes_of(t) or {}
         for key in list(attributes):
-            yield Slot("item", attributes, key, f"{name}.{key}", t), self._use(owner, key)
+            yield Slot("item", attributes, key, f"{name}.{key}", t), self.use(owner, key)
 
     def _of_compound(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of a compound tensor: its inner tensors, and its class's attributes. All
@@ -197,7 +211,7 @@ class Contents:
     def _items(
         self, name: str, value: Any, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
-        if isinstance(value, dict | types.MappingProxyType):
+        if isinstance(value, (dict, types.MappingProxyType)):
             mapping = cast(dict[Any, object], value)
             self.containers[id(mapping)] = (mapping, name, len(mapping))
             # A missing key may be added: `try: d["scale"]`, or a class's `__missing__`.
@@ -210,13 +224,13 @@ class Contents:
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, factory_of, factory, None), Use.READ
-        elif isinstance(value, list | deque | tuple):
+        elif isinstance(value, (list, deque, tuple)):
             items = cast(Any, value)
             count = tuple.__len__(items) if isinstance(value, tuple) else len(items)
             if not isinstance(value, tuple):
                 self.containers[id(items)] = (items, name, count)
             for index in range(count):
-                yield Slot("item", items, index, f"{name}[{index}]", None), Use.READ
+                yield new_slot(("item", items, index, f"{name}[{index}]", None, None)), Use.READ
         elif isinstance(value, set):
             held = cast(set[object], value)
             self.containers[id(held)] = (held, name, len(held))
@@ -246,10 +260,10 @@ class Contents:
             readers = {"__dict__": names_in_thread, **{key: ThreadAttribute(key) for key in known}}
             for key, reader in readers.items():
                 slot = Slot("contents", value, reader, f"{name}.{key}", value)
-                yield slot, self._use(owner, key)
+                yield slot, self.use(owner, key)
         else:
             for key in list(attributes):
-                yield Slot("item", attributes, key, f"{name}.{key}", value), self._use(owner, key)
+                yield Slot("item", attributes, key, f"{name}.{key}", value), self.use(owner, key)
         for kind in type(value).__mro__:
             known = not is_library_class(kind) or (owner is not None and owner.opaque)
             # Of a library's `__slots__`, those that code was seen to touch, as pydantic's.
@@ -258,36 +272,7 @@ class Contents:
                 member = vars(kind).get(key)
                 if isinstance(member, types.MemberDescriptorType):
                     slot = Slot("contents", value, member.__get__, f"{name}.{key}", None)
-                    yield slot, self._use(owner, key)
-
-    def _of_module(
-        self, name: str, module: nn.Module, via: Slot | None
-    ) -> Iterator[tuple[Slot, Use | None]]:
-        attributes = module.__dict__
-        owner = self.reads and self.reads.expected(module)
-        prefix = f"{name}." if name else ""
-        for kind in MODULE_DICTS:
-            entries = attributes.get(kind)
-            if isinstance(entries, dict):
-                for key in cast(dict[str, object], entries):
-                    yield Slot("item", entries, key, f"{prefix}{key}", module, via), Use.READ
-        derived = _REMADE_BY_DDP if isinstance(module, nn.parallel.DistributedDataParallel) else ()
-        untouched: dict[str, object] = {}
-        uses = None if owner is None or owner.opaque or owner.asked else owner.names
-        for key, value in list(attributes.items()):
-            if key in MODULE_DICTS or key in derived or (self.reads is None and key in _NOT_READ):
-                continue
-            use = uses.get(key) if uses is not None else None
-            if use is None:
-                use = self._use(owner, key)
-            if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
-                untouched[key] = value
-            else:
-                yield Slot("item", attributes, key, f"{prefix}{key}", module, via), use
-        if untouched:
-            self.untouched[id(attributes)] = Untouched(prefix, module, attributes, untouched, via)
-        if isinstance(module, torch.jit.ScriptModule):
-            yield from of_script(prefix, module)
+                    yield slot, self.use(owner, key)
 
     def _of_function(self, name: str, fn: types.FunctionType) -> Iterator[tuple[Slot, Use | None]]:
         reads, code = self.reads, fn.__code__
@@ -296,7 +281,7 @@ class Contents:
             # A missing attribute may be added; `__wrapped__` is no attribute to the user.
             asked = {*(owner.names if owner else ())} - vars(types.FunctionType).keys()
             for key in (vars(fn).keys() - {"__wrapped__"}) | asked:
-                yield Slot("item", vars(fn), key, f"{name}.{key}", None), self._use(owner, key)
+                yield Slot("item", vars(fn), key, f"{name}.{key}", None), self.use(owner, key)
         if reads is not None and not (code in reads.codes or is_machinery(code.co_filename)):
             return  # it did not run
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
@@ -332,7 +317,7 @@ class Contents:
         if self.is_open(module):
             names |= dict.fromkeys(vars(module).keys() - _OF_EVERY_MODULE, Use.READ)
         elif not installed:
-            names |= dict.fromkeys(vars(module).keys() & self._loose, Use.READ)
+            names |= dict.fromkeys(vars(module).keys() & self.loose, Use.READ)
         for key, use in names.items():
             # A missing attribute may be added: `getattr(settings, "scale", 1)`.
             if not (installed and _is_fixed(vars(module).get(key, _is_fixed))):
@@ -354,7 +339,7 @@ class Contents:
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key, Use.READ if self._ran(member) else None)
-                untold = key in self._loose or self.is_open(kind)
+                untold = key in self.loose or self.is_open(kind)
                 if use is None and untold and not hasattr(type(member), "__get__"):
                     use = Use.READ
             if use is not None:
@@ -369,7 +354,9 @@ class Contents:
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         """Return further objects that an object leads to: its class, and code behind decorators."""
-        if isinstance(value, types.MethodType):
+        if isinstance(value, nn.Module) or type(value) in _WITHOUT_ATTRIBUTES:
+            yield type(value).__qualname__, type(value)
+        elif isinstance(value, types.MethodType):
             yield name, value.__func__
         elif isinstance(value, type):
             for kind in (*value.__mro__, type(value)):
@@ -383,7 +370,7 @@ class Contents:
             for inner in behind(value):
                 yield name, inner
             wrapped = (attributes_of(value) or {}).get("__wrapped__")
-            if wrapped is not None and not isinstance(value, nn.Module):
+            if wrapped is not None:
                 yield name, wrapped
             if not isinstance(value, types.FunctionType):
                 yield type(value).__qualname__, type(value)
@@ -402,13 +389,11 @@ def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
 
 
-_NOT_READ = frozenset(
-    key
-    for key in vars(nn.Module())
-    if key.startswith(("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_"))
-)
+READ_APART = frozenset(MODULE_DICTS)
+_HOOKS = ("_forward_", "_backward_", "_state_", "_load_state_", "_non_persistent_")
+NOT_READ = READ_APART.union(key for key in vars(nn.Module()) if key.startswith(_HOOKS))
 """Attributes of every `nn.Module` that no forward reads as slots: hooks, whose number is guarded as
-a `Size`, and attributes for saving and loading."""
+a `Size`, and attributes for saving and loading. Parameters, buffers and modules are read apart."""
 
 
 _OF_EVERY_MODULE = {
@@ -426,6 +411,8 @@ def dicts_of(value: object) -> list[dict[str, Any]]:
         inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
         return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
     if isinstance(value, (type, types.ModuleType, types.FunctionType, *METHODS)):
+        return []
+    if type(value) in _WITHOUT_ATTRIBUTES:
         return []
     unwalked = _is_unwalked(type(value)) and not isinstance(value, Tensor)
     if unwalked or isinstance(value, threading.Condition):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,9 +62,10 @@ def dependencies(
         return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
 
     guarded: list[tuple[Slot, object]] = []
+    uses = before.uses
     for key, (slot, value) in before.held.items():
-        use, changed = before.uses.get(key), key in now
-        match is_memory(value), key in rebound:
+        use, changed = uses.get(key), key in now
+        match isinstance(value, Tensor) and is_memory(value), key in rebound:
             case True, True:
                 # It may be any tensor, but code that reads the slot may ask for its shape. The call
                 # path checks inputs.
@@ -103,8 +104,9 @@ def dependencies(
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     guarded = _with_paths(guarded, stored, before)
     known = {slot.id for slot, _ in guarded}
-    found_classes = classes(before, (value for _, value in guarded))
-    return guarded + [pair for pair in found_classes if pair[0].id not in known]
+    values = classed(before, [value for _, value in guarded])
+    guarded += [class_of(value) for value in values if (id(value), type) not in known]
+    return guarded + [pair for pair in bases(before) if pair[0].id not in known]
 
 
 def _is_parameter(slot: Slot) -> bool:
@@ -118,7 +120,7 @@ def _stored_again(
 ) -> dict[tuple[int, object], Tensor]:
     """Return slot id -> tensor for slots that are only stored to, unchanged, with a tensor that
     another slot holds too: the callable may have stored the same tensor again."""
-    tensors = {key: value for key, (_, value) in before.held.items() if is_memory(value)}
+    tensors = {slot.id: value for slot, value in before.tensors()}
     places = Counter(map(id, tensors.values()))
     return {
         key: value
@@ -143,29 +145,35 @@ def _stored_once(
     ]
 
 
-def classes(before: StateWalk, values: Iterable[object]) -> list[tuple[Slot, object]]:
-    """Return the classes of reached objects, and the bases of reached classes. Calls of special
-    methods, `isinstance` and `type` depend on them, and load no attribute.
-
-    Args:
-        values: contents of slots.
-    """
+def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
+    """Return the reached objects that can get another class, among `values` and others. Calls of
+    special methods, `isinstance` and `type` depend on it, and load no attribute."""
     reached = [*before.owners, *before.classes, *values]
-    for _, held in before.held.values():
-        if isinstance(held, set | frozenset | dict) and 0 < len(held) <= SMALL:  # pyright: ignore
+    for _, held in before.holding(lambda kind: issubclass(kind, (set, frozenset, dict))):
+        if 0 < len(cast(Collection[object], held)) <= SMALL:
             reached.extend(cast(Iterable[object], held))
-    distinct = {id(value): value for value in reached}.values()
-    own = (kind for kind in before.classes if not is_library_class(kind))
-    return [*(class_of(value) for value in distinct if _may_change(value)), *map(bases_of, own)]
+    known: dict[type, bool] = {}
+    found: dict[int, object] = {}
+    for value in reached:
+        kind = type(value)
+        may = known.get(kind)
+        if may is None:
+            may = _may_change(kind)
+            known[kind] = may
+        if may and not (kind is types.ModuleType and is_library_module(cast(Any, value))):
+            found[id(value)] = value
+    return found.values()
 
 
-def _may_change(value: object) -> bool:
-    """Return whether an object can get another class. A tensor's class is part of its layout."""
-    kind = type(value)
-    if kind is types.ModuleType:
-        return not is_library_module(cast(types.ModuleType, value))
+def bases(before: StateWalk) -> list[tuple[Slot, object]]:
+    """Return the slots of the bases of reached classes."""
+    return [bases_of(kind) for kind in before.classes if not is_library_class(kind)]
+
+
+def _may_change(kind: type) -> bool:
+    """Return whether instances can get another class. A tensor's class is part of its layout."""
     fixed = not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE
-    return not (fixed or value is MISSING or issubclass(kind, Tensor))
+    return kind is types.ModuleType or not (fixed or issubclass(kind, (type(MISSING), Tensor)))
 
 
 def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
@@ -196,15 +204,14 @@ def ordered(
     before: StateWalk, replaced: Collection[tuple[int, object]]
 ) -> list[tuple[Slot, dict[object, object]]]:
     """Return the dicts that are read as a whole, and not replaced by the call, with their slots."""
-    dicts = [
-        (slot, cast(dict[object, object], value))
-        for key, (slot, value) in before.held.items()
-        if type(value) in _ORDERED and before.uses.get(key) is Use.READ
-    ]
+    dicts = cast(list[tuple[Slot, dict[object, object]]], before.holding(_ORDERED.__contains__))
     return [
         (slot, value)
         for slot, value in dicts
-        if _has_order(value) and slot.id not in replaced and not is_replaced(slot, replaced)
+        if _has_order(value)
+        and before.uses.get(slot.id) is Use.READ
+        and slot.id not in replaced
+        and not is_replaced(slot, replaced)
     ]
 
 
@@ -274,12 +281,12 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots: replacing a list replaces its items."""
-    known = {slot.id for slot, _ in guarded}
-    for slot in [*(slot for slot, _ in guarded), *stored]:
-        via = slot.via
-        while via is not None and via.id not in known and via.id in before.held:
-            known.add(via.id)
-            guarded.append((via, before.held[via.id][1]))
+    known, held = {slot.id for slot, _ in guarded}, before.held
+    ways = {id(slot.via): slot.via for slot in [*(slot for slot, _ in guarded), *stored]}
+    for via in ways.values():
+        while via is not None and (key := via.id) not in known and key in held:
+            known.add(key)
+            guarded.append((via, held[key][1]))
             via = via.via
     return guarded
 
@@ -298,8 +305,8 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    _, _, count = before.containers.get(id(slot.holder), (None, "", 0))
-    if count > SMALL and not isinstance(slot.holder, set):
+    container = before.containers.get(id(slot.holder))
+    if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.
     return use is Use.READ and (not changed or _is_state(value) or callable(value))

@@ -5,6 +5,7 @@ A check of another request's objects is built from the same data, and never from
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,8 +85,9 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, container: Any, names: frozenset[str] | None) -> Size:
-        present = frozenset[str]() if names is None else names & container.keys()
-        return cls(len(container), names, present)
+        if names is None:
+            return _of_length(len(container))
+        return cls(len(container), names, names & container.keys())
 
     def kept(self, container: Any) -> bool:
         """Return whether a container has the length or the names."""
@@ -97,3 +99,8 @@ class Size(NamedTuple):
         """Return whether another size makes the same check."""
         same = self.names == other.names and self.present == other.present
         return same and (self.names is not None or self.length == other.length)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_length(length: int) -> Size:
+    return Size(length, None)

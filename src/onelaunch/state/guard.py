@@ -81,7 +81,11 @@ class StateGuard:
         asks: bool = False,
     ) -> None:
         # Dicts of attributes first: they are read only after one has changed.
-        ordered = sorted(slots, key=lambda pair: not _is_attribute(pair[0]))
+        ordered: list[tuple[Slot, object]] = []
+        others: list[tuple[Slot, object]] = []
+        for pair in slots:
+            (ordered if _is_attribute(pair[0]) else others).append(pair)
+        ordered += others
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
         self._watched = [i for i, s in enumerate(self._slots) if not _stays(s)]
@@ -406,14 +410,14 @@ def _gradient(value: object) -> Tensor | None:
 
 def _stays(slot: Slot) -> bool:
     """Return whether a slot's content can never change: an item of a tuple, or the like."""
-    fixed = slot.kind == "item" and isinstance(slot.holder, tuple | Unchanging)
+    fixed = slot.kind == "item" and isinstance(slot.holder, (tuple, Unchanging))
     return fixed or slot.key is object_of
 
 
 def _is_readable_in_c(slot: Slot) -> bool:
     if slot.kind == "contents":
         return isinstance(slot.holder, contextvars.ContextVar)
-    return slot.kind != "item" or isinstance(slot.holder, dict | list)
+    return slot.kind != "item" or isinstance(slot.holder, (dict, list))
 
 
 _PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}

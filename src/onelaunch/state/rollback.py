@@ -20,9 +20,9 @@ from onelaunch.state.slots import (
     builtin_kind,
     defaults_of,
     gradient_of,
-    has_gradient,
     is_attribute,
     keyword_defaults_of,
+    new_slot,
     requires_grad,
 )
 from onelaunch.state.walk import StateWalk, is_same, walk, walk_unread
@@ -50,25 +50,32 @@ class Rollback:
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots outside of the kept containers and classes, with their contents."""
         own = {id(kind) for kind, _ in self._members}
+        containers = self._containers
         for slot, value in found.held.values():
+            of_tuple, item = type(slot.holder) is tuple, slot.kind == "item"
+            if item and (of_tuple or (not each and id(slot.holder) in containers)):
+                continue  # nearly all
             fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
             alone = each and isinstance(slot.holder, dict)
-            whole = fixed or (id(slot.holder) in self._containers and not alone)
-            if not (slot.kind == "item" and whole) and id(slot.owner) not in own:
+            whole = fixed or (id(slot.holder) in containers and not alone)
+            if not (item and whole) and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
+        for owner, kind in zip(found.owners, found.kinds, strict=True):
+            yield new_slot(("of", owner, type, "", None, None)), kind
         for reader, holder, value in found.facts:
             if is_attribute(reader):
                 yield Slot("of", holder, reader, "", None), value
-            elif reader is has_gradient and not value:
-                yield Slot("contents", holder, gradient_of, "", None), MISSING
+        for t, had in found.leaves:
+            if not had:
+                yield new_slot(("contents", t, gradient_of, "", None, None)), MISSING
         for fn in found.functions:
             yield Slot("of", fn, defaults_of, "", None), fn.__defaults__
             yield Slot("of", fn, keyword_defaults_of, "", None), fn.__kwdefaults__
         for owner in found.owners:
-            yield Slot("of", owner, attributes_of, "", None), attributes_of(owner)
+            yield new_slot(("of", owner, attributes_of, "", None, None)), attributes_of(owner)
         for t in {id(t): t for _, t in found.tensors()}.values():
-            yield Slot("contents", t, requires_grad, "", None), t.requires_grad
+            yield new_slot(("contents", t, requires_grad, "", None, None)), t.requires_grad
 
     def holders(self) -> set[int]:
         """Return the ids of the objects that keep the contents here."""
@@ -145,8 +152,12 @@ def _contents(container: Any) -> tuple[list[object], Any]:
     if kind is set:
         return [], set.copy(container)
     if issubclass(kind, dict):
-        return list(kind.keys(container)), list(kind.values(container))
+        keys = list(kind.keys(container))
+        return (keys, list(kind.values(container))) if keys else _EMPTY
     return [], list(kind.__iter__(container))
+
+
+_EMPTY: tuple[list[object], list[object]] = [], []
 
 
 def _restore(container: Any, contents: tuple[list[object], Any]) -> bool:

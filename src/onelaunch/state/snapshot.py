@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +14,11 @@ from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
+from onelaunch.state.contents import LEAVES
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.rollback import RunRollback
-from onelaunch.state.slots import gradient_of
+from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
-
-_Refs = dict[tuple[int, object], weakref.ref[Tensor]]
-"""id of a slot -> the tensor in it."""
 
 
 class LastWalk:
@@ -35,36 +31,25 @@ class LastWalk:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[StateWalk, _Refs, bool] | None = None
+        self._kept: tuple[StateWalk, bool] | None = None
 
     @no_collection()
     def keep(self, found: StateWalk) -> None:
         """Keep a walk, which the caller must not use any longer."""
         self._kept = None
-        tensors = [(slot, t) for slot, t in found.tensors() if slot.key is not gradient_of]
-        in_modules = all(isinstance(slot.owner, nn.Module) for slot, _ in tensors)
-        if not in_modules or found.strays or found.reads is None:
+        if found.reads is None or found.strays:
             return
-        kept = found.without_tensors()
-        if kept is not None:
-            refs = {
-                key: weakref.ref(value)
-                for key in kept.held
-                if isinstance(value := found.held[key][1], Tensor)
-            }
-            self._kept = kept, refs, torch.is_grad_enabled()
+        slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
+        if all(isinstance(slot.owner, nn.Module) for slot in slots) and found.let_go():
+            self._kept = found, torch.is_grad_enabled()
 
     @no_collection()
     def take(self, reads: Reads | None) -> StateWalk | None:
         """Return the walk, if a new walk would find the same. It is not kept any longer."""
         kept, self._kept = self._kept, None
-        if kept is None or kept[0].reads is not reads or kept[2] != torch.is_grad_enabled():
+        if kept is None or kept[0].reads is not reads or kept[1] != torch.is_grad_enabled():
             return None
-        tensors = {key: ref() for key, ref in kept[1].items()}
-        if any(t is None for t in tensors.values()):
-            return None
-        found = kept[0].with_tensors(cast(dict[tuple[int, object], Tensor], tensors))
-        return found if found is not None and found.is_current() else None
+        return kept[0] if kept[0].hold() and kept[0].is_current() else None
 
 
 class ReachableState:
@@ -95,6 +80,13 @@ class ReachableState:
         if self._now is None:
             self._now = walk(self.roots, self.reads)
         return self._now
+
+    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
+        """Return the slots that hold tensors. Before the callable has run they are searched for
+        alone, as `walk` takes four times as long; with a backward `walk` is to come anyway."""
+        if self._now is None and self.reads is None and not torch.is_grad_enabled():
+            return walk(self.roots, plain=False).tensors()
+        return self.walk().tensors()
 
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
@@ -157,9 +149,9 @@ class StateSnapshot:
         return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
-        """Return (name, value) for the values that a call reaches; `tree` holds its arguments."""
+        """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
-        return values + [(slot.name, value) for slot, value in self.walk.held.values()]
+        return values + [(slot.name, value) for slot, value in self._objects()]
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
         """Return torch's generators that a call reaches, without repeats."""
@@ -168,12 +160,16 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
-        held = [value for _, value in self.walk.held.values()]
+        held = (value for _, value in self._objects())
         return {
             id(value): Same(value, None)
             for value in (*self.walk.owners, *held)
-            if not isinstance(value, Tensor | tuple)
+            if not isinstance(value, (Tensor, tuple))
         }
+
+    def _objects(self) -> list[tuple[Slot, object]]:
+        """Return the slots that hold neither tensors nor numbers and the like."""
+        return self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
 
     def moved(self) -> tuple[Tensor, bool] | None:
         """Return (tensor, whether its sizes or strides changed) of a moved tensor, or None."""

@@ -8,235 +8,49 @@ contents; `guard.StateGuard` checks the slots that matter.
 from __future__ import annotations
 
 import enum
+import gc
 import operator
 import sys
 import threading
 import types
-import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from onelaunch.call.tree import Constant, is_plain
+from onelaunch.call.tree import is_plain, is_unchanging
 from onelaunch.call.wrappers import is_memory
-from onelaunch.frames.members import names_read
-from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.contents import (
+    LEAVES,
     MODULE_DICTS,
+    NOT_READ,
+    READ_APART,
+    REMADE_BY_DDP,
     Contents,
     Untouched,
     dicts_of,
     is_library_class,
     members_of,
 )
+from onelaunch.state.found import StateWalk, is_replaced, is_same
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.slots import (
     MISSING,
     Slot,
-    class_of,
     code_of,
     gradient_of,
-    has_gradient,
-    is_leaf,
-    is_same_method,
+    new_slot,
     thread_in,
 )
 
-
-@dataclass(slots=True, eq=False)
-class StateWalk:
-    """The slots that a callable touches, with their contents at the time of the walk."""
-
-    contents: Contents
-    held: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
-    uses: dict[tuple[int, object], Use] = field(default_factory=dict)
-    """id of a touched slot -> the use of its content."""
-    by_key: set[int] = field(default_factory=set)
-    """ids of dicts that were read by known keys alone."""
-    owners: list[object] = field(default_factory=list)
-    """Modules, and objects with attributes."""
-    classes: list[type] = field(default_factory=list)
-    functions: list[types.FunctionType] = field(default_factory=list)
-    facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
-    """(reader, object, value) for further facts that the course of the walk depends on."""
-    unset: list[Slot] = field(default_factory=list)
-    """Names in `__slots__` that no code was seen to touch and that have no value."""
-    strays: bool = False
-    """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
-    _tensors: list[tuple[Slot, Tensor]] | None = None
-    """See `tensors`, which a capture asks a dozen times."""
-
-    def is_current(self) -> bool:
-        """Return whether a new walk would find the same, in a tenth of its time. False for a
-        callable that runs a backward, whose hooks may have changed."""
-        if torch.is_grad_enabled() and self.runs_backward():
-            return False
-        return (
-            all(is_same(value, slot.read()) for slot, value in self.held.values())
-            and all(read(value) == then for read, value, then in self.facts)
-            and all(len(inside) == count for inside, _, count in self.containers.values())
-            and not any(u.changed() for u in self.contents.untouched.values())
-        )
-
-    def without_tensors(self) -> StateWalk | None:
-        """Return the walk without its tensors, for `with_tensors`. None if that is impossible: a
-        tensor is made of others, or has an attribute that is an object."""
-        held: dict[tuple[int, object], tuple[Slot, object]] = {}
-        for key, (slot, value) in self.held.items():
-            if isinstance(slot.owner, Tensor):
-                if not (value is MISSING or type(value) in _LEAVES):
-                    return None
-                slot = slot._replace(owner=weakref.ref(slot.owner))
-            if slot.key is not gradient_of:
-                held[key] = slot, None if isinstance(value, Tensor) else value
-        owners = [weakref.ref(o) if isinstance(o, Tensor) else o for o in self.owners]
-        if any(isinstance(owner, Tensor) and not is_memory(owner) for owner in self.owners):
-            return None
-        facts = [fact for fact in self.facts if not isinstance(fact[1], Tensor)]
-        return replace(self, held=held, owners=owners, facts=facts, _tensors=None)
-
-    def with_tensors(self, tensors: Mapping[tuple[int, object], Tensor]) -> StateWalk | None:
-        """Return the walk with tensors, by the ids of their slots, and with their gradients now.
-        None if a tensor with attributes is gone."""
-        owners = [owner() if type(owner) is weakref.ref else owner for owner in self.owners]
-        if any(owner is None for owner in owners):
-            return None
-        found = replace(self, held={}, owners=owners, facts=list(self.facts))
-        for key, (slot, value) in self.held.items():
-            t = tensors.get(key)
-            if t is not None:
-                _add_gradient(found, slot, t)
-            elif type(slot.owner) is weakref.ref:
-                slot = slot._replace(owner=slot.owner())
-            found.held[key] = slot, value if t is None else t
-        found.facts += ((type, t, type(t)) for t in owners if isinstance(t, Tensor))
-        return found
-
-    @property
-    def reads(self) -> Reads | None:
-        """Reads of the callable, or None before it has run."""
-        return self.contents.reads
-
-    @property
-    def containers(self) -> dict[int, tuple[Any, str, int]]:
-        """id -> (container, name, length)."""
-        return self.contents.containers
-
-    def use(self, slot: Slot) -> Use | None:
-        """Return the use of a slot's content; None for a slot that was not touched."""
-        if slot.id in self.held or slot.owner is None or self.reads is None:
-            return self.uses.get(slot.id)
-        # An attribute that the object did not have, and its class had, is in no slot of the walk.
-        seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
-        return None if seen is None else seen.names.get(cast(str, slot.key))
-
-    def is_read(self, slot: Slot) -> bool:
-        """Return whether the callable reads the slot, beyond a store or a count."""
-        return self.use(slot) is Use.READ
-
-    def is_item_read(self, slot: Slot) -> bool:
-        """Return whether a container's slot was read by its key."""
-        found = self.reads.items if self.reads is not None else {}
-        return found.get(slot.id) is Use.READ
-
-    def runs_backward(self) -> bool:
-        """Return whether the callable ran a backward; before it has run, whether its code may."""
-        if self.reads is not None:
-            return self.reads.backward
-        named = [names_read(fn.__code__) for fn in self.functions]
-        return any("backward" in name or name == "autograd" for names in named for name in names)
-
-    def asks(self, name: str) -> bool:
-        """Return whether code that ran names an attribute; tensors' reads are not noted singly."""
-        codes = self.reads.codes if self.reads is not None else ()
-        named = any(name in code.co_names or name in code.co_consts for code in codes)
-        return self.reads is None or named
-
-    def sized(
-        self, replaced: Collection[tuple[int, object]] = ()
-    ) -> Iterator[tuple[Any, frozenset[str] | None]]:
-        """Return containers that must not grow or shrink, each with None, and dicts of attributes,
-        each with the names that must not come or go.
-
-        Args:
-            replaced: slots in which each call puts another object.
-        """
-        for owner in self.owners:
-            seen = self.reads.expected(owner) if self.reads is not None else None
-            names = frozenset(seen.names) if seen is not None else frozenset[str]()
-            for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
-                own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
-                if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
-                    yield attributes, None
-                elif names or not own:
-                    yield attributes, names if own else None
-        for kind in self.classes:
-            if self.contents.is_open(kind):
-                yield members_of(kind), None
-            names = self.contents.names_of(kind)
-            if names and not is_library_class(kind):  # it may get an attribute that a base had
-                yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
-        for key, (slot, value) in self.held.items():
-            if id(value) not in self.containers or self.uses.get(key) is not Use.READ:
-                continue
-            if key not in replaced and not is_replaced(slot, replaced):
-                yield value, None
-
-    def paths(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
-        """Return the slots that lead to the attributes of `owners`: their dicts, classes, and code.
-
-        Other tools replace these: `module._modules = ...`, or a notebook that reloads a function
-        in place.
-        """
-        for owner in owners:
-            if isinstance(owner, type):
-                continue
-            name = type(owner).__qualname__
-            yield class_of(owner)
-            attributes = attributes_of(owner)
-            if attributes is None or isinstance(owner, threading.local):  # a dict for each thread
-                continue
-            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
-            for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
-                entries = attributes.get(kind)
-                if entries:
-                    yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
-        ran = self.reads.codes if self.reads is not None else ()
-        for fn in self.functions:
-            if fn.__code__ in ran and not is_installed(fn.__code__.co_filename):
-                yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
-
-    def touched(self) -> Iterator[object]:
-        """Return the objects whose attributes were read."""
-        if self.reads is not None:
-            for owner in self.owners:
-                seen = self.reads.of(owner)
-                if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
-                    yield owner
-
-    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors, once the walk is complete."""
-        if self._tensors is None:
-            self._tensors = _tensors_in(self)
-        return self._tensors
-
-
-def _tensors_in(found: StateWalk) -> list[tuple[Slot, Tensor]]:
-    return [(slot, value) for slot, value in found.held.values() if is_memory(value)]
-
-
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""
-_LEAVES = frozenset({bool, int, float, str, type(None)})
-"""Types of most values that a walk meets. They have no slots."""
 _OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
@@ -245,7 +59,10 @@ Queue = deque[tuple[str, object, Slot | None]]
 
 @no_collection()
 def walk(
-    roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
+    roots: Iterable[tuple[str, object]],
+    reads: Reads | None = None,
+    known: Reads | None = None,
+    plain: bool = True,
 ) -> StateWalk:
     """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
@@ -254,8 +71,9 @@ def walk(
         reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
         known: reads of objects to visit, whether or not a slot leads there; default `reads`.
+        plain: False to leave out nearly all slots with plain values, in a fourth of the time.
     """
-    found = StateWalk(Contents(reads))
+    found = StateWalk(Contents(reads, plain))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
@@ -263,11 +81,11 @@ def walk(
     if reads is not None:
         for namespace, names in reads.globals.values():
             for slot, use in found.contents.of_globals(namespace, names):
-                _add_slot(found, slot, use, queue)
+                _add_slot(found, slot, slot.read(), use, queue)
         _visit_all(found, queue, seen)
         if reads.names(_OF_THREADS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
-            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), Use.READ
+            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             if id(value) not in seen and not isinstance(value, Tensor):
@@ -290,26 +108,34 @@ def walk_unread(found: StateWalk) -> StateWalk:
     """
     unread = StateWalk(Contents(None))
     ran = found.reads.codes if found.reads is not None else ()
-    new = [(fn.__qualname__, fn) for fn in found.functions if fn.__code__ not in ran]
-    new += [(kind.__qualname__, kind) for kind in found.classes if not is_library_class(kind)]
-    held, uses = found.held.items(), found.uses
-    slots = [(s.name, v) for key, (s, v) in held if type(v) not in _LEAVES and key not in uses]
+    new: list[tuple[str, object, Slot | None]]
+    new = [(fn.__qualname__, fn, None) for fn in found.functions if fn.__code__ not in ran]
+    new += [(kind.__qualname__, kind, None) for kind in found.classes if not is_library_class(kind)]
+    queue, uses = deque(new), found.uses
+    for key, (slot, value) in found.held.items():
+        if type(value) not in LEAVES and key not in uses:
+            queue.append((slot.name, value, None))
     for attributes in found.contents.untouched.values():
-        slots += [(f"{attributes.name}{key}", v) for key, v in attributes.values.items()]
+        for key, value in attributes.values.items():
+            if type(value) not in LEAVES:
+                queue.append((f"{attributes.name}{key}", value, None))
     seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
-    queue: Queue = deque((name, value, None) for name, value in (*new, *slots))
-    _visit_all(unread, queue, seen.difference(id(value) for _, value in new), _MOST_UNREAD)
+    _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
     return unread
 
 
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
+    owners = {} if found.reads is None else found.reads.owners
+    containers = found.containers
     while queue and (most is None or len(found.held) < most):
         name, value, via = queue.popleft()
-        if id(value) in seen:
+        key, kind = id(value), type(value)
+        if key in seen or kind in LEAVES:
             continue
-        if type(value) is OrderedDict and not value and _is_bare(found, value):  # hooks, mostly
-            seen.add(id(value))
-            found.contents.containers[id(value)] = (value, name, 0)
+        # Hooks, mostly. A `__dict__` is made when it is asked for, and is all that it refers to.
+        if kind is OrderedDict and not (value or key in owners) and _is_bare(value):
+            seen.add(key)
+            containers[key] = (value, name, 0)
             continue
         plain = is_plain(value) and not isinstance(value, enum.Enum)  # a member may have attributes
         # Imports grow `sys.modules`; the modules that were read are known by themselves.
@@ -321,38 +147,87 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
     if isinstance(value, types.FunctionType):
         found.functions.append(value)
-        found.facts += ((code_of, value, value.__code__), (len, vars(value), len(vars(value))))
+        found.facts.append((code_of, value, value.__code__))
+        found.sizes.append((vars(value), len(vars(value))))
     elif isinstance(value, type):
         found.classes.append(value)
         members = members_of(value)
-        found.facts += ((len, members, len(members)), (type.mro, value, type.mro(value)))
+        found.facts.append((type.mro, value, type.mro(value)))
+        found.sizes.append((members, len(members)))
     else:
         dicts = dicts_of(value)
         if dicts or (found.reads is not None and found.reads.of(value) is not None):
             found.owners.append(value)
-            found.facts.append((type, value, type(value)))
-            found.facts += ((len, attributes, len(attributes)) for attributes in dicts)
-    use_of_via = Use.READ if via is None else found.uses.get(via.id, Use.READ)
-    for slot, use in found.contents.of(name, value, via, use_of_via):
+            found.kinds.append(type(value))
+            found.sizes += [(attributes, len(attributes)) for attributes in dicts]
+    if isinstance(value, nn.Module):
+        _visit_slots(found, queue, name, value, via)
+    use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
+    for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
-            slot = Slot(*slot[:5], via)  # `_replace` takes three times as long
-        _add_slot(found, slot, use, queue)
+            slot = new_slot((*slot[:5], via))
+        _add_slot(found, slot, slot.read(), use, queue)
+        if isinstance(value, Tensor):
+            found.on_tensors.append(slot.id)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
 
 
-def _is_bare(found: StateWalk, container: object) -> bool:
-    """Return whether a container has no attributes, and none was read."""
-    read = found.reads is not None and id(container) in found.reads.owners
-    return not (read or attributes_of(container))
+def _visit_slots(
+    found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
+) -> None:
+    """Find the slots of a module: half of all slots, nearly all with plain values."""
+    contents, held, attributes = found.contents, found.held, module.__dict__
+    reads, plain, loose = contents.reads, contents.plain, contents.loose
+    owner = reads and reads.expected(module)
+    prefix = f"{name}." if name else ""
+    for kind in MODULE_DICTS:
+        entries = attributes.get(kind)
+        for key in list(cast(dict[str, object], entries)) if isinstance(entries, dict) else ():
+            slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
+            _add_slot(found, slot, slot.read(), _READ, queue)
+    unread = NOT_READ if reads is None else READ_APART
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        unread |= REMADE_BY_DDP
+    untouched: dict[str, object] = {}
+    known = owner is None or not (owner.opaque or owner.asked)
+    names = {} if owner is None else owner.names
+    for key, value in list(attributes.items()):
+        leaf = type(value) in LEAVES
+        if key in unread or (not plain and (leaf or _is_plain_tuple(value))):
+            continue
+        use = names.get(key) if known else contents.use(owner, key)
+        if use is None and (reads is None or key in loose):
+            use = _READ
+        if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
+            untouched[key] = value
+            continue
+        slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
+        if leaf and use is _READ:
+            place = (id(attributes), key)
+            held[place] = (slot, value)
+            found.uses[place] = use
+        else:
+            _add_slot(found, slot, value, use, queue)
+    if untouched:
+        at = id(attributes)
+        contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
 
 
-def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> None:
-    content = slot.read()
+def _is_plain_tuple(value: object) -> bool:
+    return type(value) is tuple and is_unchanging(value)  # pyright: ignore
+
+
+def _is_bare(container: object) -> bool:
+    """Return whether an empty container has no attributes."""
+    return not (gc.get_referents(container) and attributes_of(container))
+
+
+def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
     tensor = isinstance(content, Tensor)
     if tensor:
-        _add_gradient(found, slot, content)
+        found.add_leaf(slot, content)
         gradient, grad = found.held.get((id(content), gradient_of), (slot, None))
         if isinstance(grad, Tensor) and found.contents.has_contents(grad):
             queue.append((gradient.name, grad, gradient))
@@ -361,34 +236,33 @@ def _add_slot(found: StateWalk, slot: Slot, use: Use | None, queue: Queue) -> No
         return
     key = (id(slot.holder), slot.key)
     found.held[key] = (slot, content)
+    if tensor:
+        found.of_tensors[key] = None
     if use is None:
         return
-    if use is Use.ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
-        use = Use.READ  # the last item of a list is another when it has grown
-    if use is Use.ITEMS:
+    if use is _ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
+        use = _READ  # the last item of a list is another when it has grown
+    if use is _ITEMS:
         found.by_key.add(id(content))
-    elif use is Use.READ and id(content) in found.by_key:  # reached through another slot too
+    elif use is _READ and id(content) in found.by_key:  # reached through another slot too
         found.by_key.discard(id(content))
         items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
-            _add_slot(found, item, Use.READ, queue)
-    found.uses[key] = max(use, found.uses.get(key, use))
+            _add_slot(found, item, item.read(), _READ, queue)
+    known = found.uses.get(key)
+    if known is None or use > known:
+        found.uses[key] = use
     bare = tensor and is_memory(content) and not found.contents.has_contents(content)
-    if type(content) not in _LEAVES and not bare:
+    if type(content) not in LEAVES and not bare:
         queue.append((slot.name, content, slot))
 
 
-def _add_gradient(found: StateWalk, slot: Slot, t: Tensor) -> None:
-    if is_leaf(t):
-        if t.grad is not None:
-            gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
-            found.held[gradient.id] = (gradient, t.grad)
-        found.facts.append((has_gradient, t, t.grad is not None))
+_READ, _ITEMS = Use.READ, Use.ITEMS  # Python 3.11 calls a function for each
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     """Queue the hooks of leaves, which a backward inside runs. Return whether there are any."""
-    for slot, t in _tensors_in(found):
+    for slot, t in found.tensors_so_far():
         for hooks in (read_hooks(t), read_last_hooks(t)) if t.requires_grad else ():
             new = [h for h in (hooks or {}).values() if id(h) not in seen]
             queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
@@ -435,14 +309,6 @@ def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[C
             yield Change(slot, then, now)
 
 
-def is_same(old: object, value: object) -> bool:
-    """Return whether a slot's content is the same. Plain values are compared, as an array's content
-    is a new `bytes` at each read."""
-    if old is value:
-        return True
-    return (is_plain(old) and Constant(old).matches(value)) or is_same_method(old, value)
-
-
 def reads_more(
     roots: Iterable[tuple[str, object]],
     reads: Reads | None,
@@ -485,13 +351,3 @@ def restore(found: Iterable[Change]) -> None:
         inside = isinstance(change.slot.holder, tuple)
         if not inside and is_same(change.after, change.slot.read()):
             change.slot.write(change.before)
-
-
-def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
-    """Return whether each call replaces a content on the path to this slot."""
-    leading = slot.via if replaced else None
-    while leading is not None:
-        if leading.id in replaced:
-            return True
-        leading = leading.via
-    return False

@@ -372,7 +372,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
         key: TensorFacts.of(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
     }
-    lengths = {id(inside): length for read, inside, length in walk.facts if read is len}
+    lengths = {id(inside): length for inside, length in walk.sizes}
     return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
 
 

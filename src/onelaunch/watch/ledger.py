@@ -8,7 +8,7 @@ that a replay would freeze.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
@@ -25,15 +25,10 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
-from onelaunch.state.dependencies import classes, orders
+from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
-from onelaunch.state.slots import (
-    MISSING,
-    Slot,
-    description_slot,
-    gradient_of,
-)
+from onelaunch.state.slots import MISSING, description, description_id, gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import (
     Operand,
@@ -50,8 +45,10 @@ from onelaunch.watch.operations import HigherOrder, Watching
 _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
 
-_BY_IDENTITY = (Tensor, torch.nn.Module, OrderedDict)
+_BY_IDENTITY = (OrderedDict, Tensor, torch.nn.Module)
 """Types of nearly all values that are not plain, for speed."""
+_EQUAL = frozenset({bool, int, str, type(None)})
+"""Types of values that are the same if they are equal."""
 _COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -136,8 +133,8 @@ class Ledger:
         self.held: dict[object, object] = {}
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        self._shapes: list[Slot] = []
-        """The slots of these lengths and orders, until the run ends."""
+        self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
+        """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
         self._made: dict[int, StorageWeakRef] = {}
         """storage -> a weak reference to it, which keeps its id taken, and not its memory. So a
@@ -219,7 +216,7 @@ class Ledger:
         """Note the contents of state, before `finish`."""
         shapes = _shapes_in(walked)
         self.held |= _contents(walked, values=not self._on_host)
-        self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
+        self.held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
@@ -270,9 +267,9 @@ class Ledger:
                     found = of_handed_on_value(now[0], was[1], now[1])
                     self.difference = self.difference or found
         self._earlier = None
-        shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
-        for key in [key for key, now in shapes.items() if self.held[key] != now]:
-            del self.held[key]
+        for inside, read in self._shapes:
+            if self.held.get((id(inside), read)) != content_of(read(inside)):
+                self.held.pop((id(inside), read), None)
         self._shapes.clear()
         self._stored.clear()
         self._origins.clear()
@@ -376,10 +373,11 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
         key: id(value) if issubclass(type(value), _BY_IDENTITY) else content_of(value)
         for key, (_, value) in walked.held.items()
     }
-    described = [description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
-    held.update((slot.id, content_of(slot.read())) for slot in described)
+    read = [(slot, t) for slot, t in walked.tensors() if walked.is_read(slot)]
+    held.update((description_id(slot), content_of(description(t))) for slot, t in read)
     of_slots = (value for _, value in walked.held.values())
-    held.update((slot.id, content_of(kind)) for slot, kind in classes(walked, of_slots))
+    held.update(((id(value), type), id(type(value))) for value in classed(walked, of_slots))
+    held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
             key = key_of(t)
@@ -387,12 +385,10 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     return held
 
 
-def _shapes_in(walked: StateWalk) -> list[Slot]:
-    """Return slots of the lengths of containers, and of the keys of dicts in their order."""
-    lengths = [
-        Slot("of", inside, len, name, None) for inside, name, _ in walked.containers.values()
-    ]
-    return lengths + [slot for slot, _ in orders(walked)]
+def _shapes_in(walked: StateWalk) -> list[tuple[Any, Callable[[Any], object]]]:
+    """Return readers of the lengths of containers, and of the keys of dicts in their order."""
+    lengths = [(inside, len) for inside, _, _ in walked.containers.values()]
+    return [*lengths, *((inside, tuple) for _, inside in ordered(walked, ()))]
 
 
 def _offset_bytes(t: Tensor) -> int:
@@ -405,8 +401,7 @@ def _is_position(t: Tensor) -> bool:
 
 def optimizers_in(walked: StateWalk) -> set[int]:
     """Return the ids of the optimizers among the state that a callable reaches."""
-    held = (value for _, value in walked.held.values())
-    return {id(value) for value in held if issubclass(type(value), Optimizer)}
+    return {id(o) for _, o in walked.holding(lambda kind: issubclass(kind, Optimizer))}
 
 
 class LedgerMode(Watching):
@@ -453,6 +448,8 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 def content_of(value: object) -> object:
     """Return a comparable form of a slot's content: a plain value, or an object's id. A tuple has
     that of each part: the keys of a dict, in order, are a new tuple at each read."""
+    if type(value) in _EQUAL:
+        return type(value), value
     if type(value) is tuple:
         return tuple(map(content_of, cast(tuple[object, ...], value)))
     return (type(value), repr(value)) if is_plain(value) else id(value)

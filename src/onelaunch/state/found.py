@@ -1,0 +1,305 @@
+"""The state that a walk found."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from onelaunch.call.tree import Constant, is_plain
+from onelaunch.call.wrappers import is_memory
+from onelaunch.frames.members import names_read
+from onelaunch.frames.origins import is_installed
+from onelaunch.frames.peek import attributes_of
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.stack import Use
+from onelaunch.state.contents import (
+    LEAVES,
+    MODULE_DICTS,
+    Contents,
+    dicts_of,
+    is_library_class,
+    members_of,
+)
+from onelaunch.state.slots import (
+    MISSING,
+    Slot,
+    class_of,
+    code_of,
+    gradient_of,
+    has_gradient,
+    is_leaf,
+    is_same_method,
+)
+
+
+class _Weak(weakref.ref[Tensor]):
+    """A weak reference to a tensor, in the place of the tensor."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, eq=False)
+class StateWalk:
+    """The slots that a callable touches, with their contents at the time of the walk."""
+
+    contents: Contents
+    held: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
+    uses: dict[tuple[int, object], Use] = field(default_factory=dict)
+    """id of a touched slot -> the use of its content."""
+    by_key: set[int] = field(default_factory=set)
+    """ids of dicts that were read by known keys alone."""
+    owners: list[object] = field(default_factory=list)
+    """Modules, and objects with attributes."""
+    classes: list[type] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    kinds: list[type] = field(default_factory=list)
+    """The classes of the owners."""
+    sizes: list[tuple[Any, int]] = field(default_factory=list)
+    """(dict of attributes, its length) of owners, classes and functions."""
+    leaves: list[tuple[Tensor, bool]] = field(default_factory=list)
+    """(leaf, whether it has a gradient)."""
+    facts: list[tuple[Callable[[Any], object], object, object]] = field(default_factory=list)
+    """(reader, object, value) for further facts that the course of the walk depends on."""
+    unset: list[Slot] = field(default_factory=list)
+    """Names in `__slots__` that no code was seen to touch and that have no value."""
+    strays: bool = False
+    """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
+    of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
+    """ids of the slots that hold tensors, in order."""
+    on_tensors: list[tuple[int, object]] = field(default_factory=list)
+    """ids of the slots that are attributes of tensors."""
+    _tensors: list[tuple[Slot, Tensor]] | None = None
+    """See `tensors`, which a capture asks a dozen times."""
+    _by_class: dict[type, list[int]] | None = None
+    """class -> numbers of the slots that hold its instances."""
+
+    def is_current(self) -> bool:
+        """Return whether a new walk would find the same, in a tenth of its time. False for a
+        callable that runs a backward, whose hooks may have changed."""
+        if torch.is_grad_enabled() and self.runs_backward():
+            return False
+        return (
+            all(map(operator.is_, map(type, self.owners), self.kinds))
+            and all(len(inside) == count for inside, count in self.sizes)
+            and all(len(inside) == count for inside, _, count in self.containers.values())
+            and all(has_gradient(t) is had for t, had in self.leaves)
+            and all(read(value) == then for read, value, then in self.facts)
+            and not any(u.changed() for u in self.contents.untouched.values())
+            and _are_unchanged(self.held.values())
+        )
+
+    def let_go(self) -> bool:
+        """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
+        if that is impossible: a tensor is made of others, or has an attribute that is an object."""
+        held = self.held
+        on_tensors = [(key, held[key]) for key in self.on_tensors if key in held]
+        plain = all(value is MISSING or type(value) in LEAVES for _, (_, value) in on_tensors)
+        if not plain or any(isinstance(o, Tensor) and not is_memory(o) for o in self.owners):
+            return False
+        for key, (slot, value) in on_tensors:
+            held[key] = slot._replace(owner=_Weak(slot.owner)), value
+        for key in list(self.of_tensors):
+            slot, value = held[key]
+            if slot.key is gradient_of:
+                del held[key], self.of_tensors[key]
+                self._by_class = None
+            else:
+                held[key] = slot, _Weak(cast(Tensor, value))
+        self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
+        self.leaves.clear()
+        self._tensors = None
+        return True
+
+    def hold(self) -> bool:
+        """Hold the tensors again, and their gradients now. Return False if a tensor is gone."""
+        held, count = self.held, len(self.held)
+        self.owners[:] = [o() if type(o) is _Weak else o for o in self.owners]
+        for key in self.on_tensors:
+            slot, value = held[key]
+            held[key] = slot._replace(owner=slot.owner()), value
+        for key in list(self.of_tensors):
+            slot, reference = held[key]
+            t = cast(Any, reference)()
+            if t is None:
+                return False
+            held[key] = slot, t
+            self.add_leaf(slot, t)
+        if len(held) > count:  # each gradient comes before the slot of its leaf
+            order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
+            self.held = {key: held[key] for pair in order for key in pair if key in held}
+            self.of_tensors = dict.fromkeys(key for key in self.held if key in self.of_tensors)
+            self._by_class = None
+        return not any(owner is None for owner in self.owners)
+
+    def add_leaf(self, slot: Slot, t: Tensor) -> None:
+        """Note a tensor in a slot, if it is a leaf, and its gradient."""
+        if is_leaf(t):
+            if t.grad is not None:
+                gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
+                self.held[gradient.id] = (gradient, t.grad)
+                self.of_tensors[gradient.id] = None
+            self.leaves.append((t, t.grad is not None))
+
+    @property
+    def reads(self) -> Reads | None:
+        """Reads of the callable, or None before it has run."""
+        return self.contents.reads
+
+    @property
+    def containers(self) -> dict[int, tuple[Any, str, int]]:
+        """id -> (container, name, length)."""
+        return self.contents.containers
+
+    def use(self, slot: Slot) -> Use | None:
+        """Return the use of a slot's content; None for a slot that was not touched."""
+        if slot.id in self.held or slot.owner is None or self.reads is None:
+            return self.uses.get(slot.id)
+        # An attribute that the object did not have, and its class had, is in no slot of the walk.
+        seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
+        return None if seen is None else seen.names.get(cast(str, slot.key))
+
+    def is_read(self, slot: Slot) -> bool:
+        """Return whether the callable reads the slot, beyond a store or a count."""
+        return self.use(slot) is Use.READ
+
+    def is_item_read(self, slot: Slot) -> bool:
+        """Return whether a container's slot was read by its key."""
+        found = self.reads.items if self.reads is not None else {}
+        return found.get(slot.id) is Use.READ
+
+    def runs_backward(self) -> bool:
+        """Return whether the callable ran a backward; before it has run, whether its code may."""
+        if self.reads is not None:
+            return self.reads.backward
+        named = [names_read(fn.__code__) for fn in self.functions]
+        return any("backward" in name or name == "autograd" for names in named for name in names)
+
+    def asks(self, name: str) -> bool:
+        """Return whether code that ran names an attribute; tensors' reads are not noted singly."""
+        codes = self.reads.codes if self.reads is not None else ()
+        named = any(name in code.co_names or name in code.co_consts for code in codes)
+        return self.reads is None or named
+
+    def sized(
+        self, replaced: Collection[tuple[int, object]] = ()
+    ) -> Iterator[tuple[Any, frozenset[str] | None]]:
+        """Return containers that must not grow or shrink, each with None, and dicts of attributes,
+        each with the names that must not come or go.
+
+        Args:
+            replaced: slots in which each call puts another object.
+        """
+        for owner in self.owners:
+            seen = self.reads.expected(owner) if self.reads is not None else None
+            names = frozenset(seen.names) if seen is not None else frozenset[str]()
+            for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
+                own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
+                if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
+                    yield attributes, None
+                elif names or not own:
+                    yield attributes, names if own else None
+        for kind in self.classes:
+            if self.contents.is_open(kind):
+                yield members_of(kind), None
+            names = self.contents.names_of(kind)
+            if names and not is_library_class(kind):  # it may get an attribute that a base had
+                yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
+        containers, uses, read = self.containers, self.uses, Use.READ
+        for key, (slot, value) in self.held.items():
+            if id(value) not in containers or uses.get(key) is not read:
+                continue
+            if key not in replaced and not is_replaced(slot, replaced):
+                yield value, None
+
+    def paths(self, owners: Iterable[object]) -> Iterator[tuple[Slot, object]]:
+        """Return the slots that lead to the attributes of `owners`: their dicts, classes, and code.
+
+        Other tools replace these: `module._modules = ...`, or a notebook that reloads a function
+        in place.
+        """
+        for owner in owners:
+            if isinstance(owner, type):
+                continue
+            name = type(owner).__qualname__
+            yield class_of(owner)
+            attributes = attributes_of(owner)
+            if attributes is None or isinstance(owner, threading.local):  # a dict for each thread
+                continue
+            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
+            for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
+                entries = attributes.get(kind)
+                if entries:
+                    yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
+        ran = self.reads.codes if self.reads is not None else ()
+        for fn in self.functions:
+            if fn.__code__ in ran and not is_installed(fn.__code__.co_filename):
+                yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
+
+    def touched(self) -> Iterator[object]:
+        """Return the objects whose attributes were read."""
+        if self.reads is not None:
+            for owner in self.owners:
+                seen = self.reads.of(owner)
+                if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
+                    yield owner
+
+    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
+        """Return the slots that hold tensors, once the walk is complete."""
+        if self._tensors is None:
+            self._tensors = self.tensors_so_far()
+        return self._tensors
+
+    def tensors_so_far(self) -> list[tuple[Slot, Tensor]]:
+        pairs = map(self.held.__getitem__, self.of_tensors)
+        return [(slot, value) for slot, value in pairs if is_memory(value)]
+
+    def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
+        """Return the slots with contents of the classes that fit, in order."""
+        if self._by_class is None:
+            self._by_class = {}
+            for number, (_, value) in enumerate(self.held.values()):
+                self._by_class.setdefault(type(value), []).append(number)
+        found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
+        every = list(self.held.values()) if found else []
+        return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
+
+
+def _are_unchanged(held: Iterable[tuple[Slot, object]]) -> bool:
+    for slot, value in held:
+        holder = slot.holder
+        if type(holder) is dict and slot.kind == "item":
+            now = holder.get(slot.key, MISSING)
+        elif type(holder) is tuple:
+            continue
+        else:
+            now = slot.read()
+        if now is not value and not is_same(value, now):
+            return False
+    return True
+
+
+def is_same(old: object, value: object) -> bool:
+    """Return whether a slot's content is the same. Plain values are compared, as an array's content
+    is a new `bytes` at each read."""
+    if old is value:
+        return True
+    return (is_plain(old) and Constant(old).matches(value)) or is_same_method(old, value)
+
+
+def is_replaced(slot: Slot, replaced: Collection[tuple[int, object]]) -> bool:
+    """Return whether each call replaces a content on the path to this slot."""
+    leading = slot.via if replaced else None
+    while leading is not None:
+        if leading.id in replaced:
+            return True
+        leading = leading.via
+    return False

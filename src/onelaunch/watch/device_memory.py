@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
+from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.source import Spot, user_spot
+from onelaunch.watch.op_call import OpCall
 
 
 class DeviceMemory:
@@ -33,7 +35,8 @@ class DeviceMemory:
     ) -> None:
         self._driver = driver
         self._storage = driver.storage
-        self._kind = device.type
+        self.here = OfKind(device.type)
+        """The devices of its type."""
         self.inputs: dict[int, int] = {}
         """storage -> the end of the inputs in it."""
         for region in map(driver.region, inputs):
@@ -61,7 +64,7 @@ class DeviceMemory:
         self._reshaped_at: dict[int, Spot | None] = {}
 
     def on_device(self, t: Tensor) -> bool:
-        return t.device.type == self._kind
+        return self.here[t.device]
 
     def storage_of(self, t: Tensor) -> int | None:
         """Return the storage of a tensor on the device; None for other tensors."""
@@ -80,19 +83,21 @@ class DeviceMemory:
         """Note new memory that was filled from Python, without the dispatcher."""
         self._made.add(self._storage(t))
 
-    def note_read(self, t: Tensor, storage: int) -> None:
-        """Note a tensor that a kernel gets by address."""
-        if storage in self._made or storage in self.inputs:
-            return
-        held = self.external.setdefault(storage, [])
-        if id(t) not in self._views and not any(t is other for other in held):
-            held.append(t)
+    def note_reads(self, call: OpCall) -> None:
+        """Note the tensors that a kernel gets by address."""
+        for t in call.on_device:
+            storage = call.storages[id(t)]
+            if storage in self._made or storage in self.inputs:
+                continue
+            held = self.external.setdefault(storage, [])
+            if id(t) not in self._views and not any(t is other for other in held):
+                held.append(t)
 
     def note_written(self, t: Tensor) -> None:
         """Note that an operation is about to write into a tensor."""
-        region = self._driver.region(t)
-        if region.storage in self._made:
+        if self._storage(t) in self._made:
             return
+        region = self._driver.region(t)
         self.written.setdefault(region.storage, t)
         if self._save and region not in self._saved_regions:
             # Regions are saved before their first write; `restore` goes backwards.

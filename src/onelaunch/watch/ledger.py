@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
-from onelaunch.driver.aten import Operator, leaves, operator
+from onelaunch.driver.aten import OfKind, Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import DevicePool, Driver, Provenance, Region
@@ -78,6 +78,40 @@ class _Unseen(NamedTuple):
     place: Place | None
 
 
+class _WeakStorages:
+    """Weak references to storages, by a key: one costs 0.2 us, and a `StorageWeakRef` 1 us.
+
+    They keep a storage's id taken, and not its memory. So a storage that a compiled kernel makes
+    unseen is not mistaken for a freed one.
+    """
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+
+    def add(self, key: int, storage: torch.UntypedStorage) -> None:
+        """Refer to a storage, in place of another of this key."""
+        before, self._handles[key] = self._handles.get(key), _handle_of(storage)
+        if before is not None:
+            _free(before)
+
+    def gone(self, key: int) -> bool:
+        """Return whether the storage of this key was freed."""
+        handle = self._handles.get(key)
+        return handle is not None and _is_gone(handle)
+
+    def clear(self) -> None:
+        """Let go of every reference."""
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            _free(handle)
+
+    __del__ = clear
+
+
+_untyped: Any = torch.UntypedStorage
+_handle_of, _is_gone, _free = _untyped._weak_ref, _untyped._expired, _untyped._free_weak_ref
+
+
 class Ledger:
     """A list of the operations of one run, in order. Keeps nothing alive; 10 us for each operation.
 
@@ -103,7 +137,7 @@ class Ledger:
         self._region = driver.region
         self._pool = pool
         self._on_host = device.type == "cpu"
-        self._kind = device.type
+        self._here = OfKind(device.type)
         self.copied_to_device: list[Tensor] = []
         """Copies of the host tensors that the run copied to the device."""
         self._origins: dict[int, object] = {}
@@ -130,9 +164,8 @@ class Ledger:
         self._shapes: list[Slot] = []
         """The slots of these lengths and orders, until the run ends."""
         self.know(walked)
-        self._made: dict[int, StorageWeakRef] = {}
-        """storage -> a weak reference to it, which keeps its id taken, and not its memory. So a
-        storage that a compiled kernel makes unseen is not mistaken for a freed one."""
+        self._made = _WeakStorages()
+        """The storages that operations made."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are
@@ -171,19 +204,19 @@ class Ledger:
 
     def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         """Take a call of an operation apart."""
-        return OpCall(op, args, kwargs, self._storage, self._kind)
+        return OpCall(op, args, kwargs, self._storage, self._here)
 
     def note(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note an operation before it runs, with these arguments in place of the call's."""
         op, number = call.op, len(self._entries)
-        if op.base.startswith("aten::lift"):  # its argument is memory made outside the dispatcher
+        if op.lifts:
             for t in call.tensors:
                 self._origins[self._storage(t)] = self._literal(t, number)
-        host = copied_to_device(op.base, args, kwargs, self._kind)
-        self.copied_to_device += [t.detach().clone() for t in host]
-        noted = [self._noted(value, call) for value in args]
-        named = [(key, self._noted(value, call)) for key, value in kwargs.items()]
-        entry = (op.text, noted, named)
+        if call.on_host:
+            host = copied_to_device(op.base, args, kwargs, self._here.kind)
+            self.copied_to_device += [t.detach().clone() for t in host]
+        named = list(zip(kwargs, self._noted(kwargs.values(), call), strict=True))
+        entry = (op.text, self._noted(args, call), named)
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
@@ -200,7 +233,7 @@ class Ledger:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+                self._made.add(storage, local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -237,32 +270,39 @@ class Ledger:
         self._origins.clear()
         self._made.clear()
 
-    def _noted(self, value: Any, call: OpCall) -> Any:
-        kind = type(value)
-        if kind in _COMPARED_BY_VALUE:
-            return kind, value
-        if isinstance(value, Tensor):
-            return self._operand(value, call)
-        if isinstance(value, torch.SymFloat):
-            return _FollowedNumber()
-        if kind is float:
-            return kind, None if self.steps else value.hex()
-        if isinstance(value, (list, tuple)):
-            return [self._noted(part, call) for part in value]  # pyright: ignore
-        if isinstance(value, dict):
-            return [(key, self._noted(part, call)) for key, part in value.items()]  # pyright: ignore
-        return kind, repr(value) if kind is complex else None
+    def _noted(self, values: Iterable[Any], call: OpCall) -> list[Any]:
+        noted: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _COMPARED_BY_VALUE:
+                noted.append((kind, value))
+            elif isinstance(value, Tensor):
+                noted.append(self._operand(value, call))
+            elif isinstance(value, torch.SymFloat):
+                noted.append(_FollowedNumber())
+            elif kind is float:
+                noted.append((kind, None if self.steps else value.hex()))
+            elif isinstance(value, (list, tuple)):
+                noted.append(self._noted(value, call))  # pyright: ignore
+            elif isinstance(value, dict):
+                parts = self._noted(value.values(), call)  # pyright: ignore
+                noted.append(list(zip(value, parts, strict=True)))  # pyright: ignore
+            else:
+                noted.append((kind, repr(value) if kind is complex else None))
+        return noted
 
     def _operand(self, t: Tensor, call: OpCall) -> Operand:
         storage = call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
         origin = self._origins.get(storage)
-        if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
-            origin = None  # other memory, at an address that was free again
+        made = type(origin) is tuple
+        if made and self._made.gone(storage):
+            origin, made = None, False  # other memory, at an address that was free again
             self._starts.pop(storage, None)
-        scalar = not t.dim()
-        displaced = isinstance(origin, tuple) or storage in self._displaced
+        shape, dtype = t.shape, t.dtype
+        scalar = not shape
+        displaced = made or storage in self._displaced
         from_ = self._starts.get(storage, 0)
         several = self._arguments.get(storage, ())
         if len(several) > 1:
@@ -275,15 +315,12 @@ class Ledger:
         if scalar or _is_position(t):
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
-            return Operand(origin, tuple(t.shape), t.dtype)
+            return Operand(origin, tuple(shape), dtype)
+        offset, size = int(t.storage_offset()), dtype.itemsize
         if displaced:
-            offset = (
-                (_offset_bytes(t) - from_) // t.element_size() if storage in self._starts else 0
-            )
-        else:
-            offset = int(t.storage_offset())
-        shape, stride = tuple(t.shape), t.stride()
-        return Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
+            offset = (offset * size - from_) // size if storage in self._starts else 0
+        place = (t.stride(), offset, t.device, t.requires_grad)
+        return Operand(origin, tuple(shape), dtype, *place)
 
     def _literal(self, t: Tensor, number: int) -> object:
         return self._value(t) if t.device.type == "cpu" else (number, 0)

@@ -66,15 +66,15 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
         The place, or None if there is no such frame (in a thread of the autograd engine, say).
     """
     if traceback is None:
-        spot = user_spot()
-        return spot and spot.place()
+        point = user_point()
+        return point and point.place()
     raised = reversed(list(_raised(traceback)))
     found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
     return found and _place(found.tb_frame.f_code, found.tb_lineno, found.tb_frame.f_globals)
 
 
-class Spot(NamedTuple):
-    """A point in running code: what a `Place` is made of, if a message needs one."""
+class CodePoint(NamedTuple):
+    """A point in code that runs, from which a message makes its `Place`."""
 
     code: CodeType
     instruction: int
@@ -87,14 +87,14 @@ class Spot(NamedTuple):
         return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
 
 
-def user_spot() -> Spot | None:
+def user_point() -> CodePoint | None:
     """Return the point of `user_frame` without its line: 0.1 us for each frame above it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         users = _users.get(code.co_filename)
         if is_users(code.co_filename) if users is None else users:
-            return Spot(code, frame.f_lasti, frame.f_globals)
+            return CodePoint(code, frame.f_lasti, frame.f_globals)
         frame = frame.f_back
     return None
 

@@ -21,7 +21,9 @@ _C: Any = torch._C
 _Variable: Any = Variable
 _OF_TORCH: Any = (Tensor.__torch_function__.__func__, _C._disabled_torch_function_impl)
 _PLAIN = frozenset({(), (Tensor,), (Parameter,), (Tensor, Parameter), (Parameter, Tensor)})
-_BACKWARDS: frozenset[Any] = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+_BACKWARDS: frozenset[Any] = frozenset(
+    {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+)
 
 
 class UnnoticedMode(FunctionMode):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.source import Spot, user_spot
+from onelaunch.source import CodePoint, user_point
 from onelaunch.watch.op_call import OpCall
 
 
@@ -60,8 +60,8 @@ class DeviceMemory:
         # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
         # storage -> the line that allocated it; id of a tensor -> the line that reshaped it.
-        self._made_at: dict[int, Spot | None] = {}
-        self._reshaped_at: dict[int, Spot | None] = {}
+        self._made_at: dict[int, CodePoint | None] = {}
+        self._reshaped_at: dict[int, CodePoint | None] = {}
 
     def on_device(self, t: Tensor) -> bool:
         return self.here[t.device]
@@ -123,22 +123,22 @@ class DeviceMemory:
         if storage not in self.inputs:
             self._made.add(storage)
             if locate and storage not in arguments:
-                self._made_at[storage] = user_spot()
+                self._made_at[storage] = user_point()
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
         """Note that the user's line gives a tensor other sizes or strides."""
-        self._reshaped_at[id(t)] = user_spot()
+        self._reshaped_at[id(t)] = user_point()
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        spot = self._made_at.get(self._storage(t))
-        return str(spot.place()) if spot else None
+        point = self._made_at.get(self._storage(t))
+        return str(point.place()) if point else None
 
     def reshaped_at(self, t: Tensor) -> str | None:
         """Return the user's line that gave a tensor other sizes or strides, for a message."""
-        spot = self._reshaped_at.get(id(t))
-        return str(spot.place()) if spot else None
+        point = self._reshaped_at.get(id(t))
+        return str(point.place()) if point else None
 
     @property
     def own(self) -> set[int]:

@@ -161,8 +161,8 @@ class Ledger:
         self.held: dict[object, object] = {}
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        self._shapes: list[Slot] = []
-        """The slots of these lengths and orders, until the run ends."""
+        self._shapes: list[tuple[Slot, object]] = []
+        """The slots of these lengths and orders, with their contents, until the run ends."""
         self.know(walked)
         self._made = _WeakStorages()
         """The storages that operations made."""
@@ -237,9 +237,9 @@ class Ledger:
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
-        shapes = _shapes_in(walked)
+        shapes = [(slot, content_of(slot.read())) for slot in _shapes_in(walked)]
         self.held |= _contents(walked, values=not self._on_host)
-        self.held.update((slot.id, content_of(slot.read())) for slot in shapes)
+        self.held.update((slot.id, content) for slot, content in shapes)
         self._shapes += shapes
 
     def finish(self) -> None:
@@ -263,9 +263,9 @@ class Ledger:
                     found = of_memory(now.at, self._entries[now.at], now.place)
                     self.difference = self.difference or found
         self._earlier = None
-        shapes = {slot.id: content_of(slot.read()) for slot in self._shapes}
-        for key in [key for key, now in shapes.items() if self.held[key] != now]:
-            del self.held[key]
+        for slot, before in self._shapes:
+            if content_of(slot.read()) != before:
+                self.held.pop(slot.id, None)
         self._shapes.clear()
         self._origins.clear()
         self._made.clear()
@@ -355,8 +355,10 @@ def _hooks_of(t: Tensor) -> tuple[Any, Any]:
 
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
+    kinds = {type(value) for _, value in walked.held.values()}
+    by_identity = {kind for kind in kinds if issubclass(kind, _BY_IDENTITY)}
     held: dict[object, object] = {
-        key: id(value) if issubclass(type(value), _BY_IDENTITY) else content_of(value)
+        key: id(value) if type(value) in by_identity else content_of(value)
         for key, (_, value) in walked.held.items()
     }
     described = [description_slot(slot) for slot, _ in walked.tensors() if walked.is_read(slot)]
@@ -388,8 +390,9 @@ def _is_position(t: Tensor) -> bool:
 
 def optimizers_in(walked: StateWalk) -> set[int]:
     """Return the ids of the optimizers among the state that a callable reaches."""
-    held = (value for _, value in walked.held.values())
-    return {id(value) for value in held if issubclass(type(value), Optimizer)}
+    held = [value for _, value in walked.held.values()]
+    kinds = {kind for kind in set(map(type, held)) if issubclass(kind, Optimizer)}
+    return {id(value) for value in held if type(value) in kinds} if kinds else set()
 
 
 class LedgerMode(Watching):
@@ -436,6 +439,11 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 def content_of(value: object) -> object:
     """Return a comparable form of a slot's content: a plain value, or an object's id. A tuple has
     that of each part: the keys of a dict, in order, are a new tuple at each read."""
-    if type(value) is tuple:
+    kind = type(value)
+    if kind in _COMPARED_BY_VALUE:
+        return kind, value
+    if kind is tuple:
         return tuple(map(content_of, cast(tuple[object, ...], value)))
-    return (type(value), repr(value)) if is_plain(value) else id(value)
+    if kind is type:
+        return id(value)
+    return (kind, repr(value)) if is_plain(value) else id(value)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
 
 

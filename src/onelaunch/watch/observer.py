@@ -161,7 +161,9 @@ class Observer(Watching):
             return torch.ops.aten.fill_.Scalar, (args[0], args[1].item())
         if call.to_copy and self._constants is not None:
             args = self._constants.swapped(name, args, call.to_copy)
-        elif self._refuse and name in FILLS and (fill := fill_on_device(name, args, self._on_device)):
+        elif (
+            self._refuse and name in FILLS and (fill := fill_on_device(name, args, self._on_device))
+        ):
             return fill, args
         return call.op.func, args
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ _PACKAGES = (
 )
 
 
-def leave_alone(function: FunctionType) -> None:
-    """Have Dynamo compile neither a function nor the functions that it calls."""
-    skip = _eval_frame._FrameAction.SKIP
-    strategy = _eval_frame._FrameExecStrategy(skip, skip)
+def leave_alone(function: Any, *, calls: bool = True) -> None:
+    """Have Dynamo compile neither a function nor, with `calls`, the functions that it calls."""
+    action = _eval_frame._FrameAction
+    of_calls = action.SKIP if calls else action.DEFAULT
+    strategy = _eval_frame._FrameExecStrategy(action.SKIP, of_calls)
     _eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 

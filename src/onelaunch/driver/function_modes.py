@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn import Parameter
 
+from onelaunch.uncompiled import leave_alone
 from onelaunch.unwinding import FunctionMode
 
 _C: Any = torch._C
@@ -49,10 +50,13 @@ class UnnoticedMode(FunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         types = _overriding(types)
-        if not types and func not in _BACKWARDS:
-            if func in self.concerns:
-                return self.function(func, types, args, kwargs)
+        if not types and func not in _BACKWARDS and func not in self.concerns:
             return func(*args, **kwargs)
+        return self._handled(func, types, args, kwargs)
+
+    def _handled(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not types and func not in _BACKWARDS:
+            return self.function(func, types, args, kwargs)
         try:
             _off.modes.append(self)
             if func in self.concerns:
@@ -99,14 +103,10 @@ class Several(UnnoticedMode):
     def __init__(self, *modes: UnnoticedMode) -> None:
         super().__init__()
         self.modes = modes
-        self.concerns = _BACKWARDS.union(*(mode.concerns for mode in modes))
+        self.concerns = frozenset[Any]().union(*(mode.concerns for mode in modes))
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in self.concerns or _overriding(types):
-            return self.function(func, types, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    def _handled(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.function(func, types, args, kwargs)
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function under the single modes."""
@@ -219,5 +219,7 @@ def _without_modes(count: int) -> Generator[None]:
             _C._push_on_torch_function_stack(mode)
 
 
+for _ours in (UnnoticedMode.__torch_function__, Several._handled, Several.function):
+    leave_alone(_ours, calls=False)  # Dynamo sets Python's random state before it skips them itself
 _unnoticed = _UnnoticedModes()
 wrap_engine = _unnoticed.wrap_engine

@@ -17,7 +17,7 @@ _C: Any = torch._C
 _eval_frame: Any = _C._dynamo.eval_frame
 _PACKAGES = (
     *("autograd", "call_events", "capture", "driver", "frames", "gc_pause", "optimizers", "replay"),
-    *("state", "testing", "trace_names", "unwinding", "watch"),
+    *("source", "state", "testing", "trace_names", "unwinding", "watch"),
 )
 
 

@@ -48,6 +48,9 @@ _COMPARED_BY_VALUE = frozenset(
 )
 
 
+_OF_POSITIONS = (torch.int64, torch.uint64)
+
+
 class _FollowedNumber:
     """A number that may differ from call to call. It is equal to every noted number."""
 
@@ -215,8 +218,8 @@ class Ledger:
         if call.on_host:
             host = copied_to_device(op.base, args, kwargs, self._here.kind)
             self.copied_to_device += [t.detach().clone() for t in host]
-        named = list(zip(kwargs, self._noted(kwargs.values(), call), strict=True))
-        entry = (op.text, self._noted(args, call), named)
+        named = zip(kwargs, self._noted(kwargs.values(), call), strict=True) if kwargs else ()
+        entry = (op.text, self._noted(args, call), list(named))
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
@@ -292,7 +295,7 @@ class Ledger:
         return noted
 
     def _operand(self, t: Tensor, call: OpCall) -> Operand:
-        storage = call.storage(t)
+        storage = call.storages.get(id(t)) or call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
         origin = self._origins.get(storage)
@@ -312,15 +315,15 @@ class Ledger:
         if origin is None:
             origin = self._unnamed(t, storage)
             displaced = scalar
-        if scalar or _is_position(t):
+        if scalar or (dtype in _OF_POSITIONS and t.numel() <= 2):
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
             return Operand(origin, tuple(shape), dtype)
         offset, size = int(t.storage_offset()), dtype.itemsize
         if displaced:
             offset = (offset * size - from_) // size if storage in self._starts else 0
-        place = (t.stride(), offset, t.device, t.requires_grad)
-        return Operand(origin, tuple(shape), dtype, *place)
+        stride, device, requires_grad = t.stride(), t.device, t.requires_grad
+        return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
 
     def _literal(self, t: Tensor, number: int) -> object:
         return self._value(t) if t.device.type == "cpu" else (number, 0)
@@ -382,10 +385,6 @@ def _shapes_in(walked: StateWalk) -> list[Slot]:
 
 def _offset_bytes(t: Tensor) -> int:
     return int(t.storage_offset()) * t.element_size()
-
-
-def _is_position(t: Tensor) -> bool:
-    return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
 def optimizers_in(walked: StateWalk) -> set[int]:

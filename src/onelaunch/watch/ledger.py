@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,7 +43,8 @@ _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
 
 _BY_IDENTITY = (Tensor, torch.nn.Module, OrderedDict)
-"""Types of nearly all values that are not plain, for speed."""
+_OF_IDENTITY = frozenset({type, dict, list, set, FunctionType})
+"""Types of nearly all values that are not plain, for speed; the first with their subclasses."""
 _COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -164,8 +166,10 @@ class Ledger:
         self.held: dict[object, object] = {}
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        self._shapes: list[tuple[Slot, object]] = []
-        """The slots of these lengths and orders, with their contents, until the run ends."""
+        self._lengths: list[tuple[Any, int]] = []
+        self._orders: list[tuple[Slot, object]] = []
+        """These containers with their lengths, and slots with their contents, until the run
+        ends."""
         self.know(walked)
         self._made = _WeakStorages()
         """The storages that operations made."""
@@ -240,10 +244,13 @@ class Ledger:
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
-        shapes = [(slot, content_of(slot.read())) for slot in _shapes_in(walked)]
+        lengths = [(inside, len(inside)) for inside, _, _ in walked.containers.values()]
+        found = [(slot, content_of(slot.read())) for slot, _ in orders(walked)]
         self.held |= _contents(walked, values=not self._on_host)
-        self.held.update((slot.id, content) for slot, content in shapes)
-        self._shapes += shapes
+        self.held.update(((id(inside), len), content_of(count)) for inside, count in lengths)
+        self.held.update((slot.id, content) for slot, content in found)
+        self._lengths += lengths
+        self._orders += found
 
     def finish(self) -> None:
         """Finish the comparison after the run.
@@ -266,10 +273,14 @@ class Ledger:
                     found = of_memory(now.at, self._entries[now.at], now.place)
                     self.difference = self.difference or found
         self._earlier = None
-        for slot, before in self._shapes:
+        for inside, count in self._lengths:
+            if len(inside) != count:
+                self.held.pop((id(inside), len), None)
+        for slot, before in self._orders:
             if content_of(slot.read()) != before:
                 self.held.pop(slot.id, None)
-        self._shapes.clear()
+        self._lengths.clear()
+        self._orders.clear()
         self._origins.clear()
         self._made.clear()
 
@@ -359,7 +370,7 @@ def _hooks_of(t: Tensor) -> tuple[Any, Any]:
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
     kinds = {type(value) for _, value in walked.held.values()}
-    by_identity = {kind for kind in kinds if issubclass(kind, _BY_IDENTITY)}
+    by_identity = {k for k in kinds if k in _OF_IDENTITY or issubclass(k, _BY_IDENTITY)}
     held: dict[object, object] = {
         key: id(value) if type(value) in by_identity else content_of(value)
         for key, (_, value) in walked.held.items()
@@ -373,14 +384,6 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
             key = key_of(t)
             held[id(t), key] = content_of(key(t))
     return held
-
-
-def _shapes_in(walked: StateWalk) -> list[Slot]:
-    """Return slots of the lengths of containers, and of the keys of dicts in their order."""
-    lengths = [
-        Slot("of", inside, len, name, None) for inside, name, _ in walked.containers.values()
-    ]
-    return lengths + [slot for slot, _ in orders(walked)]
 
 
 def _offset_bytes(t: Tensor) -> int:
@@ -443,6 +446,6 @@ def content_of(value: object) -> object:
         return kind, value
     if kind is tuple:
         return tuple(map(content_of, cast(tuple[object, ...], value)))
-    if kind is type:
+    if kind in _OF_IDENTITY:
         return id(value)
     return (kind, repr(value)) if is_plain(value) else id(value)

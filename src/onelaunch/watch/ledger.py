@@ -83,6 +83,9 @@ class _Unseen(NamedTuple):
     place: Place | None
 
 
+_untyped: Any = torch.UntypedStorage
+
+
 class _WeakStorages:
     """Weak references to storages, by a key: one costs 0.2 us, and a `StorageWeakRef` 1 us.
 
@@ -90,31 +93,30 @@ class _WeakStorages:
     unseen is not mistaken for a freed one.
     """
 
+    _free = staticmethod(_untyped._free_weak_ref)  # torch may be gone when the last one is freed
+
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
 
     def add(self, key: int, storage: torch.UntypedStorage) -> None:
         """Refer to a storage, in place of another of this key."""
-        before, self._handles[key] = self._handles.get(key), _handle_of(storage)
+        made: Any = storage
+        before, self._handles[key] = self._handles.get(key), made._weak_ref()
         if before is not None:
-            _free(before)
+            self._free(before)
 
     def gone(self, key: int) -> bool:
         """Return whether the storage of this key was freed."""
         handle = self._handles.get(key)
-        return handle is not None and _is_gone(handle)
+        return handle is not None and _untyped._expired(handle)
 
     def clear(self) -> None:
         """Let go of every reference."""
         handles, self._handles = self._handles, {}
         for handle in handles.values():
-            _free(handle)
+            self._free(handle)
 
     __del__ = clear
-
-
-_untyped: Any = torch.UntypedStorage
-_handle_of, _is_gone, _free = _untyped._weak_ref, _untyped._expired, _untyped._free_weak_ref
 
 
 class Ledger:

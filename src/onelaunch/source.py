@@ -65,20 +65,43 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     Returns:
         The place, or None if there is no such frame (in a thread of the autograd engine, say).
     """
-    if traceback is not None:
-        raised = reversed(list(_raised(traceback)))
-        found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
-        return found and _place(found.tb_frame, found.tb_lineno)
+    if traceback is None:
+        point = user_point()
+        return point and point.place()
+    raised = reversed(list(_raised(traceback)))
+    found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
+    return found and _place(found.tb_frame.f_code, found.tb_lineno, found.tb_frame.f_globals)
+
+
+class CodePoint(NamedTuple):
+    """A point in code that runs, from which a message makes its `Place`."""
+
+    code: CodeType
+    instruction: int
+    globals: dict[str, Any]
+
+    def place(self) -> Place:
+        """Return its line, with the source."""
+        lines = self.code.co_lines()
+        found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
+        return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
+
+
+def user_point() -> CodePoint | None:
+    """Return the point of `user_frame` without its line: 0.1 us for each frame above it."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None:
+        code = frame.f_code
+        users = _users.get(code.co_filename)
+        if is_users(code.co_filename) if users is None else users:
+            return CodePoint(code, frame.f_lasti, frame.f_globals)
         frame = frame.f_back
-    return frame and _place(frame, frame.f_lineno)
+    return None
 
 
-def _place(frame: FrameType, lineno: int) -> Place:
-    filename = frame.f_code.co_filename
-    source = linecache.getline(filename, lineno, frame.f_globals)  # the globals know a zip
-    return Place(filename, lineno, source.strip())
+def _place(code: CodeType, lineno: int, of: dict[str, Any]) -> Place:
+    source = linecache.getline(code.co_filename, lineno, of)  # the globals know a zip
+    return Place(code.co_filename, lineno, source.strip())
 
 
 def user_line() -> str | None:

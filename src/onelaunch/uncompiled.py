@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ _C: Any = torch._C
 _eval_frame: Any = _C._dynamo.eval_frame
 _PACKAGES = (
     *("autograd", "call_events", "capture", "driver", "frames", "gc_pause", "optimizers", "replay"),
-    *("state", "testing", "trace_names", "unwinding", "watch"),
+    *("source", "state", "testing", "trace_names", "unwinding", "watch"),
 )
 
 
-def leave_alone(function: FunctionType) -> None:
-    """Have Dynamo compile neither a function nor the functions that it calls."""
-    skip = _eval_frame._FrameAction.SKIP
-    strategy = _eval_frame._FrameExecStrategy(skip, skip)
+def leave_alone(function: Any, *, calls: bool = True) -> None:
+    """Have Dynamo compile neither a function nor, with `calls`, the functions that it calls."""
+    action = _eval_frame._FrameAction
+    of_calls = action.SKIP if calls else action.DEFAULT
+    strategy = _eval_frame._FrameExecStrategy(action.SKIP, of_calls)
     _eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 

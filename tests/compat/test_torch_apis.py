@@ -849,6 +849,16 @@ def test_a_backward_has_a_number_while_it_runs() -> None:
     assert C._current_graph_task_id() == -1
 
 
+def test_a_weak_handle_of_a_storage_tells_that_it_was_freed() -> None:
+    """The ledger uses what `StorageWeakRef` is made of."""
+    storage: Any = torch.zeros(4).untyped_storage()
+    handle = storage._weak_ref()
+    assert not torch.UntypedStorage._expired(handle)
+    del storage
+    assert torch.UntypedStorage._expired(handle)
+    torch.UntypedStorage._free_weak_ref(handle)
+
+
 def test_a_weak_reference_reserves_the_address_of_a_storage() -> None:
     kept: list[StorageWeakRef] = []
     for _ in range(100):

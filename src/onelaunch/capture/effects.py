@@ -85,6 +85,8 @@ def rebinds(
         CaptureError: OL105, a tensor in a place that no replay can write; OL118, modules change
             places.
     """
+    if not found:
+        return
     modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
     holders = {id(slot.holder) for slot, _ in before.held.values()}
     holders |= set(before.containers)
@@ -198,6 +200,8 @@ def growing_containers(
     Raises:
         CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
     """
+    if not found:
+        return Growing()
     names: dict[str, None] = {}
     place: Place | None = None
     ways = {id(value): slot for slot, value in before.held.values()}
@@ -262,6 +266,8 @@ def refuse_renewed(
         CaptureError: OL118.
     """
     replaced = {c.slot.id for c in found if c.slot.id not in written and before.is_read(c.slot)}
+    if not replaced:
+        return
     old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
     for slot, was, value in found:
         if was is not MISSING or not is_unchanging(value) or not is_replaced(slot, replaced):

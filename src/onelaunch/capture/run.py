@@ -55,6 +55,7 @@ from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
 from onelaunch.capture.spent import is_made_leaf, mark_freed
+from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
@@ -351,7 +352,6 @@ class CaptureRun:
             frames=watch,
         )
         stepping = self.steps.watched(observer)
-        reads = observer.host_reads()
         ledger = observer.ledger
         assert ledger is not None
         numbers = self.numbers
@@ -359,13 +359,13 @@ class CaptureRun:
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
         asking, noting = job.asking.answering(), noting_steps(ledger)
         factories = HostFactories(job.device, whole=forward is None)
+        functions = Several(observer.host_reads(), factories)
         with (
             unwound(),
             self._seeds_kept(),
             stepping,
             noting,
-            reads,
-            factories,
+            functions,
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),
             around,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from onelaunch.driver.aten import by_overload
 from onelaunch.unwinding import DispatchMode
@@ -37,10 +36,6 @@ def seeds_of(func: torch._ops.OpOverload) -> Seeds:
     return Seeds(
         *(tuple(i for i, name in enumerate(names) if name.startswith("philox_")) for names in named)
     )
-
-
-def given_seeds(func: torch._ops.OpOverload, result: Any) -> list[Tensor]:
-    return [result[i] for i in seeds_of(func).results]
 
 
 class SeedsOfCapture(DispatchMode):

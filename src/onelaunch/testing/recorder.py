@@ -35,7 +35,7 @@ from onelaunch.driver.refusals import fix_of_line, refusal
 from onelaunch.driver.seeding import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.errors import CaptureError, kind_of
-from onelaunch.source import Place, user_frame
+from onelaunch.source import CodePoint, Place, user_frame, user_point
 from onelaunch.testing.memory import HostMemory
 from onelaunch.unwinding import DispatchMode, unnoticed
 
@@ -132,7 +132,7 @@ class TapeRecorder(DispatchMode):
         self.random = RandomState(generators)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._resized: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._line: Place | None = None
+        self._point: CodePoint | None = None
 
     @contextmanager
     def recording(self) -> Generator[None]:
@@ -166,9 +166,9 @@ class TapeRecorder(DispatchMode):
         if imagined():
             return func(*args, **kwargs)
         with unwatched(), torch._C.DisableTorchFunction():
-            line = user_frame()
-            self._watch_random(line)
-            self._line = line
+            point = user_point()
+            self._watch_random(point)
+            self._point = point
             wraps = operator(func).wraps
             if wraps or func.namespace == "profiler" or not self.memory.owns(args, kwargs):
                 result = func(*args, **kwargs)
@@ -262,7 +262,7 @@ class TapeRecorder(DispatchMode):
         self, code: str, what: str, fix: str | None = None, place: Place | None = None
     ) -> CaptureError:
         """Make an error to raise, and keep it: a body that swallows it is refused all the same."""
-        place = place or user_frame() or self._line  # the engine's threads have no user's frame
+        place = place or user_frame() or self._line()  # the engine's threads have no user's frame
         error = CaptureError(code, what, where=place, fix=fix_of_line(code, place) or fix)
         self.refused = self.refused or error
         return error
@@ -271,11 +271,16 @@ class TapeRecorder(DispatchMode):
         """Make the error for a call of `method` of a generator."""
         return self.note_refusal("OL106", f"A generator's `{method}` was called during a capture.")
 
-    def _watch_random(self, line: Place | None) -> None:
+    def _line(self) -> Place | None:
+        return self._point and self._point.place()
+
+    def _watch_random(self, point: CodePoint | None) -> None:
         if self.random.moved():
             self.random.accept()
             what = "A random generator was seeded, or its state set, during a capture."
-            raise self.note_refusal("OL106", what, place=seeding_line(self._line, line))
+            raise self.note_refusal(
+                "OL106", what, place=seeding_line(self._line(), point and point.place())
+            )
 
     def _check(self, op: Operator, result: Any) -> None:
         for value in leaves(result):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
+from onelaunch.driver.aten import OfKind
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, error_here, refusal
@@ -28,10 +29,10 @@ class Admission:
     """The checks of one run's operations.
 
     Args:
-        driver: the driver of `device`.
-        device: the device of the recording.
+        driver: the driver of the recording's device.
         host: the host tensors of the run.
         reads: the host's reads of device memory.
+        here: tells which devices are of the type of the recording's.
         inputs: storage -> the end of the inputs in it.
         displaced: storages of inputs that stand for memory in the middle of a storage.
         constants: the device's copies of host values, if the recording may have any.
@@ -41,17 +42,18 @@ class Admission:
     def __init__(
         self,
         driver: Driver,
-        device: torch.device,
         host: HostTensors,
         reads: HostReads,
         *,
+        here: OfKind,
         inputs: Mapping[int, int],
         displaced: Collection[int],
         constants: DeviceConstants | None,
         read_on_host: Callable[[Tensor], None],
     ) -> None:
         self._storage = driver.storage
-        self._kind = device.type
+        self._here = here
+        self._kind = here.kind
         self._host = host
         self._reads = reads
         self._inputs = inputs
@@ -71,7 +73,7 @@ class Admission:
         func, name = op.func, op.base
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
-        if len(call.storages) < len(tensors):
+        if len(call.on_device) + len(call.on_host) < len(tensors):
             for t in tensors:
                 if not has_strides(t):
                     kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
@@ -182,7 +184,7 @@ class Admission:
         return torch.device(device).type not in (self._kind, "meta")
 
     def _on_device(self, t: Tensor) -> bool:
-        return t.device.type == self._kind
+        return self._here[t.device]
 
 
 def _is_like(name: str) -> bool:

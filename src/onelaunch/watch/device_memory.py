@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.spec import has_strides
+from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.source import Place, user_frame
+from onelaunch.source import CodePoint, user_point
+from onelaunch.watch.op_call import OpCall
 
 
 class DeviceMemory:
@@ -33,7 +35,8 @@ class DeviceMemory:
     ) -> None:
         self._driver = driver
         self._storage = driver.storage
-        self._kind = device.type
+        self.here = OfKind(device.type)
+        """The devices of its type."""
         self.inputs: dict[int, int] = {}
         """storage -> the end of the inputs in it."""
         for region in map(driver.region, inputs):
@@ -57,11 +60,11 @@ class DeviceMemory:
         # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
         # storage -> the line that allocated it; id of a tensor -> the line that reshaped it.
-        self._made_at: dict[int, Place | None] = {}
-        self._reshaped_at: dict[int, Place | None] = {}
+        self._made_at: dict[int, CodePoint | None] = {}
+        self._reshaped_at: dict[int, CodePoint | None] = {}
 
     def on_device(self, t: Tensor) -> bool:
-        return t.device.type == self._kind
+        return self.here[t.device]
 
     def storage_of(self, t: Tensor) -> int | None:
         """Return the storage of a tensor on the device; None for other tensors."""
@@ -80,19 +83,21 @@ class DeviceMemory:
         """Note new memory that was filled from Python, without the dispatcher."""
         self._made.add(self._storage(t))
 
-    def note_read(self, t: Tensor, storage: int) -> None:
-        """Note a tensor that a kernel gets by address."""
-        if storage in self._made or storage in self.inputs:
-            return
-        held = self.external.setdefault(storage, [])
-        if id(t) not in self._views and not any(t is other for other in held):
-            held.append(t)
+    def note_reads(self, call: OpCall) -> None:
+        """Note the tensors that a kernel gets by address."""
+        for t in call.on_device:
+            storage = call.storages[id(t)]
+            if storage in self._made or storage in self.inputs:
+                continue
+            held = self.external.setdefault(storage, [])
+            if id(t) not in self._views and not any(t is other for other in held):
+                held.append(t)
 
     def note_written(self, t: Tensor) -> None:
         """Note that an operation is about to write into a tensor."""
-        region = self._driver.region(t)
-        if region.storage in self._made:
+        if self._storage(t) in self._made:
             return
+        region = self._driver.region(t)
         self.written.setdefault(region.storage, t)
         if self._save and region not in self._saved_regions:
             # Regions are saved before their first write; `restore` goes backwards.
@@ -118,22 +123,22 @@ class DeviceMemory:
         if storage not in self.inputs:
             self._made.add(storage)
             if locate and storage not in arguments:
-                self._made_at[storage] = user_frame()
+                self._made_at[storage] = user_point()
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
         """Note that the user's line gives a tensor other sizes or strides."""
-        self._reshaped_at[id(t)] = user_frame()
+        self._reshaped_at[id(t)] = user_point()
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        place = self._made_at.get(self._storage(t))
-        return str(place) if place else None
+        point = self._made_at.get(self._storage(t))
+        return str(point.place()) if point else None
 
     def reshaped_at(self, t: Tensor) -> str | None:
         """Return the user's line that gave a tensor other sizes or strides, for a message."""
-        place = self._reshaped_at.get(id(t))
-        return str(place) if place else None
+        point = self._reshaped_at.get(id(t))
+        return str(point.place()) if point else None
 
     @property
     def own(self) -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from onelaunch.call.tree import Constant, Tree, constants, is_plain
 from onelaunch.call.wrappers import local
-from onelaunch.driver.aten import Operator, leaves, operator
+from onelaunch.driver.aten import OfKind, Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
@@ -46,12 +47,14 @@ _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
 
 _BY_IDENTITY = (OrderedDict, Tensor, torch.nn.Module)
-"""Types of nearly all values that are not plain, for speed."""
-_EQUAL = frozenset({bool, int, str, type(None)})
-"""Types of values that are the same if they are equal."""
+_OF_IDENTITY = frozenset({type, dict, list, set, FunctionType})
+"""Types of nearly all values that are not plain, for speed; the first with their subclasses."""
 _COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+
+
+_OF_POSITIONS = (torch.int64, torch.uint64)
 
 
 class _FollowedNumber:
@@ -84,6 +87,42 @@ class _Unseen(NamedTuple):
     place: Place | None
 
 
+_untyped: Any = torch.UntypedStorage
+
+
+class _WeakStorages:
+    """Weak references to storages, by a key: one costs 0.2 us, and a `StorageWeakRef` 1 us.
+
+    They keep a storage's id taken, and not its memory. So a storage that a compiled kernel makes
+    unseen is not mistaken for a freed one.
+    """
+
+    _free = staticmethod(_untyped._free_weak_ref)  # torch may be gone when the last one is freed
+
+    def __init__(self) -> None:
+        self._handles: dict[int, int] = {}
+
+    def add(self, key: int, storage: torch.UntypedStorage) -> None:
+        """Refer to a storage, in place of another of this key."""
+        made: Any = storage
+        before, self._handles[key] = self._handles.get(key), made._weak_ref()
+        if before is not None:
+            self._free(before)
+
+    def gone(self, key: int) -> bool:
+        """Return whether the storage of this key was freed."""
+        handle = self._handles.get(key)
+        return handle is not None and _untyped._expired(handle)
+
+    def clear(self) -> None:
+        """Let go of every reference."""
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            self._free(handle)
+
+    __del__ = clear
+
+
 class Ledger:
     """A list of the operations of one run, in order. Keeps nothing alive; 10 us for each operation.
 
@@ -109,7 +148,7 @@ class Ledger:
         self._region = driver.region
         self._capture = capture
         self._on_host = device.type == "cpu"
-        self._kind = device.type
+        self._here = OfKind(device.type)
         self.copied_to_device: list[Tensor] = []
         """Copies of the host tensors that the run copied to the device."""
         self._origins: dict[int, object] = {}
@@ -136,9 +175,8 @@ class Ledger:
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
-        self._made: dict[int, StorageWeakRef] = {}
-        """storage -> a weak reference to it, which keeps its id taken, and not its memory. So a
-        storage that a compiled kernel makes unseen is not mistaken for a freed one."""
+        self._made = _WeakStorages()
+        """The storages that operations made."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         self._stored = [walked.held[k][0] for k, use in walked.uses.items() if use is Use.NONE]
@@ -181,19 +219,19 @@ class Ledger:
 
     def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         """Take a call of an operation apart."""
-        return OpCall(op, args, kwargs, self._storage, self._kind)
+        return OpCall(op, args, kwargs, self._storage, self._here)
 
     def note(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note an operation before it runs, with these arguments in place of the call's."""
         op, number = call.op, len(self._entries)
-        if op.base.startswith("aten::lift"):  # its argument is memory made outside the dispatcher
+        if op.lifts:
             for t in call.tensors:
                 self._origins[self._storage(t)] = self._literal(t, number)
-        host = copied_to_device(op.base, args, kwargs, self._kind)
-        self.copied_to_device += [t.detach().clone() for t in host]
-        noted = [self._noted(value, call) for value in args]
-        named = [(key, self._noted(value, call)) for key, value in kwargs.items()]
-        entry = (op.text, noted, named)
+        if call.on_host:
+            host = copied_to_device(op.base, args, kwargs, self._here.kind)
+            self.copied_to_device += [t.detach().clone() for t in host]
+        named = zip(kwargs, self._noted(kwargs.values(), call), strict=True) if kwargs else ()
+        entry = (op.text, self._noted(args, call), list(named))
         self._entries.append(entry)
         if self._earlier is not None and self.difference is None:
             others = self._earlier._entries
@@ -210,7 +248,7 @@ class Ledger:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+                self._made.add(storage, local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -275,29 +313,35 @@ class Ledger:
         self._origins.clear()
         self._made.clear()
 
-    def _noted(self, value: Any, call: OpCall) -> Any:
-        kind = type(value)
-        if kind in _COMPARED_BY_VALUE:
-            return kind, value
-        if isinstance(value, Tensor):
-            return self._operand(value, call)
-        if isinstance(value, torch.SymFloat):
-            return _FollowedNumber()
-        if kind is float:
-            return kind, None if self.steps else value.hex()
-        if isinstance(value, (list, tuple)):
-            return [self._noted(part, call) for part in value]  # pyright: ignore
-        if isinstance(value, dict):
-            return [(key, self._noted(part, call)) for key, part in value.items()]  # pyright: ignore
-        return kind, repr(value) if kind is complex else None
+    def _noted(self, values: Iterable[Any], call: OpCall) -> list[Any]:
+        noted: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _COMPARED_BY_VALUE:
+                noted.append((kind, value))
+            elif isinstance(value, Tensor):
+                noted.append(self._operand(value, call))
+            elif isinstance(value, torch.SymFloat):
+                noted.append(_FollowedNumber())
+            elif kind is float:
+                noted.append((kind, None if self.steps else value.hex()))
+            elif isinstance(value, (list, tuple)):
+                noted.append(self._noted(value, call))  # pyright: ignore
+            elif isinstance(value, dict):
+                parts = self._noted(value.values(), call)  # pyright: ignore
+                noted.append(list(zip(value, parts, strict=True)))  # pyright: ignore
+            else:
+                noted.append((kind, repr(value) if kind is complex else None))
+        return noted
 
     def _operand(self, t: Tensor, call: OpCall) -> Operand:
-        storage = call.storage(t)
+        storage = call.storages.get(id(t)) or call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
         origin = self._origin(storage)
-        scalar = not t.dim()
-        displaced = isinstance(origin, tuple) or storage in self._displaced
+        shape, dtype = t.shape, t.dtype
+        scalar = not shape
+        displaced = type(origin) is tuple or storage in self._displaced
         from_ = self._starts.get(storage, 0)
         several = self._arguments.get(storage, ())
         if len(several) > 1:
@@ -307,22 +351,19 @@ class Ledger:
         if origin is None:
             origin = self._unnamed(t, storage)
             displaced = scalar
-        if scalar or _is_position(t):
+        if scalar or (dtype in _OF_POSITIONS and t.numel() <= 2):
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
-            return Operand(origin, tuple(t.shape), t.dtype)
+            return Operand(origin, tuple(shape), dtype)
+        offset, size = int(t.storage_offset()), dtype.itemsize
         if displaced:
-            offset = (
-                (_offset_bytes(t) - from_) // t.element_size() if storage in self._starts else 0
-            )
-        else:
-            offset = int(t.storage_offset())
-        shape, stride = tuple(t.shape), t.stride()
-        return Operand(origin, shape, t.dtype, stride, offset, t.device, t.requires_grad)
+            offset = (offset * size - from_) // size if storage in self._starts else 0
+        stride, device, requires_grad = t.stride(), t.device, t.requires_grad
+        return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
 
     def _origin(self, storage: int) -> object:
         origin = self._origins.get(storage)
-        if isinstance(origin, tuple) and storage in self._made and self._made[storage].expired():
+        if type(origin) is tuple and self._made.gone(storage):
             origin = None  # other memory, at an address that was free again
             self._starts.pop(storage, None)
         return origin
@@ -369,8 +410,10 @@ def _hooks_of(t: Tensor) -> tuple[Any, Any]:
 
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
+    kinds = {type(value) for _, value in walked.held.values()}
+    by_identity = {k for k in kinds if k in _OF_IDENTITY or issubclass(k, _BY_IDENTITY)}
     held: dict[object, object] = {
-        key: id(value) if issubclass(type(value), _BY_IDENTITY) else content_of(value)
+        key: id(value) if type(value) in by_identity else content_of(value)
         for key, (_, value) in walked.held.items()
     }
     read = [(slot, t) for slot, t in walked.tensors() if walked.is_read(slot)]
@@ -393,10 +436,6 @@ def _shapes_in(walked: StateWalk) -> list[tuple[Any, Callable[[Any], object]]]:
 
 def _offset_bytes(t: Tensor) -> int:
     return int(t.storage_offset()) * t.element_size()
-
-
-def _is_position(t: Tensor) -> bool:
-    return t.numel() <= 2 and t.dtype in (torch.int64, torch.uint64)
 
 
 def optimizers_in(walked: StateWalk) -> set[int]:
@@ -448,8 +487,11 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
 def content_of(value: object) -> object:
     """Return a comparable form of a slot's content: a plain value, or an object's id. A tuple has
     that of each part: the keys of a dict, in order, are a new tuple at each read."""
-    if type(value) in _EQUAL:
-        return type(value), value
-    if type(value) is tuple:
+    kind = type(value)
+    if kind in _COMPARED_BY_VALUE:
+        return kind, value
+    if kind is tuple:
         return tuple(map(content_of, cast(tuple[object, ...], value)))
-    return (type(value), repr(value)) if is_plain(value) else id(value)
+    if kind in _OF_IDENTITY:
+        return id(value)
+    return (kind, repr(value)) if is_plain(value) else id(value)

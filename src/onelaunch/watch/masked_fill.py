@@ -6,29 +6,28 @@ https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/cuda/Indexi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
+
 
 def fill_on_device(
     name: str, args: Sequence[Any], is_here: Callable[[Tensor], bool]
-) -> Callable[[], Tensor] | None:
+) -> Callable[..., Tensor] | None:
     """Return a function that does ``x.masked_fill(mask, value)`` with a tensor for a value, with
-    the same bits; None for other operations.
+    the same bits; None for a number or a host tensor.
 
     Args:
-        name: ``aten::name``.
+        name: one of `FILLS`.
         is_here: returns whether a tensor is on the device.
     """
-    if name not in ("aten::masked_fill", "aten::masked_fill_"):
-        return None
-    target, mask, value = args
+    target, _, value = args
     if not isinstance(value, Tensor) or value.dtype != target.dtype or not is_here(value):
         return None
-    return partial(_fill if name.endswith("_") else _filled, target, mask, value)
+    return _fill if name.endswith("_") else _filled
 
 
 def _fill(target: Tensor, mask: Tensor, value: Tensor) -> Tensor:

@@ -7,15 +7,14 @@ and on the host, and refuses, at the user's line, what a replay would freeze.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from onelaunch.call_events import unwatched
+from onelaunch.call_events import pause
 from onelaunch.driver.aten import Operator, operator
-from onelaunch.driver.attention_seeds import given_seeds
+from onelaunch.driver.attention_seeds import seeds_of
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
@@ -26,7 +25,7 @@ from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.lifted import DeviceConstants, copied_to_device
-from onelaunch.watch.masked_fill import fill_on_device
+from onelaunch.watch.masked_fill import FILLS, fill_on_device
 from onelaunch.watch.op_call import OpCall
 from onelaunch.watch.operations import Watching
 
@@ -35,7 +34,6 @@ T = TypeVar("T")
 
 _AS_COMPILED = frozenset({"OL101", "OL102", "OL103", "OL104"})
 """Codes of refusals that hold for compiled code as for eager code."""
-LIFTS = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 
 
 class Observer(Watching):
@@ -80,9 +78,9 @@ class Observer(Watching):
         self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
         self.admission = Admission(
             driver,
-            device,
             self.host,
             self._reads,
+            here=self.memory.here,
             inputs=self.memory.inputs,
             displaced={driver.storage(t) for t in displaced},
             constants=constants,
@@ -104,15 +102,18 @@ class Observer(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
+        paused = pause(True)
         try:
-            with unwatched(), no_functions():
+            with no_functions():
                 plain = self.placed and self.placed(func, args, kwargs)
                 call = self._noted(func, *(plain or (args, kwargs)))
                 if self.ledger is not None:
                     self.ledger.note(call, args, kwargs)
-                run = self._recorded_form(call)
-            result = run()
-            with unwatched(), no_functions():
+                recorded, given = self._recorded_form(call)
+            pause(paused)
+            result = recorded(*given, **call.kwargs)
+            pause(True)
+            with no_functions():
                 call.returned(result)
                 self._note_results(call)
                 if self.ledger is not None:
@@ -123,13 +124,15 @@ class Observer(Watching):
         except CaptureError as error:
             self.note_refusal(error)
             raise
+        finally:
+            pause(paused)
         return result
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         """Note the reads and writes of an operation before it runs."""
         op = operator(func)
-        call = OpCall(op, args, kwargs, self._storage, self._device.type)
-        if op.base in LIFTS:
+        call = OpCall(op, args, kwargs, self._storage, self.memory.here)
+        if op.lifts:
             self._note_literals(call.tensors)
         if self._refuse:
             call.to_copy = self.admission.check(call)
@@ -137,8 +140,7 @@ class Observer(Watching):
                 self.memory.note_reshaped(call.tensors[0])
         elif self._deferring:
             self._defer(call)
-        for t in call.on_device:
-            self.memory.note_read(t, call.storages[id(t)])
+        self.memory.note_reads(call)
         for t in call.on_host:
             self.host.used(t)
         if op.writes:
@@ -151,16 +153,19 @@ class Observer(Watching):
             self.memory.version_bumped.update(map(self._storage, declared))
         return call
 
-    def _recorded_form(self, call: OpCall) -> Callable[[], Any]:
-        """Return a function that runs an operation without the host, where a recording can."""
+    def _recorded_form(self, call: OpCall) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """Return a function that does an operation without the host, where a recording can, and its
+        arguments."""
         name, args = call.op.base, call.args
         if name == "aten::copy_" and self.admission.is_number(args):
-            return partial(torch.ops.aten.fill_.Scalar, args[0], args[1].item())
+            return torch.ops.aten.fill_.Scalar, (args[0], args[1].item())
         if call.to_copy and self._constants is not None:
             args = self._constants.swapped(name, args, call.to_copy)
-        elif self._refuse and (filled := fill_on_device(name, args, self._on_device)):
-            return filled
-        return partial(call.op.func, *args, **call.kwargs)
+        elif (
+            self._refuse and name in FILLS and (fill := fill_on_device(name, args, self._on_device))
+        ):
+            return fill, args
+        return call.op.func, args
 
     def outcome(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call `fn` inside the context of this observer, and return its result.
@@ -279,8 +284,9 @@ class Observer(Watching):
     def _note_seeds(self, call: OpCall, result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
             self.seeds -= {storage for _, storage in call.made} - {*call.storages.values()}
-        found = given_seeds(call.op.func, result)
-        if found:
+        places = seeds_of(call.op.func).results
+        if places:
+            found = [result[place] for place in places]
             self.seeds.update(map(self._storage, found))
             self.host.hold_on_device(t for t in found if not self._on_device(t))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.aten import Operator, tensors
+from onelaunch.driver.aten import OfKind, Operator, tensors
 
 
 class OpCall:
@@ -18,7 +18,7 @@ class OpCall:
 
     Args:
         storage: returns the storage of a tensor with memory.
-        kind: the type of the run's device.
+        here: tells which devices are of the run's type.
 
     Attributes:
         tensors: the tensors among the arguments.
@@ -30,7 +30,7 @@ class OpCall:
     """
 
     __slots__ = (
-        *("_kind", "_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
+        *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
         *("results", "storages", "tensors", "to_copy"),
     )
 
@@ -40,20 +40,18 @@ class OpCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         storage: Callable[[Tensor], int],
-        kind: str,
+        here: OfKind,
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
-        self._storage, self._kind = storage, kind
-        self.tensors = tensors(args)
-        if kwargs:
-            self.tensors += tensors(kwargs)
+        self._storage = storage
+        self.tensors = tensors((args, kwargs) if kwargs else args)
         self.on_device: list[Tensor] = []
         self.on_host: list[Tensor] = []
         self.storages: dict[int, int] = {}
         for t in self.tensors:
             if has_memory(t):
                 self.storages[id(t)] = storage(t)
-                (self.on_device if t.device.type == kind else self.on_host).append(t)
+                (self.on_device if here[t.device] else self.on_host).append(t)
         self.results: Sequence[Tensor] = ()
         self.made: list[tuple[Tensor, int]] = []
         self.to_copy: Sequence[Tensor] = ()

@@ -53,13 +53,14 @@ class Watching(DecomposingMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_wrapper_subclass, types)):
+        if types and any(map(is_wrapper_subclass, types)):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             return self.higher_order(func, args, kwargs or {})
-        return self.decompose(func, args, kwargs or {})
+        does = self.decompose if operator(func).composite else self.operation
+        return does(func, args, kwargs or {})
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Refuse an operator that takes functions. The run is rolled back."""

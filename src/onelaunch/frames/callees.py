@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from typing import Any, cast
 
+from torch import nn
+
 from onelaunch.frames.origins import is_machinery, is_standard_machinery
-from onelaunch.frames.peek import BUILTIN, class_member, object_of
+from onelaunch.frames.peek import BUILTIN, LEAVES, attributes_of, class_member, object_of
 
 
 def is_unread(function: object) -> bool:
@@ -24,6 +27,37 @@ def is_unread(function: object) -> bool:
         return is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
     return isinstance(function, _OF_C) or is_called_by_c(type(function))
+
+
+def is_inert(function: Any) -> bool:
+    """Return whether a call of a function reads nothing of its arguments that its own code does not
+    tell. May be False for such a call, too."""
+    kind = type(function)
+    if kind is types.FunctionType:
+        file = function.__code__.co_filename
+        return function.__module__ not in _READ_ALL and not is_standard_machinery(file)
+    if kind is types.BuiltinFunctionType:
+        return function.__module__ not in _NOTED and not isinstance(function.__self__, dict)
+    if kind is type:
+        told = id(function) in BUILTIN or function.__module__ in _NOTED
+        return not told and class_member(function, "__objclass__") is None
+    return _has_inert_instances(kind) and (attributes_of(function) or _NONE).keys().isdisjoint(_TELLING)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_inert_instances(kind: type) -> bool:
+    """Return whether instances of a class are inert that have no attributes of `_TELLING`."""
+    if kind in LEAVES:
+        return True
+    module, by_name = class_member(kind, "__module__"), class_member(kind, "__getattr__")
+    return (
+        not issubclass(kind, _TOLD)
+        and (by_name is None or by_name is nn.Module.__getattr__)
+        and class_member(kind, "__getattribute__") is object.__getattribute__
+        and class_member(kind, "__objclass__") is None
+        and type(module) is str
+        and module not in _NOTED
+    )
 
 
 def is_called_by_c(kind: type) -> bool:
@@ -43,6 +77,13 @@ def reads_attributes(function: object) -> bool:
         return reads_attributes(cast(functools.partial[object], function).func)
     named = getattr(function, "__module__", None) in _READ_ALL
     return named or id(function) in _OPEN or is_getattr(function)
+
+
+def hands_on(function: object) -> bool:
+    """Return whether a callee of C may call the functions among its arguments, as `map` does."""
+    if isinstance(function, types.MethodDescriptorType):
+        return function.__objclass__ is list  # `layers.sort(key=...)`
+    return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
 
 
 def is_of_dict(function: Any) -> bool:
@@ -78,13 +119,19 @@ _READ_ALL = frozenset(
     {"copy", "copyreg", "dataclasses", "inspect", "json", "operator", "pickle", "_pickle", "pprint"}
 )
 """Modules whose functions read any attribute of their arguments."""
+_HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
+_NOTED = _READ_ALL | _HAND_ON
+_TELLING = frozenset({"__module__", "__objclass__"})
+"""Attributes by which a callee is told from others."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (
     *(types.BuiltinFunctionType, types.MethodWrapperType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
 )
-
+_TOLD = (type, functools.partial, operator.attrgetter, types.MethodType, *_OF_C)
+"""Types of callees that are told one by one."""
+_NONE: dict[str, Any] = {}
 
 _HARMLESS = set(
     map(id, (isinstance, issubclass, callable, id, len, type, hasattr, getattr, super, hash))

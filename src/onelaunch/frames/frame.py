@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from onelaunch.frames.callees import (
+    hands_on,
     is_called_by_c,
     is_getattr,
+    is_inert,
     is_of_dict,
     is_standard_property,
     is_unread,
@@ -25,7 +27,6 @@ from onelaunch.frames.callees import (
 )
 from onelaunch.frames.origins import is_standard_machinery
 from onelaunch.frames.peek import (
-    BUILTIN,
     MOST,
     attributes_of,
     class_member,
@@ -36,10 +37,11 @@ from onelaunch.frames.peek import (
     is_key,
     items,
     keys_of,
-    namespaces,
     own_uses,
+    namespaces,
     peek,
 )
+from onelaunch.frames.plan import Noted, OfKind, Plan
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -53,19 +55,21 @@ class RanFrame:
         reads: Reads,
         frame: FrameType,
         loads: Loads,
+        noted: Noted,
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
         self._reads = reads
+        self._frame = frame
         self._code = frame.f_code
         self._globals = frame.f_globals
-        self._locals = frame.f_locals
         self._loads = loads
-        self._reached = loads.reached(frame.f_lasti)
+        self._noted = noted
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
         )
+        self._locals: Mapping[str, Any] | None = None
         self._variables: dict[str, list[object]] = {}
         self._following = 0
         """Number of variables whose values are being looked for."""
@@ -74,36 +78,50 @@ class RanFrame:
         self.of_tensors = False
         """True if it read what hangs on tensors, as no other frame may do."""
 
-    def note(self, known: set[int]) -> None:
+    def note(self, at: int) -> None:
         """Note all loads and stores of the function's code.
 
         Args:
-            known: ids of the globals for which this watch has noted the code's loads of names.
+            at: the offset of the instruction where the frame ended.
         """
-        loads, reached = self._loads, self._reached
-        if id(self._globals) not in known:
-            known.add(id(self._globals))
-            self._note_names()
-        for name, uses in loads.arguments.items():
+        plan = self._noted.plans.get((at, id(self._globals)))
+        if plan is None or not plan.holds():
+            plan = self._plan(at)
+        for name, uses in self._loads.arguments.items():
             for value in self._variable(name):
                 self._attributes(value, uses)
-        for base, uses in reached.attributes:
+        for base, uses in plan.attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
-        for place, use in reached.items:
+        for place, use in plan.items:
             self._note_item(place, use)
-        for symbol in loads.opaque:
+        for symbol in self._loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call in reached.calls:
-            self._note_call(call)
+        for call, plain in plan.calls:
+            if not plain:
+                self._note_call(call)
+            for function in self._values(call.base):
+                if not is_inert(function):
+                    self._note_call_of(function, call)
 
-    def note_special(self, argument: str) -> None:
+    def _plan(self, at: int) -> Plan:
+        """Note what later frames with the same end need not note, and return the others."""
+        plan = Plan(self._loads.reached(at), self._globals)
+        self._noted.plans[at, id(self._globals)] = plan
+        self._note_names()
+        for base, uses in plan.fixed:
+            for value in self._values(base):
+                self._attributes(value, uses)
+        return plan
+
+    def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
         """Note the lookup of a special method, which no instruction loads."""
         name = self._code.co_name
         for value in self._variable(argument):
-            members = (vars(kind).get(name) for kind in type(value).__mro__)
-            if any(getattr(member, "__code__", None) is self._code for member in members):
-                self._attributes(value, {name: Use.READ})
+            for kind in type(value).__mro__:
+                if getattr(kind.__dict__.get(name), "__code__", None) is self._code:
+                    self._attributes(value, uses)
+                    break
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
@@ -114,15 +132,25 @@ class RanFrame:
             raise_uses(reads.variables, inside)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
-        if has_attributes(value) and (uses := own_uses(value, uses)):
-            self.of_tensors |= isinstance(value, Tensor)
-            raise_uses(self._reads.owner(value).names, uses)
-            inside = attributes_of(value) or ()
-            others = {name: use for name, use in uses.items() if name not in inside}
-            if others and type(value) not in _OF_TORCH:  # its class has them
-                raise_uses(self._reads.owner(type(value)).names, others)
-                if any(is_standard_property(type(value), name) for name in others):
-                    self._note_opaque([value])  # `member.value`
+        """Note attributes of a value.
+
+        Args:
+            uses: attribute -> use, of the code: another call has the same mapping.
+        """
+        kind = type(value)
+        known = self._noted.kinds.get((kind, id(uses)))
+        if known is None:
+            known = self._noted.kinds[kind, id(uses)] = OfKind(value, uses)
+        if not known.uses or not (known.alike or has_attributes(value)):
+            return
+        self.of_tensors |= known.of_tensors
+        raise_uses(self._reads.owner(value).names, known.uses)
+        others = known.names.difference(attributes_of(value) or ())
+        if others != known.others:  # its class has them
+            known.others = others
+            raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
+        if others and any(is_standard_property(kind, name) for name in others):
+            self._note_opaque([value])  # `member.value`
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
@@ -139,7 +167,7 @@ class RanFrame:
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 
     def _note_call(self, call: Symbol) -> None:
-        """Note an import, and the possible reads of arguments by a callee that is not read."""
+        """Note an import, or a call whose shape tells that it reads its arguments."""
         base = call.base
         if call.kind == "module":
             self._note_entries(sys.modules, self._module_names(call))
@@ -148,31 +176,33 @@ class RanFrame:
                 self._note_getattr(self._values(part), *self._names(call.parts[-1]))
         if base is not None and base.kind == "call" and self._is_made_by_c(base):
             self._note_opaque(self._arguments_of(call))
-        for function in self._values(base):
-            if type(function) is types.FunctionType and not reads_attributes(function):
-                if is_standard_machinery(function.__code__.co_filename):
-                    self._note_standard(function, call)
-                continue  # nearly all callees
-            function, given = taken_apart(function)
-            if function is __import__:
-                self._note_entries(sys.modules, self._arguments_of(call)[:1])
-            elif is_of_dict(function):
-                self._note_of_dict(function, *self._of_dict(given, call))
-            asks = function is type or function is isinstance
-            if asks and call.parts and not self._is_of_optimizer():
-                for value in self._values(call.parts[0]):
-                    if issubclass(type(value), StandIn):
-                        cast(StandIn, value).asked(function)
-            elif is_getattr(function):
-                self._note_getattr(*self._of_getattr(given, call))
-            elif isinstance(function, operator.attrgetter):
-                self._note_getter(function, [*given, *self._arguments_of(call)])
-            elif reads_attributes(function):
-                self._note_opaque([*given, *self._arguments_of(call)])
-            elif _hands_on(function):
-                arguments = [*given, *self._arguments_of(call)]
-                if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
-                    self._note_opaque(part for value in arguments for part in elements(value))
+
+    def _note_call_of(self, function: object, call: Symbol) -> None:
+        """Note the possible reads of a call's arguments by a function that is called."""
+        if type(function) is types.FunctionType and not reads_attributes(function):
+            if is_standard_machinery(function.__code__.co_filename):
+                self._note_standard(function, call)
+            return
+        function, given = taken_apart(function)
+        if function is __import__:
+            self._note_entries(sys.modules, self._arguments_of(call)[:1])
+        elif is_of_dict(function):
+            self._note_of_dict(function, *self._of_dict(given, call))
+        asks = function is type or function is isinstance
+        if asks and call.parts and not self._is_of_optimizer():
+            for value in self._values(call.parts[0]):
+                if issubclass(type(value), StandIn):
+                    cast(StandIn, value).asked(function)
+        elif is_getattr(function):
+            self._note_getattr(*self._of_getattr(given, call))
+        elif isinstance(function, operator.attrgetter):
+            self._note_getter(function, [*given, *self._arguments_of(call)])
+        elif reads_attributes(function):
+            self._note_opaque([*given, *self._arguments_of(call)])
+        elif hands_on(function):
+            arguments = [*given, *self._arguments_of(call)]
+            if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
+                self._note_opaque(part for value in arguments for part in elements(value))
 
     def _is_of_optimizer(self) -> bool:
         """Return whether the code is of torch's optimizers: these ask for the type of a number in
@@ -308,6 +338,8 @@ class RanFrame:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
         if name in self._variables:
             return self._variables[name]
+        if self._locals is None:
+            self._locals = self._frame.f_locals
         found = self._variables[name] = [
             values[name] for values in (self._arguments, self._locals) if name in values
         ]
@@ -389,21 +421,12 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
-_OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
 
 
-def _hands_on(function: object) -> bool:
-    """Return whether a callee of C may call the functions among its arguments, as `map` does."""
-    if isinstance(function, types.MethodDescriptorType):
-        return function.__objclass__ is list  # `layers.sort(key=...)`
-    return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
-
-
 _GET = frozenset({"get", "__getitem__"})
-_HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
 
 
 def _attribute_values(value: object) -> Iterable[object]:

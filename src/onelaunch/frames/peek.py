@@ -22,11 +22,12 @@ from onelaunch.frames.stack import Use
 MOST = 1000
 """The most items of an object that are followed."""
 
-LEAVES = (
-    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+LEAVES = frozenset(
+    (
+        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    )
 )
-_LEAVES = frozenset(LEAVES)
 _OPAQUE = (torch.Stream, torch.Event)
 """Types whose attributes are not followed. A freed CUDA stream or event leaves weak references to
 nothing behind (pytorch#183403)."""
@@ -37,7 +38,7 @@ VIEWS = (*map(type, ({}.keys(), {}.values(), {}.items())), collections.abc.Mappi
 """Types of views of a mapping's present items."""
 
 _SEALED = frozenset(_OPAQUE)
-_WITHOUT_CONTENTS = _LEAVES | _SEALED
+_WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
 def has_contents(value: object) -> bool:
@@ -45,7 +46,7 @@ def has_contents(value: object) -> bool:
     kind = type(value)  # `isinstance` would ask the value for its class
     if issubclass(kind, Tensor):
         return not is_of_parts(kind) and bool(attributes_of(value))
-    return kind not in _LEAVES and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__)
+    return kind not in LEAVES and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__)
 
 
 def is_of_parts(kind: type) -> bool:
@@ -77,7 +78,7 @@ def is_key(value: object) -> bool:
     if type(value) is tuple:
         return all(map(is_key, cast(tuple[object, ...], value)))
     return (
-        type(value) in _LEAVES or isinstance(value, type) or type(value).__hash__ is _HASH_OF_ENUM
+        type(value) in LEAVES or isinstance(value, type) or type(value).__hash__ is _HASH_OF_ENUM
     )
 
 
@@ -96,7 +97,7 @@ BUILTIN = frozenset(
 def has_attributes(value: object) -> bool:
     """Return whether reads of a value's attributes are noted."""
     kind = type(value)
-    if kind in _LEAVES or not _SEALED.isdisjoint(kind.__mro__):
+    if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
         return False
     if issubclass(kind, Tensor) and is_of_parts(kind):
         return False
@@ -115,7 +116,7 @@ def peek(value: object, name: str) -> tuple[object, ...]:
     if kind is types.ModuleType:
         found = value.__dict__
         return (found[name],) if name in found else _of_instance(kind, value, name)
-    if kind in _LEAVES or not _SEALED.isdisjoint(kind.__mro__):
+    if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
         return ()
     if name == "__class__":
         return (kind,)

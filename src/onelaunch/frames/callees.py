@@ -33,6 +33,9 @@ def is_inert(function: Any) -> bool:
     """Return whether a call of a function reads nothing of its arguments that its own code does not
     tell. May be False for such a call, too."""
     kind = type(function)
+    if kind is types.MethodType and type(function.__func__) is types.FunctionType:
+        function = function.__func__
+        return function.__module__ not in _NOTED and "__objclass__" not in function.__dict__
     if kind is types.FunctionType:
         file = function.__code__.co_filename
         return function.__module__ not in _READ_ALL and not is_standard_machinery(file)
@@ -41,23 +44,27 @@ def is_inert(function: Any) -> bool:
     if kind is type:
         told = id(function) in BUILTIN or function.__module__ in _NOTED
         return not told and class_member(function, "__objclass__") is None
-    return _has_inert_instances(kind) and (attributes_of(function) or _NONE).keys().isdisjoint(_TELLING)
+    module = _module_of_instances(kind)
+    if module is None:
+        return False
+    attributes = attributes_of(function) or _NONE
+    return attributes.get("__module__", module) not in _NOTED and "__objclass__" not in attributes
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_inert_instances(kind: type) -> bool:
-    """Return whether instances of a class are inert that have no attributes of `_TELLING`."""
+def _module_of_instances(kind: type) -> str | None:
+    """Return the module of a class by whose instances alone it can be told whether they are inert;
+    None for others."""
     if kind in LEAVES:
-        return True
+        return ""
     module, by_name = class_member(kind, "__module__"), class_member(kind, "__getattr__")
-    return (
+    usual = (
         not issubclass(kind, _TOLD)
         and (by_name is None or by_name is nn.Module.__getattr__)
         and class_member(kind, "__getattribute__") is object.__getattribute__
         and class_member(kind, "__objclass__") is None
-        and type(module) is str
-        and module not in _NOTED
     )
+    return module if usual and isinstance(module, str) else None
 
 
 def is_called_by_c(kind: type) -> bool:
@@ -121,8 +128,6 @@ _READ_ALL = frozenset(
 """Modules whose functions read any attribute of their arguments."""
 _HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
 _NOTED = _READ_ALL | _HAND_ON
-_TELLING = frozenset({"__module__", "__objclass__"})
-"""Attributes by which a callee is told from others."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (

@@ -295,21 +295,25 @@ class RanFrame:
 
     def _values(self, symbol: Symbol | None) -> list[object]:
         """Return the values that a symbol may have had. Runs no user code."""
-        kind = "unknown" if symbol is None else symbol.kind
-        if symbol is None or kind == "unknown":
+        if symbol is None:
             return []
-        if kind == "variable":
-            return self._variable(symbol.key)
-        if kind == "global":
-            return global_values(self._globals, symbol.key)
-        if kind == "constant":
-            return [symbol.key]
         known = self._known.get(id(symbol))
         if known is not None:
             return known
-        found = self._find(symbol)
-        if not self._following:
-            self._known[id(symbol)] = found
+        kind = symbol.kind
+        if kind == "variable":
+            return self._variable(symbol.key)
+        if kind == "unknown":
+            return []
+        if kind == "global":
+            found = global_values(self._globals, symbol.key)
+        elif kind == "constant":
+            found: list[object] = [symbol.key]
+        else:
+            found = self._find(symbol)
+            if self._following and not self._loads.is_settled(symbol):
+                return found
+        self._known[id(symbol)] = found
         return found
 
     def _find(self, symbol: Symbol) -> list[object]:
@@ -349,11 +353,13 @@ class RanFrame:
         if not found and name not in loads.cleared and name not in loads.free:
             return found  # no assignment to it ran
         seen = {id(v) for v in found}
+        assigned = loads.assigned[name]
+        again = not all(map(loads.is_settled, assigned))
         before = -1
         self._following += 1
-        while before < len(found) < MOST:
+        while before < len(found) < MOST and (before < 0 or again):
             before = len(found)
-            for symbol in self._loads.assigned[name]:
+            for symbol in assigned:
                 for value in self._values(symbol):
                     if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onelaunch.frames.callees import is_inert
-from onelaunch.frames.peek import has_attributes, own_uses
+from onelaunch.frames.peek import BUILTIN, has_attributes, own_uses
 from onelaunch.frames.stack import Reached, Symbol, Use
 
 _Checks = dict[tuple[int, str], tuple[dict[str, Any], str, object]]
@@ -56,18 +56,21 @@ class Plan:
 
     def _is_fixed(self, base: Symbol, uses: dict[str, Use]) -> bool:
         checks: _Checks = {}
-        module = self._value(base, checks)
-        if not isinstance(module, ModuleType):
+        value = self._value(base, checks)
+        if issubclass(type(value), ModuleType):
+            for name in uses:
+                _look_up(vars(value), name, checks)
+        elif not issubclass(type(value), type):  # what hangs on a class is always noted
             return False
-        for name in uses:
-            _look_up(vars(module), name, checks)
         self._checks |= checks
         return True
 
     def _is_inert(self, call: Symbol) -> bool:
         checks: _Checks = {}
         function = self._value(call.base, checks)
-        if function is _MISSING or not is_inert(function):
+        raised = issubclass(type(function), type) and issubclass(function, BaseException)
+        alone = raised and all(part.kind in ("unknown", "constant") for part in call.parts)
+        if function is _MISSING or not (is_inert(function) or (alone and id(function) in BUILTIN)):
             return False
         self._checks |= checks
         return True

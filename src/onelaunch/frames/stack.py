@@ -107,6 +107,7 @@ class Loads:
     backward: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) of each jump to an earlier instruction, in their order."""
     _reached: dict[int, Reached] = field(default_factory=dict, compare=False)
+    _settled: dict[int, bool] = field(default_factory=dict, compare=False)
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame may have reached that ended at an offset."""
@@ -134,6 +135,15 @@ class Loads:
             elif place.kind == "item":
                 found.items.append((place, use))
         found.attributes.extend(attributes.items())
+        return found
+
+    def is_settled(self, symbol: Symbol) -> bool:
+        """Return whether no variable that is assigned leads to a symbol's values."""
+        found = self._settled.get(id(symbol))
+        if found is None:
+            inside = symbol.parts if symbol.base is None else (symbol.base, *symbol.parts)
+            assigned = symbol.kind == "variable" and symbol.key in self.assigned
+            found = self._settled[id(symbol)] = not assigned and all(map(self.is_settled, inside))
         return found
 
     def tells(self, symbol: Symbol, within: frozenset[str] = frozenset()) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import operator
 import types
 from typing import Any, cast
 
-from torch import nn
-
 from onelaunch.frames.origins import is_machinery, is_standard_machinery
-from onelaunch.frames.peek import BUILTIN, LEAVES, attributes_of, class_member, object_of
+from onelaunch.frames.peek import BUILTIN, attributes_of, class_member, kind_of, object_of
 
 
 def is_unread(function: object) -> bool:
@@ -35,36 +32,23 @@ def is_inert(function: Any) -> bool:
     kind = type(function)
     if kind is types.MethodType and type(function.__func__) is types.FunctionType:
         function = function.__func__
-        return function.__module__ not in _NOTED and "__objclass__" not in function.__dict__
+        return function.__module__ not in NOTED and "__objclass__" not in function.__dict__
     if kind is types.FunctionType:
         file = function.__code__.co_filename
-        return function.__module__ not in _READ_ALL and not is_standard_machinery(file)
+        if is_standard_machinery(file):
+            return False
+        INERT_FILES.add(file)
+        return function.__module__ not in _READ_ALL
     if kind is types.BuiltinFunctionType:
-        return function.__module__ not in _NOTED and not isinstance(function.__self__, dict)
+        return function.__module__ not in NOTED and not isinstance(function.__self__, dict)
     if kind is type:
-        told = id(function) in BUILTIN or function.__module__ in _NOTED
+        told = id(function) in BUILTIN or function.__module__ in NOTED
         return not told and class_member(function, "__objclass__") is None
-    module = _module_of_instances(kind)
+    module = kind_of(function).module
     if module is None:
         return False
-    attributes = attributes_of(function) or _NONE
-    return attributes.get("__module__", module) not in _NOTED and "__objclass__" not in attributes
-
-
-@functools.lru_cache(maxsize=4096)
-def _module_of_instances(kind: type) -> str | None:
-    """Return the module of a class by whose instances alone it can be told whether they are inert;
-    None for others."""
-    if kind in LEAVES:
-        return ""
-    module, by_name = class_member(kind, "__module__"), class_member(kind, "__getattr__")
-    usual = (
-        not issubclass(kind, _TOLD)
-        and (by_name is None or by_name is nn.Module.__getattr__)
-        and class_member(kind, "__getattribute__") is object.__getattribute__
-        and class_member(kind, "__objclass__") is None
-    )
-    return module if usual and isinstance(module, str) else None
+    inside = (attributes_of(function) if module else None) or _NONE
+    return inside.get("__module__", module) not in NOTED and "__objclass__" not in inside
 
 
 def is_called_by_c(kind: type) -> bool:
@@ -127,15 +111,17 @@ _READ_ALL = frozenset(
 )
 """Modules whose functions read any attribute of their arguments."""
 _HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
-_NOTED = _READ_ALL | _HAND_ON
+NOTED = _READ_ALL | _HAND_ON
+TELLING = ("__module__", "__objclass__")
+"""Attributes by which a callee may not be inert, though its class is."""
+INERT_FILES: set[str] = set()
+"""Files whose functions are inert, but for those of `NOTED`."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (
     *(types.BuiltinFunctionType, types.MethodWrapperType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
 )
-_TOLD = (type, functools.partial, operator.attrgetter, types.MethodType, *_OF_C)
-"""Types of callees that are told one by one."""
 _NONE: dict[str, Any] = {}
 
 _HARMLESS = set(

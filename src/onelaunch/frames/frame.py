@@ -41,7 +41,7 @@ from onelaunch.frames.peek import (
     namespaces,
     peek,
 )
-from onelaunch.frames.plan import Noted, OfKind, Plan
+from onelaunch.frames.plan import Noted, OfKind, Plan, native_note
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -59,8 +59,10 @@ class RanFrame:
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
+        self._native = native_note()
         self._reads = reads
-        self._frame = frame
+        values = frame.f_locals
+        self._locals = values if type(values) is dict else dict(values)
         self._code = frame.f_code
         self._globals = frame.f_globals
         self._loads = loads
@@ -69,7 +71,6 @@ class RanFrame:
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
         )
-        self._locals: Mapping[str, Any] | None = None
         self._variables: dict[str, list[object]] = {}
         self._following = 0
         """Number of variables whose values are being looked for."""
@@ -84,30 +85,45 @@ class RanFrame:
         Args:
             at: the offset of the instruction where the frame ended.
         """
-        plan = self._noted.plans.get((at, id(self._globals)))
+        noted, loads = self._noted, self._loads
+        plan = noted.plans.get((at, id(self._globals)))
         if plan is None or not plan.holds():
             plan = self._plan(at)
-        for name, uses in self._loads.arguments.items():
-            for value in self._variable(name):
-                self._attributes(value, uses)
+        if self._is_noted_in_c(plan):
+            calls = plan.others
+        else:
+            calls = plan.calls
+            for name, uses in loads.arguments.items():
+                for value in self._variable(name):
+                    self._attributes(value, uses)
         for base, uses in plan.attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
         for place, use in plan.items:
             self._note_item(place, use)
-        for symbol in self._loads.opaque:
+        for symbol in loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call, plain in plan.calls:
+        for call, plain in calls:
             if not plain:
                 self._note_call(call)
             for function in self._values(call.base):
                 if not is_inert(function):
                     self._note_call_of(function, call)
 
+    def _is_noted_in_c(self, plan: Plan) -> bool:
+        """Return whether the attributes of arguments and the simple calls were noted."""
+        note, reads, noted = self._native, self._reads, self._noted
+        if note is None or self._arguments or not (noted.arguments or plan.simple):
+            return False
+        return note(
+            self._locals, noted.arguments, plan.simple, self._results, reads.owners, reads.owner
+        )
+
     def _plan(self, at: int) -> Plan:
         """Note what later frames with the same end need not note, and return the others."""
-        plan = Plan(self._loads.reached(at), self._globals)
-        self._noted.plans[at, id(self._globals)] = plan
+        plan, noted = Plan(self._loads, at, self._globals), self._noted
+        noted.plans[at, id(self._globals)] = plan
+        noted.arguments = {n: noted.kinds[id(uses)] for n, uses in self._loads.arguments.items()}
         self._note_names()
         for base, uses in plan.fixed:
             for value in self._values(base):
@@ -137,19 +153,20 @@ class RanFrame:
         Args:
             uses: attribute -> use, of the code: another call has the same mapping.
         """
-        kind = type(value)
-        known = self._noted.kinds.get((kind, id(uses)))
+        kind, kinds = type(value), self._noted.kinds[id(uses)]
+        known = kinds.get(kind)
         if known is None:
-            known = self._noted.kinds[kind, id(uses)] = OfKind(value, uses)
-        if not known.uses or not (known.alike or has_attributes(value)):
+            known = kinds[kind] = OfKind.of(value, uses)
+        if not known.uses or (issubclass(kind, type) and not has_attributes(value)):
             return
-        self.of_tensors |= known.of_tensors
+        self.of_tensors |= issubclass(kind, Tensor)
         raise_uses(self._reads.owner(value).names, known.uses)
         others = known.names.difference(attributes_of(value) or ())
+        asked = any(is_standard_property(kind, name) for name in others)
         if others != known.others:  # its class has them
-            known.others = others
+            kinds[kind] = known._replace(others=others, simple=known.simple and not asked)
             raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
-        if others and any(is_standard_property(kind, name) for name in others):
+        if asked:
             self._note_opaque([value])  # `member.value`
 
     def _note_item(self, place: Symbol, use: Use) -> None:
@@ -342,8 +359,6 @@ class RanFrame:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
         if name in self._variables:
             return self._variables[name]
-        if self._locals is None:
-            self._locals = self._frame.f_locals
         found = self._variables[name] = [
             values[name] for values in (self._arguments, self._locals) if name in values
         ]

@@ -8,6 +8,7 @@ import contextvars
 import enum
 import functools
 import gc
+import operator
 import threading
 import types
 from collections import deque
@@ -41,9 +42,16 @@ _SEALED = frozenset(_OPAQUE)
 _WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
-class _Kind(NamedTuple):
-    """Facts about a class."""
+class Kind(NamedTuple):
+    """Facts about a class. native/frames.c reads the first three."""
 
+    plain: bool
+    """True if `__dict__`, `held` and the class are all there is to its objects' attributes."""
+    held: tuple[str, ...]
+    """The dicts in `__dict__` that hold attributes, too."""
+    module: str | None
+    """The module of a class that tells of its objects, if they do not say otherwise, whether calls
+    of them are inert; empty for `LEAVES`; None where there is more to it."""
     contents: bool
     """True if its objects may have attributes or items that code reads."""
     attributes: bool
@@ -51,37 +59,63 @@ class _Kind(NamedTuple):
     tensor: bool
     usual: bool
     """True if `__dict__` of its objects runs no user code."""
-    held: tuple[str, ...]
-    """The dicts in `__dict__` that hold attributes, too."""
-    plain: bool
-    """True if `__dict__`, `held` and the class are all there is to attributes."""
 
 
-@functools.lru_cache(maxsize=4096)
-def _kind(kind: type) -> _Kind:
+KINDS: dict[type, Kind] = {}
+
+
+def kind_of(value: object) -> Kind:
+    """Return the facts about a value's class."""
+    kind = type(value)  # `isinstance` would ask the value for its class
+    return KINDS.get(kind) or _learn(kind)
+
+
+def _learn(kind: type) -> Kind:
     sealed = not _SEALED.isdisjoint(kind.__mro__)
     tensor = issubclass(kind, Tensor)
     of_parts = tensor and is_of_parts(kind)
+    by_name = class_member(kind, "__getattr__")
+    unasked = class_member(kind, "__getattribute__") is object.__getattribute__
     usual = (
-        class_member(kind, "__getattribute__") is object.__getattribute__
+        unasked
         and isinstance(class_member(kind, "__dict__"), types.GetSetDescriptorType)
         and not issubclass(kind, threading.local)
     )
-    told = tensor or sealed or issubclass(kind, (types.ModuleType, type, *METHODS, *LEAVES))
-    return _Kind(
+    module = class_member(kind, "__module__")
+    alone = (
+        unasked
+        and (by_name is None or by_name is nn.Module.__getattr__)
+        and class_member(kind, "__objclass__") is None
+        and not issubclass(kind, _CALLEES)
+        and isinstance(module, str)
+    )
+    if len(KINDS) > _MOST_KINDS:  # it keeps classes alive
+        KINDS.clear()
+    found = KINDS[kind] = Kind(
+        plain=usual
+        and not (tensor or sealed or issubclass(kind, (types.ModuleType, type, *METHODS, *LEAVES))),
+        held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
+        module="" if kind in LEAVES else cast(str, module) if alone else None,
         contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__),
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
         tensor=tensor,
         usual=usual,
-        held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
-        plain=usual and not told,
     )
+    return found
+
+
+_MOST_KINDS = 4096
+_CALLEES = (
+    *(type, functools.partial, operator.attrgetter, *METHODS),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType),
+)
+"""Types of callees that are told one by one."""
 
 
 def has_contents(value: object) -> bool:
     """Return whether a value may have attributes or items that code reads."""
-    kind = _kind(type(value))  # `isinstance` would ask the value for its class
+    kind = kind_of(value)
     return kind.contents and not (kind.tensor and not attributes_of(value))
 
 
@@ -132,8 +166,8 @@ BUILTIN = frozenset(
 
 def has_attributes(value: object) -> bool:
     """Return whether reads of a value's attributes are noted."""
-    kind = type(value)
-    return _kind(kind).attributes and not (issubclass(kind, type) and id(value) in BUILTIN)
+    noted = kind_of(value).attributes
+    return noted and not (issubclass(type(value), type) and id(value) in BUILTIN)
 
 
 def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
@@ -145,7 +179,7 @@ def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
 def peek(value: Any, name: str) -> tuple[object, ...]:
     """Return the value of an attribute, if it can be found without running user code; 0.5 us."""
     kind: type = type(value)
-    facts = _kind(kind)
+    facts = kind_of(value)
     if facts.plain and name != "__class__":
         return _of_attributes(facts, value.__dict__, name) or _of_instance(kind, value, name)
     if kind is types.ModuleType:
@@ -165,7 +199,7 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
     return _of_attributes(facts, attributes, name) or _of_instance(kind, value, name)
 
 
-def _of_attributes(facts: _Kind, attributes: dict[str, object], name: str) -> tuple[object, ...]:
+def _of_attributes(facts: Kind, attributes: dict[str, object], name: str) -> tuple[object, ...]:
     if name in attributes:
         return (attributes[name],)
     for holder in facts.held:
@@ -268,9 +302,9 @@ def _module(member: object) -> object:
 
 def attributes_of(value: object) -> dict[str, Any] | None:
     """Return the `__dict__` of an object, or None, without calling its `__getattr__`."""
-    kind: type = type(value)
-    if _kind(kind).usual:
+    if kind_of(value).usual:
         return cast(Any, value).__dict__
+    kind = type(value)
     if issubclass(kind, threading.local):
         return vars(value)  # this thread's
     if not kind.__dictoffset__:

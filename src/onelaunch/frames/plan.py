@@ -7,16 +7,19 @@ them is noted for a first frame; for later ones it is only checked that they lea
 from __future__ import annotations
 
 import builtins
+import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from onelaunch.frames.callees import is_inert
-from onelaunch.frames.peek import BUILTIN, has_attributes, own_uses
-from onelaunch.frames.stack import Reached, Symbol, Use
+from onelaunch.frames.callees import INERT_FILES, NOTED, TELLING, is_inert
+from onelaunch.frames.peek import BUILTIN, KINDS, kind_of, own_uses
+from onelaunch.frames.stack import Loads, Symbol, Use
+from onelaunch.native import FAILURES, compiled
 
 _Checks = dict[tuple[int, str], tuple[dict[str, Any], str, object]]
 """(id of a namespace, name) -> the namespace, the name, and its value."""
@@ -29,22 +32,35 @@ class Plan:
         fixed: attributes of modules, which one frame notes for all.
         attributes, items, calls: the others, in the order of `Reached`. With each call, True if
             nothing but its function tells whether it is to be noted.
+        simple: (variable, attribute or None, offset) of calls of a variable that is assigned once
+            at most, or of its attribute.
+        others: the calls that are not simple.
     """
 
-    def __init__(self, reached: Reached, namespace: dict[str, Any]) -> None:
+    def __init__(self, loads: Loads, at: int, namespace: dict[str, Any]) -> None:
+        reached = loads.reached(at)
         self._namespace = namespace
         self._checks: _Checks = {}
         self.fixed: list[tuple[Symbol, dict[str, Use]]] = []
         self.attributes: list[tuple[Symbol, dict[str, Use]]] = []
         self.items = reached.items
         self.calls: list[tuple[Symbol, bool]] = []
+        self.others: list[tuple[Symbol, bool]] = []
+        simple: list[tuple[str, str | None, int]] = []
         for base, uses in reached.attributes:
             fixed = self._is_fixed(base, uses)
             (self.fixed if fixed else self.attributes).append((base, uses))
         for call in reached.calls:
             plain = _is_plain(call)
-            if not (plain and self._is_inert(call)):
-                self.calls.append((call, plain))
+            if plain and self._is_inert(call):
+                continue
+            self.calls.append((call, plain))
+            found = _simple(call, loads) if plain else None
+            if found is None:
+                self.others.append((call, plain))
+            else:
+                simple.append(found)
+        self.simple = tuple(simple)
         self._checked = list(self._checks.values())
 
     def holds(self) -> bool:
@@ -87,6 +103,17 @@ class Plan:
         return _MISSING
 
 
+def _simple(call: Symbol, loads: Loads) -> tuple[str, str | None, int] | None:
+    called = cast(Symbol, call.base)
+    attribute = called.key if called.kind == "attribute" else None
+    variable = called if attribute is None else cast(Symbol, called.base)
+    if variable.kind != "variable" or attribute == "__class__":
+        return None
+    if variable.key in loads.assigned and variable.key not in loads.once:
+        return None
+    return variable.key, attribute, called.offset
+
+
 def _look_up(names: dict[str, Any], name: str, checks: _Checks) -> object:
     value = names.get(name, _MISSING)
     checks[id(names), name] = names, name, value
@@ -101,26 +128,25 @@ def _is_plain(call: Symbol) -> bool:
     return base.kind != "attribute" or base.key != "__getattribute__"
 
 
-class OfKind:
+class OfKind(NamedTuple):
     """What a function's loads of a value's attributes come to, for values of one class.
+    native/frames.c reads the first three."""
 
-    Attributes:
-        uses: attribute -> use, without those that are not noted.
-        alike: True if this holds for all values of the class.
-        of_tensors: True if they are tensors.
-        names: the attributes that the class may have.
-        others: those that were noted as the class's.
-    """
+    uses: Mapping[str, Use]
+    """attribute -> use, without those that are not noted."""
+    others: frozenset[str]
+    """The attributes that were noted as the class's."""
+    simple: bool
+    """True if nothing but `uses` and `others` is to be noted."""
+    names: frozenset[str]
+    """The attributes that the class may have."""
 
-    __slots__ = ("alike", "names", "of_tensors", "others", "uses")
-
-    def __init__(self, value: object, uses: Mapping[str, Use]) -> None:
-        kind = type(value)
-        self.alike = not issubclass(kind, type)
-        self.uses = own_uses(value, uses) if not self.alike or has_attributes(value) else {}
-        self.of_tensors = issubclass(kind, Tensor)
-        self.names = frozenset(() if kind in _OF_TORCH else self.uses)
-        self.others = frozenset[str]()
+    @classmethod
+    def of(cls, value: object, uses: Mapping[str, Use]) -> OfKind:
+        facts = kind_of(value)
+        own = own_uses(value, uses) if facts.attributes else {}
+        of_class = () if type(value) in _OF_TORCH else own
+        return cls(own, frozenset(), facts.plain, frozenset(of_class))
 
 
 @dataclass(slots=True, eq=False)
@@ -129,8 +155,21 @@ class Noted:
 
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
     """(offset of the instruction where a frame ended, id of its globals) -> its plan."""
-    kinds: dict[tuple[type, int], OfKind] = field(default_factory=dict)
-    """(class, id of a mapping of the function's loads) -> what they come to."""
+    kinds: defaultdict[int, dict[type, OfKind]] = field(default_factory=lambda: defaultdict(dict))
+    """id of a mapping of the function's loads -> class -> what they come to."""
+    arguments: dict[str, dict[type, OfKind]] = field(default_factory=dict)
+    """variable of `Loads.arguments` -> its part of `kinds`."""
+
+
+@functools.cache
+def native_note() -> Any:
+    """Return what notes simple loads in C, or None."""
+    try:
+        library = compiled("frames")
+        library.know(KINDS, INERT_FILES, NOTED, TELLING)
+    except FAILURES:
+        return None
+    return library.note
 
 
 _MISSING = object()

@@ -59,7 +59,6 @@ class RanFrame:
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
-        self._native = native_note()
         self._reads = reads
         values = frame.f_locals
         self._locals = values if type(values) is dict else dict(values)
@@ -85,18 +84,13 @@ class RanFrame:
         Args:
             at: the offset of the instruction where the frame ended.
         """
-        noted, loads = self._noted, self._loads
-        plan = noted.plans.get((at, id(self._globals)))
+        loads = self._loads
+        plan = self._noted.plans.get((at, id(self._globals)))
         if plan is None or not plan.holds():
             plan = self._plan(at)
-        if self._is_noted_in_c(plan):
-            calls = plan.others
-        else:
-            calls = plan.calls
-            for name, uses in loads.arguments.items():
-                for value in self._variable(name):
-                    self._attributes(value, uses)
-        for base, uses in plan.attributes:
+        done = self._is_noted_in_c(plan)
+        attributes, calls = plan.left if done else (plan.attributes, plan.calls)
+        for base, uses in attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
         for place, use in plan.items:
@@ -111,19 +105,16 @@ class RanFrame:
                     self._note_call_of(function, call)
 
     def _is_noted_in_c(self, plan: Plan) -> bool:
-        """Return whether the attributes of arguments and the simple calls were noted."""
-        note, reads, noted = self._native, self._reads, self._noted
-        if note is None or self._arguments or not (noted.arguments or plan.simple):
+        """Return whether the steps of a plan were noted."""
+        note, reads = native_note(), self._reads
+        if note is None or self._arguments:
             return False
-        return note(
-            self._locals, noted.arguments, plan.simple, self._results, reads.owners, reads.owner
-        )
+        return note(plan.steps, self._locals, self._results, reads.owners, reads.owner)
 
     def _plan(self, at: int) -> Plan:
         """Note what later frames with the same end need not note, and return the others."""
-        plan, noted = Plan(self._loads, at, self._globals), self._noted
-        noted.plans[at, id(self._globals)] = plan
-        noted.arguments = {n: noted.kinds[id(uses)] for n, uses in self._loads.arguments.items()}
+        plan = Plan(self._loads, at, self._globals, self._noted)
+        self._noted.plans[at, id(self._globals)] = plan
         self._note_names()
         for base, uses in plan.fixed:
             for value in self._values(base):

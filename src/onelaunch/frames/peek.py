@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.frames.reads import StandIn
 from onelaunch.frames.stack import Use
 
 MOST = 1000
@@ -43,22 +44,24 @@ _WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
 class Kind(NamedTuple):
-    """Facts about a class. native/frames.c reads the first three."""
+    """Facts about a class. C reads the first five."""
 
     plain: bool
     """True if `__dict__`, `held` and the class are all there is to its objects' attributes."""
+    usual: bool
+    """True if `__dict__` of its objects runs no user code."""
     held: tuple[str, ...]
     """The dicts in `__dict__` that hold attributes, too."""
     module: str | None
     """The module of a class that tells of its objects, if they do not say otherwise, whether calls
-    of them are inert; empty for `LEAVES`; None where there is more to it."""
+    of them are inert; empty for plain values, which are not called; None where there is more."""
+    nothing: set[str]
+    """Attributes that are not followed, as they are met."""
     contents: bool
     """True if its objects may have attributes or items that code reads."""
     attributes: bool
     """True if reads of its objects' attributes are noted."""
     tensor: bool
-    usual: bool
-    """True if `__dict__` of its objects runs no user code."""
 
 
 KINDS: dict[type, Kind] = {}
@@ -92,22 +95,24 @@ def _learn(kind: type) -> Kind:
     if len(KINDS) > _MOST_KINDS:  # it keeps classes alive
         KINDS.clear()
     found = KINDS[kind] = Kind(
+        usual=usual,
         plain=usual
         and not (tensor or sealed or issubclass(kind, (types.ModuleType, type, *METHODS, *LEAVES))),
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
-        module="" if kind in LEAVES else cast(str, module) if alone else None,
+        module="" if kind in _PLAIN else cast(str, module) if alone else None,
+        nothing=set(),
         contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__),
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
         tensor=tensor,
-        usual=usual,
     )
     return found
 
 
 _MOST_KINDS = 4096
+_PLAIN = LEAVES | {dict, list, tuple, set, frozenset}
 _CALLEES = (
-    *(type, functools.partial, operator.attrgetter, *METHODS),
+    *(type, functools.partial, operator.attrgetter, StandIn, *METHODS),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
 )
 """Types of callees that are told one by one."""
@@ -190,6 +195,7 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
     if name == "__class__":
         return (kind,)
     if facts.tensor and is_of_tensors(kind, name):
+        facts.nothing.add(name)
         return ()
     if kind in METHODS:
         return (getattr(value, name, None),) if name in ("__self__", "__func__") else ()

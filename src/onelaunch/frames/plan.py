@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from onelaunch.frames.callees import INERT_FILES, NOTED, TELLING, is_inert
-from onelaunch.frames.peek import BUILTIN, KINDS, kind_of, own_uses
+from onelaunch.frames.callees import INERT_FILES, NOTED, TELLING, is_inert, only_hands_on
+from onelaunch.frames.peek import KINDS, kind_of, own_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.native import FAILURES, compiled
 
@@ -25,42 +25,57 @@ _Checks = dict[tuple[int, str], tuple[dict[str, Any], str, object]]
 """(id of a namespace, name) -> the namespace, the name, and its value."""
 
 
+Attributes = list[tuple[Symbol, Mapping[str, Use]]]
+Calls = list[tuple[Symbol, bool]]
+"""Calls, each with True if nothing but its function tells whether it is to be noted."""
+_Path = tuple[tuple[str, int], ...]
+_Step = tuple[str | None, object, _Path, "dict[type, OfKind] | None"]
+"""A variable, or else a value; (attribute, offset) on the way from there; what is to be noted of
+the attributes of the value at the end, or None if it is to be inert."""
+
+
 class Plan:
     """The loads of frames with the same code, globals and last instruction.
 
     Attributes:
-        fixed: attributes of modules, which one frame notes for all.
-        attributes, items, calls: the others, in the order of `Reached`. With each call, True if
-            nothing but its function tells whether it is to be noted.
-        simple: (variable, attribute or None, offset) of calls of a variable that is assigned once
-            at most, or of its attribute.
-        others: the calls that are not simple.
+        fixed: attributes of modules and classes, which one frame notes for all.
+        attributes, items, calls: the others, in their order.
+        steps: those of them that `native_note` notes, if all of them are as simple as they seem.
+        left: the attributes and calls that are then left.
     """
 
-    def __init__(self, loads: Loads, at: int, namespace: dict[str, Any]) -> None:
+    def __init__(self, loads: Loads, at: int, namespace: dict[str, Any], noted: Noted) -> None:
         reached = loads.reached(at)
+        self._loads = loads
         self._namespace = namespace
         self._checks: _Checks = {}
-        self.fixed: list[tuple[Symbol, dict[str, Use]]] = []
-        self.attributes: list[tuple[Symbol, dict[str, Use]]] = []
+        steps: list[_Step] = []
+        self.fixed: Attributes = []
+        self.attributes: Attributes = []
         self.items = reached.items
-        self.calls: list[tuple[Symbol, bool]] = []
-        self.others: list[tuple[Symbol, bool]] = []
-        simple: list[tuple[str, str | None, int]] = []
-        for base, uses in reached.attributes:
-            fixed = self._is_fixed(base, uses)
-            (self.fixed if fixed else self.attributes).append((base, uses))
+        self.calls: Calls = []
+        self.left: tuple[Attributes, Calls] = [], []
+        arguments = [(Symbol("variable", key=n), uses) for n, uses in loads.arguments.items()]
+        for base, uses in (*arguments, *reached.attributes):
+            if self._is_fixed(base, uses):
+                self.fixed.append((base, uses))
+                continue
+            self.attributes.append((base, uses))
+            step = self._step(base, noted.kinds[id(uses)])
+            if step is None:
+                self.left[0].append((base, uses))
+            else:
+                steps.append(step)
         for call in reached.calls:
             plain = _is_plain(call)
-            if plain and self._is_inert(call):
-                continue
-            self.calls.append((call, plain))
-            found = _simple(call, loads) if plain else None
+            found = self._steps_of(call) if plain else None
+            if found is None or found:
+                self.calls.append((call, plain))
             if found is None:
-                self.others.append((call, plain))
+                self.left[1].append((call, plain))
             else:
-                simple.append(found)
-        self.simple = tuple(simple)
+                steps += found
+        self.steps = tuple(steps)
         self._checked = list(self._checks.values())
 
     def holds(self) -> bool:
@@ -70,7 +85,7 @@ class Plan:
                 return False
         return True
 
-    def _is_fixed(self, base: Symbol, uses: dict[str, Use]) -> bool:
+    def _is_fixed(self, base: Symbol, uses: Mapping[str, Use]) -> bool:
         checks: _Checks = {}
         value = self._value(base, checks)
         if issubclass(type(value), ModuleType):
@@ -81,15 +96,38 @@ class Plan:
         self._checks |= checks
         return True
 
-    def _is_inert(self, call: Symbol) -> bool:
-        checks: _Checks = {}
-        function = self._value(call.base, checks)
-        raised = issubclass(type(function), type) and issubclass(function, BaseException)
-        alone = raised and all(part.kind in ("unknown", "constant") for part in call.parts)
-        if function is _MISSING or not (is_inert(function) or (alone and id(function) in BUILTIN)):
-            return False
-        self._checks |= checks
-        return True
+    def _steps_of(self, call: Symbol) -> list[_Step] | None:
+        """Return steps to what must be inert for a call to note nothing."""
+        called = self._step(call.base, None)
+        if called is None or called[0] is not None or called[2]:
+            return None if called is None else [called]
+        function: Any = called[1]
+        if is_inert(function):
+            return []
+        if not only_hands_on(function):
+            return None
+        parts = [part for part in call.parts if part.kind not in ("unknown", "constant")]
+        steps = [step for part in parts if (step := self._step(part, None)) is not None]
+        return steps if len(steps) == len(parts) else None
+
+    def _step(self, symbol: Symbol | None, kinds: dict[type, OfKind] | None) -> _Step | None:
+        """Return the step to a symbol's only value."""
+        path: list[tuple[str, int]] = []
+        while symbol is not None:
+            checks: _Checks = {}
+            value = self._value(symbol, checks)
+            if value is not _MISSING:
+                self._checks |= checks
+                return None, value, tuple(path), kinds
+            if symbol.kind == "variable":
+                name, loads = symbol.key, self._loads
+                known = name not in loads.assigned or name in loads.once
+                return (name, None, tuple(path), kinds) if known else None
+            if symbol.kind != "attribute" or symbol.key == "__class__":
+                return None
+            path.insert(0, (symbol.key, symbol.offset))
+            symbol = symbol.base
+        return None
 
     def _value(self, symbol: Symbol | None, checks: _Checks) -> object:
         """Return the value to which names of modules lead."""
@@ -101,17 +139,6 @@ class Plan:
             if type(module) is ModuleType:
                 return _look_up(module.__dict__, symbol.key, checks)
         return _MISSING
-
-
-def _simple(call: Symbol, loads: Loads) -> tuple[str, str | None, int] | None:
-    called = cast(Symbol, call.base)
-    attribute = called.key if called.kind == "attribute" else None
-    variable = called if attribute is None else cast(Symbol, called.base)
-    if variable.kind != "variable" or attribute == "__class__":
-        return None
-    if variable.key in loads.assigned and variable.key not in loads.once:
-        return None
-    return variable.key, attribute, called.offset
 
 
 def _look_up(names: dict[str, Any], name: str, checks: _Checks) -> object:
@@ -129,8 +156,8 @@ def _is_plain(call: Symbol) -> bool:
 
 
 class OfKind(NamedTuple):
-    """What a function's loads of a value's attributes come to, for values of one class.
-    native/frames.c reads the first three."""
+    """What a function's loads of a value's attributes come to, for values of one class. C reads the
+    first three."""
 
     uses: Mapping[str, Use]
     """attribute -> use, without those that are not noted."""
@@ -157,8 +184,6 @@ class Noted:
     """(offset of the instruction where a frame ended, id of its globals) -> its plan."""
     kinds: defaultdict[int, dict[type, OfKind]] = field(default_factory=lambda: defaultdict(dict))
     """id of a mapping of the function's loads -> class -> what they come to."""
-    arguments: dict[str, dict[type, OfKind]] = field(default_factory=dict)
-    """variable of `Loads.arguments` -> its part of `kinds`."""
 
 
 @functools.cache

@@ -12,7 +12,7 @@ static PyObject *modules; /* set: modules whose functions may not be inert */
 static PyObject *telling; /* tuple: attributes by which a callee may not be inert */
 static PyObject *ref_name, *names_name;
 
-enum { PLAIN, HELD, MODULE }; /* the first of the facts about a class */
+enum { PLAIN, USUAL, HELD, MODULE, NOTHING }; /* the first of the facts about a class */
 
 /* Each of these returns 1, or 0 where Python is to decide; -1, an exception. */
 
@@ -68,12 +68,11 @@ static int note_attributes(PyObject *owners, PyObject *make, PyObject *value, Py
     return done;
 }
 
-/* Return the facts about a value's class, if `__dict__` and the class are all there is to its
- * attributes; borrowed. */
-static PyObject *plain(PyObject *value)
+/* Return the facts about a value's class, if one of them is true; borrowed. */
+static PyObject *facts_if(int fact, PyObject *value)
 {
     PyObject *facts = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(value));
-    return facts && PyTuple_GET_ITEM(facts, PLAIN) == Py_True ? facts : NULL;
+    return facts && PyTuple_GET_ITEM(facts, fact) == Py_True ? facts : NULL;
 }
 
 static int is_of_others(PyObject *module)
@@ -90,7 +89,7 @@ static int is_inert_object(PyObject *function)
         return PyErr_Occurred() ? -1 : 0;
     if (PyUnicode_GET_LENGTH(module) == 0) /* a number, a text */
         return 1;
-    PyObject *inside = plain(function) ? PyObject_GenericGetDict(function, NULL) : NULL;
+    PyObject *inside = facts_if(USUAL, function) ? PyObject_GenericGetDict(function, NULL) : NULL;
     int found = inside ? is_of_others(module) : PyErr_Occurred() ? -1 : 0;
     for (Py_ssize_t i = 0; found == 1 && i < PyTuple_GET_SIZE(telling); i++) {
         int told = PyDict_Contains(inside, PyTuple_GET_ITEM(telling, i));
@@ -120,10 +119,15 @@ static int is_inert(PyObject *function)
     return is_inert_object(function);
 }
 
-static int calls_inert(PyObject *value, PyObject *name)
+/* Take a step from a value, which becomes one of its attributes; 2 if it has none to be followed. */
+static int go_on(PyObject **value, PyObject *name)
 {
-    PyObject *facts = plain(value);
-    PyObject *inside = facts ? PyObject_GenericGetDict(value, NULL) : NULL;
+    PyObject *facts = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(*value));
+    int nothing = facts ? PySet_Contains(PyTuple_GET_ITEM(facts, NOTHING), name) : 0;
+    if (nothing)
+        return nothing < 0 ? -1 : 2;
+    facts = facts_if(PLAIN, *value);
+    PyObject *inside = facts ? PyObject_GenericGetDict(*value, NULL) : NULL;
     if (!inside)
         return PyErr_Occurred() ? -1 : 0;
     PyObject *found = PyDict_GetItemWithError(inside, name);
@@ -132,52 +136,67 @@ static int calls_inert(PyObject *value, PyObject *name)
         PyObject *entries = PyDict_GetItemWithError(inside, PyTuple_GET_ITEM(held, i));
         found = entries && PyDict_Check(entries) ? PyDict_GetItemWithError(entries, name) : NULL;
     }
-    int inert = PyErr_Occurred() ? -1 : found ? is_inert(found) : 1;
-    if (!found && inert > 0) {
-        found = _PyType_Lookup(Py_TYPE(value), name);
-        inert = !found || found == Py_None ? 1 : PyFunction_Check(found) ? is_inert(found) : 0;
+    int absent = 0;
+    if (!found && !PyErr_Occurred()) {
+        found = _PyType_Lookup(Py_TYPE(*value), name);
+        absent = !found;
+        if (found && found != Py_None && !PyFunction_Check(found)) /* a property, say */
+            found = NULL;
     }
+    if (found)
+        Py_SETREF(*value, Py_NewRef(found));
     Py_DECREF(inside);
-    return inert;
+    return PyErr_Occurred() ? -1 : absent ? 2 : !!found;
 }
 
-static int results_inert(PyObject *results, PyObject *offset)
+/* Return whether code that was called there gave no value but this. */
+static int gave_alone(PyObject *results, PyObject *offset, PyObject *value)
 {
     PyObject *found = PyDict_GetItemWithError(results, offset);
-    int inert = PyErr_Occurred() ? -1 : 1;
-    for (Py_ssize_t i = 0; found && inert == 1 && i < PyList_GET_SIZE(found); i++)
-        inert = is_inert(PyList_GET_ITEM(found, i));
-    return inert;
+    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(found); i++)
+        if (PyList_GET_ITEM(found, i) != value)
+            return 0;
+    return PyErr_Occurred() ? -1 : 1;
+}
+
+/* step: (variable or None, value if None, ((attribute, offset), ...), class -> facts or None) */
+static int note_step(PyObject *step, PyObject *values, PyObject *results, PyObject *owners,
+                     PyObject *make)
+{
+    PyObject *name = PyTuple_GET_ITEM(step, 0), *path = PyTuple_GET_ITEM(step, 2);
+    PyObject *known = PyTuple_GET_ITEM(step, 3), *value = PyTuple_GET_ITEM(step, 1);
+    if (name != Py_None)
+        value = PyDict_GetItemWithError(values, name);
+    if (!value)
+        return PyErr_Occurred() ? -1 : 0;
+    int done = 1;
+    Py_INCREF(value);
+    for (Py_ssize_t i = 0; done == 1 && i < PyTuple_GET_SIZE(path); i++) {
+        PyObject *part = PyTuple_GET_ITEM(path, i);
+        done = go_on(&value, PyTuple_GET_ITEM(part, 0));
+        if (done > 0 && PyDict_GET_SIZE(results)) {
+            int alone = gave_alone(results, PyTuple_GET_ITEM(part, 1), done == 1 ? value : NULL);
+            done = alone < 1 ? alone : done;
+        }
+    }
+    if (done == 1 && known != Py_None) {
+        PyObject *facts = PyDict_GetItemWithError(known, (PyObject *)Py_TYPE(value));
+        done = facts ? note_attributes(owners, make, value, facts) : PyErr_Occurred() ? -1 : 0;
+    } else if (done == 1)
+        done = is_inert(value);
+    Py_DECREF(value);
+    return done;
 }
 
 static PyObject *note(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *values, *arguments, *calls, *results, *owners, *make, *name, *known;
-    Py_ssize_t at = 0;
+    PyObject *steps, *values, *results, *owners, *make;
     int done = 1;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O", &PyDict_Type, &values, &PyDict_Type, &arguments,
-                          &PyTuple_Type, &calls, &PyDict_Type, &results, &PyDict_Type, &owners,
-                          &make))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyTuple_Type, &steps, &PyDict_Type, &values,
+                          &PyDict_Type, &results, &PyDict_Type, &owners, &make))
         return NULL;
-    while (done == 1 && PyDict_Next(arguments, &at, &name, &known)) {
-        PyObject *value = PyDict_GetItemWithError(values, name);
-        PyObject *facts = value ? PyDict_GetItemWithError(known, (PyObject *)Py_TYPE(value)) : NULL;
-        if (value)
-            done = facts ? note_attributes(owners, make, value, facts) : 0;
-        if (PyErr_Occurred())
-            return NULL;
-    }
-    for (Py_ssize_t i = 0; done == 1 && i < PyTuple_GET_SIZE(calls); i++) {
-        PyObject *call = PyTuple_GET_ITEM(calls, i), *attribute = PyTuple_GET_ITEM(call, 1);
-        PyObject *value = PyDict_GetItemWithError(values, PyTuple_GET_ITEM(call, 0));
-        done = !!value;
-        if (value && PyDict_GET_SIZE(results))
-            done = results_inert(results, PyTuple_GET_ITEM(call, 2));
-        if (done == 1)
-            done = attribute == Py_None ? is_inert(value) : calls_inert(value, attribute);
-        if (PyErr_Occurred())
-            return NULL;
-    }
+    for (Py_ssize_t i = 0; done > 0 && i < PyTuple_GET_SIZE(steps); i++)
+        done = note_step(PyTuple_GET_ITEM(steps, i), values, results, owners, make);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 

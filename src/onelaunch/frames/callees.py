@@ -123,8 +123,8 @@ _READ_ALL = frozenset(
 """Modules whose functions read any attribute of their arguments."""
 _HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
 NOTED = _READ_ALL | _HAND_ON
-TELLING = ("__module__", "__objclass__")
-"""Attributes by which a callee may not be inert, though its class is."""
+ITEM_METHODS = frozenset({"get", "__getitem__"})
+"""Methods of dicts that read items."""
 INERT_FILES: set[str] = set()
 """Files whose functions are inert, but for those of `NOTED`."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from onelaunch.frames.callees import (
+    ITEM_METHODS,
     hands_on,
     is_called_by_c,
     is_getattr,
@@ -41,7 +42,7 @@ from onelaunch.frames.peek import (
     namespaces,
     peek,
 )
-from onelaunch.frames.plan import Noted, OfKind, Plan, native_note
+from onelaunch.frames.plan import Attributes, Calls, Noted, OfKind, Plan, Step, native_note
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -88,8 +89,7 @@ class RanFrame:
         plan = self._noted.plans.get((at, id(self._globals)))
         if plan is None or not plan.holds():
             plan = self._plan(at)
-        done = self._is_noted_in_c(plan)
-        attributes, calls = plan.left if done else (plan.attributes, plan.calls)
+        attributes, calls = self._left(plan)
         for base, uses in attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
@@ -104,16 +104,27 @@ class RanFrame:
                 if not is_inert(function):
                     self._note_call_of(function, call)
 
-    def _is_noted_in_c(self, plan: Plan) -> bool:
-        """Return whether the steps of a plan were noted."""
+    def _left(self, plan: Plan) -> tuple[Attributes, Calls]:
+        """Note the steps of a plan. Return the attributes and calls that are left."""
         note, reads = native_note(), self._reads
-        if note is None or self._arguments:
-            return False
-        return note(plan.steps, self._locals, self._results, reads.owners, reads.owner)
+        if note is None:
+            return plan.attributes, plan.calls
+        steps: list[Step] = note(
+            *(plan.steps, self._locals, self._globals, self._results, reads.owners, reads.owner)
+        )
+        attributes, calls = plan.left
+        if not steps:
+            return attributes, calls
+        if any(step[0] is not None and step[0] not in self._locals for step in steps):
+            return plan.attributes, plan.calls  # in their order
+        return (
+            [*(step[4] for step in steps if step[3] is not None), *attributes],
+            [*dict.fromkeys(step[4] for step in steps if step[3] is None), *calls],
+        )
 
     def _plan(self, at: int) -> Plan:
         """Note what later frames with the same end need not note, and return the others."""
-        plan = Plan(self._loads, at, self._globals, self._noted)
+        plan = Plan(self._code, self._loads, at, self._globals, self._noted)
         self._noted.plans[at, id(self._globals)] = plan
         self._note_names()
         for base, uses in plan.fixed:
@@ -230,7 +241,7 @@ class RanFrame:
             if holder is sys.modules or holder is self._globals:
                 known = [key for key in keys if type(key) is str]
                 self._note_entries(cast(Any, holder), known or cast(Any, holder))
-            elif isinstance(holder, dict) and method.__name__ in _GET:
+            elif isinstance(holder, dict) and method.__name__ in ITEM_METHODS:
                 found = [(id(holder), key) for key in keys if is_key(key)]
                 raise_uses(self._reads.items, dict.fromkeys(found, Use.READ))
 
@@ -399,7 +410,7 @@ class RanFrame:
                 found += [v for o in arguments for v in _attribute_values(o) if has_contents(v)]
             elif isinstance(function, type) and is_called_by_c(function):
                 found += filter(has_contents, self._arguments_of(call))
-            elif is_of_dict(function) and cast(Any, function).__name__ in _GET:
+            elif is_of_dict(function) and cast(Any, function).__name__ in ITEM_METHODS:
                 holders, keys = self._of_dict(given, call)
                 values = [*self._arguments_of(call), *(v for o in holders for v in items(o, keys))]
                 found += filter(has_contents, values)
@@ -438,7 +449,6 @@ _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
 
 
-_GET = frozenset({"get", "__getitem__"})
 
 
 def _attribute_values(value: object) -> Iterable[object]:

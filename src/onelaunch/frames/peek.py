@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     plain: bool
     """True if `__dict__`, `held` and the class are all there is to its objects' attributes."""
     usual: bool
-    """True if `__dict__` of its objects runs no user code."""
+    """True if its objects have nothing but a dict in `__dict__`."""
     held: tuple[str, ...]
     """The dicts in `__dict__` that hold attributes, too."""
     module: str | None
@@ -78,15 +78,15 @@ def _learn(kind: type) -> Kind:
     tensor = issubclass(kind, Tensor)
     of_parts = tensor and is_of_parts(kind)
     by_name = class_member(kind, "__getattr__")
-    unasked = class_member(kind, "__getattribute__") is object.__getattribute__
+    dicts = types.GetSetDescriptorType | types.MemberDescriptorType  # the latter for modules
     usual = (
-        unasked
-        and isinstance(class_member(kind, "__dict__"), types.GetSetDescriptorType)
-        and not issubclass(kind, threading.local)
+        bool(kind.__dictoffset__)
+        and isinstance(class_member(kind, "__dict__"), dicts)
+        and not issubclass(kind, (type, threading.local))
     )
     module = class_member(kind, "__module__")
     alone = (
-        unasked
+        class_member(kind, "__getattribute__") is object.__getattribute__
         and (by_name is None or by_name is nn.Module.__getattr__)
         and class_member(kind, "__objclass__") is None
         and not issubclass(kind, _CALLEES)
@@ -96,8 +96,7 @@ def _learn(kind: type) -> Kind:
         KINDS.clear()
     found = KINDS[kind] = Kind(
         usual=usual,
-        plain=usual
-        and not (tensor or sealed or issubclass(kind, (types.ModuleType, type, *METHODS, *LEAVES))),
+        plain=usual and not (tensor or sealed or issubclass(kind, (*METHODS, *LEAVES))),
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
         module="" if kind in _PLAIN else cast(str, module) if alone else None,
         nothing=set(),
@@ -109,13 +108,20 @@ def _learn(kind: type) -> Kind:
     return found
 
 
+class _OfOne(NamedTuple):
+    item: object
+
+
+_OF_NAMED_TUPLES = type(vars(_OfOne)["item"])
+"""The descriptor of a named tuple's item, which is C."""
 _MOST_KINDS = 4096
 _PLAIN = LEAVES | {dict, list, tuple, set, frozenset}
 _CALLEES = (
     *(type, functools.partial, operator.attrgetter, StandIn, *METHODS),
-    *(types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, _OF_NAMED_TUPLES, property, staticmethod, classmethod),
 )
-"""Types of callees that are told one by one."""
+"""Types of callees that are told one by one, and of members of classes that give something else."""
 
 
 def has_contents(value: object) -> bool:
@@ -186,10 +192,8 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
     kind: type = type(value)
     facts = kind_of(value)
     if facts.plain and name != "__class__":
-        return _of_attributes(facts, value.__dict__, name) or _of_instance(kind, value, name)
-    if kind is types.ModuleType:
-        found = value.__dict__
-        return (found[name],) if name in found else _of_instance(kind, value, name)
+        attributes = _get_attribute(value, "__dict__")
+        return _of_attributes(facts, attributes, name) or _of_instance(kind, value, name)
     if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
         return ()
     if name == "__class__":
@@ -230,14 +234,6 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
     if member is None or isinstance(member, property | types.GetSetDescriptorType):
         return ()
     return (_unbound(member),)
-
-
-class _OfOne(NamedTuple):
-    item: object
-
-
-_OF_NAMED_TUPLES = type(vars(_OfOne)["item"])
-"""The descriptor of a named tuple's item, which is C."""
 
 
 def _of_class(kind: type, name: str) -> tuple[object, ...]:
@@ -309,7 +305,7 @@ def _module(member: object) -> object:
 def attributes_of(value: object) -> dict[str, Any] | None:
     """Return the `__dict__` of an object, or None, without calling its `__getattr__`."""
     if kind_of(value).usual:
-        return cast(Any, value).__dict__
+        return _get_attribute(value, "__dict__")
     kind = type(value)
     if issubclass(kind, threading.local):
         return vars(value)  # this thread's

@@ -11,14 +11,14 @@ import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from onelaunch.frames.callees import INERT_FILES, NOTED, TELLING, is_inert, only_hands_on
+from onelaunch.frames.callees import INERT_FILES, ITEM_METHODS, NOTED, is_inert, only_hands_on, reads_attributes
 from onelaunch.frames.peek import KINDS, kind_of, own_uses
-from onelaunch.frames.stack import Loads, Symbol, Use
+from onelaunch.frames.stack import ITERATED, Loads, Symbol, Use
 from onelaunch.native import FAILURES, compiled
 
 _Checks = dict[tuple[int, str], tuple[dict[str, Any], str, object]]
@@ -29,9 +29,9 @@ Attributes = list[tuple[Symbol, Mapping[str, Use]]]
 Calls = list[tuple[Symbol, bool]]
 """Calls, each with True if nothing but its function tells whether it is to be noted."""
 _Path = tuple[tuple[str, int], ...]
-_Step = tuple[str | None, object, _Path, "dict[type, OfKind] | None"]
+Step = tuple[str | None, object, _Path, "dict[type, OfKind] | None", Any]
 """A variable, or else a value; (attribute, offset) on the way from there; what is to be noted of
-the attributes of the value at the end, or None if it is to be inert."""
+the attributes of the value at the end, or None if it is to be inert; of which load or call."""
 
 
 class Plan:
@@ -44,35 +44,39 @@ class Plan:
         left: the attributes and calls that are then left.
     """
 
-    def __init__(self, loads: Loads, at: int, namespace: dict[str, Any], noted: Noted) -> None:
+    def __init__(
+        self, code: CodeType, loads: Loads, at: int, namespace: dict[str, Any], noted: Noted
+    ) -> None:
         reached = loads.reached(at)
-        self._loads = loads
         self._namespace = namespace
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+        self._several = {n for n in loads.assigned if n in given or n not in loads.once} | {ITERATED}
+        """Variables that may have had several values."""
         self._checks: _Checks = {}
-        steps: list[_Step] = []
+        steps: list[Step] = []
         self.fixed: Attributes = []
         self.attributes: Attributes = []
         self.items = reached.items
         self.calls: Calls = []
         self.left: tuple[Attributes, Calls] = [], []
         arguments = [(Symbol("variable", key=n), uses) for n, uses in loads.arguments.items()]
-        for base, uses in (*arguments, *reached.attributes):
-            if self._is_fixed(base, uses):
-                self.fixed.append((base, uses))
+        for load in (*arguments, *reached.attributes):
+            if self._is_fixed(*load):
+                self.fixed.append(load)
                 continue
-            self.attributes.append((base, uses))
-            step = self._step(base, noted.kinds[id(uses)])
+            self.attributes.append(load)
+            step = self._step(load[0], noted.kinds[id(load[1])], load)
             if step is None:
-                self.left[0].append((base, uses))
+                self.left[0].append(load)
             else:
                 steps.append(step)
         for call in reached.calls:
-            plain = _is_plain(call)
-            found = self._steps_of(call) if plain else None
+            listed = call, _is_plain(call)
+            found = self._steps_of(listed)
             if found is None or found:
-                self.calls.append((call, plain))
+                self.calls.append(listed)
             if found is None:
-                self.left[1].append((call, plain))
+                self.left[1].append(listed)
             else:
                 steps += found
         self.steps = tuple(steps)
@@ -96,9 +100,10 @@ class Plan:
         self._checks |= checks
         return True
 
-    def _steps_of(self, call: Symbol) -> list[_Step] | None:
+    def _steps_of(self, listed: tuple[Symbol, bool]) -> list[Step] | None:
         """Return steps to what must be inert for a call to note nothing."""
-        called = self._step(call.base, None)
+        call, plain = listed
+        called = self._step(call.base, None, listed) if plain else None
         if called is None or called[0] is not None or called[2]:
             return None if called is None else [called]
         function: Any = called[1]
@@ -106,11 +111,20 @@ class Plan:
             return []
         if not only_hands_on(function):
             return None
-        parts = [part for part in call.parts if part.kind not in ("unknown", "constant")]
-        steps = [step for part in parts if (step := self._step(part, None)) is not None]
-        return steps if len(steps) == len(parts) else None
+        steps: list[Step] = []
+        for part in call.parts:
+            step = self._step(part, None, listed)
+            if part.kind in ("unknown", "constant"):
+                continue
+            if step is None:
+                return None
+            if step[0] is not None or step[2] or reads_attributes(step[1]):
+                steps.append(step)
+        return steps
 
-    def _step(self, symbol: Symbol | None, kinds: dict[type, OfKind] | None) -> _Step | None:
+    def _step(
+        self, symbol: Symbol | None, kinds: dict[type, OfKind] | None, of: object
+    ) -> Step | None:
         """Return the step to a symbol's only value."""
         path: list[tuple[str, int]] = []
         while symbol is not None:
@@ -118,11 +132,10 @@ class Plan:
             value = self._value(symbol, checks)
             if value is not _MISSING:
                 self._checks |= checks
-                return None, value, tuple(path), kinds
+                return None, value, tuple(path), kinds, of
             if symbol.kind == "variable":
-                name, loads = symbol.key, self._loads
-                known = name not in loads.assigned or name in loads.once
-                return (name, None, tuple(path), kinds) if known else None
+                only = symbol.key not in self._several
+                return (symbol.key, None, tuple(path), kinds, of) if only else None
             if symbol.kind != "attribute" or symbol.key == "__class__":
                 return None
             path.insert(0, (symbol.key, symbol.offset))
@@ -191,7 +204,7 @@ def native_note() -> Any:
     """Return what notes simple loads in C, or None."""
     try:
         library = compiled("frames")
-        library.know(KINDS, INERT_FILES, NOTED, TELLING)
+        library.know(KINDS, INERT_FILES, NOTED, ITEM_METHODS)
     except FAILURES:
         return None
     return library.note

@@ -9,8 +9,8 @@
 static PyObject *kinds;   /* dict: class -> its facts, as far as they are known */
 static PyObject *files;   /* set: files whose functions are inert */
 static PyObject *modules; /* set: modules whose functions may not be inert */
-static PyObject *telling; /* tuple: attributes by which a callee may not be inert */
-static PyObject *ref_name, *names_name;
+static PyObject *item_methods; /* set: names of methods of dicts that read items */
+static PyObject *ref_name, *names_name, *module_name, *class_name;
 
 enum { PLAIN, USUAL, HELD, MODULE, NOTHING }; /* the first of the facts about a class */
 
@@ -90,12 +90,12 @@ static int is_inert_object(PyObject *function)
     if (PyUnicode_GET_LENGTH(module) == 0) /* a number, a text */
         return 1;
     PyObject *inside = facts_if(USUAL, function) ? PyObject_GenericGetDict(function, NULL) : NULL;
-    int found = inside ? is_of_others(module) : PyErr_Occurred() ? -1 : 0;
-    for (Py_ssize_t i = 0; found == 1 && i < PyTuple_GET_SIZE(telling); i++) {
-        int told = PyDict_Contains(inside, PyTuple_GET_ITEM(telling, i));
-        found = told < 0 ? -1 : !told;
-    }
-    Py_XDECREF(inside);
+    if (!inside)
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *own = PyDict_GetItemWithError(inside, module_name);
+    int told = PyErr_Occurred() ? -1 : PyDict_Contains(inside, class_name);
+    int found = told ? (told < 0 ? -1 : 0) : is_of_others(own ? own : module);
+    Py_DECREF(inside);
     return found;
 }
 
@@ -103,8 +103,8 @@ static int is_inert(PyObject *function)
 {
     if (PyMethod_Check(function) && PyFunction_Check(PyMethod_GET_FUNCTION(function))) {
         PyFunctionObject *inner = (PyFunctionObject *)PyMethod_GET_FUNCTION(function);
-        int bare = !inner->func_dict || !PyDict_GET_SIZE(inner->func_dict);
-        return bare ? is_of_others(inner->func_module) : 0;
+        int told = inner->func_dict ? PyDict_Contains(inner->func_dict, class_name) : 0;
+        return told ? (told < 0 ? -1 : 0) : is_of_others(inner->func_module);
     }
     if (PyFunction_Check(function)) {
         int other = is_of_others(PyFunction_GET_MODULE(function));
@@ -140,8 +140,11 @@ static int go_on(PyObject **value, PyObject *name)
     if (!found && !PyErr_Occurred()) {
         found = _PyType_Lookup(Py_TYPE(*value), name);
         absent = !found;
-        if (found && found != Py_None && !PyFunction_Check(found)) /* a property, say */
-            found = NULL;
+        if (found && !PyFunction_Check(found)) {
+            PyObject *of = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(found));
+            if (!of || PyTuple_GET_ITEM(of, MODULE) == Py_None) /* a property, say */
+                found = NULL;
+        }
     }
     if (found)
         Py_SETREF(*value, Py_NewRef(found));
@@ -149,39 +152,58 @@ static int go_on(PyObject **value, PyObject *name)
     return PyErr_Occurred() ? -1 : absent ? 2 : !!found;
 }
 
-/* Return whether code that was called there gave no value but this. */
-static int gave_alone(PyObject *results, PyObject *offset, PyObject *value)
+/* Return whether code that was called there gave this value alone, or callees that are inert. */
+static int gave(PyObject *results, PyObject *offset, PyObject *value, int callees)
 {
     PyObject *found = PyDict_GetItemWithError(results, offset);
-    for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(found); i++)
-        if (PyList_GET_ITEM(found, i) != value)
-            return 0;
-    return PyErr_Occurred() ? -1 : 1;
+    int known = PyErr_Occurred() ? -1 : 1;
+    for (Py_ssize_t i = 0; found && known == 1 && i < PyList_GET_SIZE(found); i++) {
+        PyObject *result = PyList_GET_ITEM(found, i);
+        known = result == value ? 1 : callees ? is_inert(result) : 0;
+    }
+    return known;
+}
+
+typedef struct {
+    PyObject *values, *globals, *results, *owners, *make;
+} Frame;
+
+static int calls_dict(Frame *frame, PyObject *value, PyObject *name)
+{
+    int own = value == frame->globals || value == PyImport_GetModuleDict();
+    if (own || !PyDict_CheckExact(value))
+        return 0;
+    int reads = PySet_Contains(item_methods, name);
+    return reads < 0 ? -1 : !reads;
 }
 
 /* step: (variable or None, value if None, ((attribute, offset), ...), class -> facts or None) */
-static int note_step(PyObject *step, PyObject *values, PyObject *results, PyObject *owners,
-                     PyObject *make)
+static int note_step(Frame *frame, PyObject *step)
 {
     PyObject *name = PyTuple_GET_ITEM(step, 0), *path = PyTuple_GET_ITEM(step, 2);
     PyObject *known = PyTuple_GET_ITEM(step, 3), *value = PyTuple_GET_ITEM(step, 1);
     if (name != Py_None)
-        value = PyDict_GetItemWithError(values, name);
+        value = PyDict_GetItemWithError(frame->values, name);
     if (!value)
         return PyErr_Occurred() ? -1 : 0;
     int done = 1;
     Py_INCREF(value);
     for (Py_ssize_t i = 0; done == 1 && i < PyTuple_GET_SIZE(path); i++) {
-        PyObject *part = PyTuple_GET_ITEM(path, i);
-        done = go_on(&value, PyTuple_GET_ITEM(part, 0));
-        if (done > 0 && PyDict_GET_SIZE(results)) {
-            int alone = gave_alone(results, PyTuple_GET_ITEM(part, 1), done == 1 ? value : NULL);
+        PyObject *part = PyTuple_GET_ITEM(path, i), *attribute = PyTuple_GET_ITEM(part, 0);
+        int callees = known == Py_None && i + 1 == PyTuple_GET_SIZE(path);
+        done = callees ? calls_dict(frame, value, attribute) : 0;
+        done = done ? (done < 0 ? -1 : 2) : go_on(&value, attribute);
+        if (done > 0 && PyDict_GET_SIZE(frame->results)) {
+            PyObject *at = PyTuple_GET_ITEM(part, 1), *end = done == 1 ? value : NULL;
+            int alone = gave(frame->results, at, end, callees);
             done = alone < 1 ? alone : done;
         }
     }
     if (done == 1 && known != Py_None) {
         PyObject *facts = PyDict_GetItemWithError(known, (PyObject *)Py_TYPE(value));
-        done = facts ? note_attributes(owners, make, value, facts) : PyErr_Occurred() ? -1 : 0;
+        done = PyErr_Occurred() ? -1 : 0;
+        if (facts)
+            done = note_attributes(frame->owners, frame->make, value, facts);
     } else if (done == 1)
         done = is_inert(value);
     Py_DECREF(value);
@@ -190,32 +212,37 @@ static int note_step(PyObject *step, PyObject *values, PyObject *results, PyObje
 
 static PyObject *note(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *steps, *values, *results, *owners, *make;
-    int done = 1;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyTuple_Type, &steps, &PyDict_Type, &values,
-                          &PyDict_Type, &results, &PyDict_Type, &owners, &make))
+    PyObject *steps, *left;
+    Frame frame;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O", &PyTuple_Type, &steps, &PyDict_Type, &frame.values,
+                          &PyDict_Type, &frame.globals, &PyDict_Type, &frame.results, &PyDict_Type,
+                          &frame.owners, &frame.make))
         return NULL;
-    for (Py_ssize_t i = 0; done > 0 && i < PyTuple_GET_SIZE(steps); i++)
-        done = note_step(PyTuple_GET_ITEM(steps, i), values, results, owners, make);
-    return done < 0 ? NULL : PyBool_FromLong(done);
+    left = PyList_New(0);
+    for (Py_ssize_t i = 0; left && i < PyTuple_GET_SIZE(steps); i++) {
+        int done = note_step(&frame, PyTuple_GET_ITEM(steps, i));
+        if (done < 0 || (!done && PyList_Append(left, PyTuple_GET_ITEM(steps, i))))
+            Py_CLEAR(left);
+    }
+    return left;
 }
 
 static PyObject *know(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *to[4];
     if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyDict_Type, &to[0], &PySet_Type, &to[1],
-                          &PyFrozenSet_Type, &to[2], &PyTuple_Type, &to[3]))
+                          &PyFrozenSet_Type, &to[2], &PyFrozenSet_Type, &to[3]))
         return NULL;
     Py_XSETREF(kinds, Py_NewRef(to[0]));
     Py_XSETREF(files, Py_NewRef(to[1]));
     Py_XSETREF(modules, Py_NewRef(to[2]));
-    Py_XSETREF(telling, Py_NewRef(to[3]));
+    Py_XSETREF(item_methods, Py_NewRef(to[3]));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"know", know, METH_VARARGS, "Take what is known of classes and files."},
-    {"note", note, METH_VARARGS, "Note a frame's simple loads; return whether all were simple."},
+    {"note", note, METH_VARARGS, "Note a frame's steps; return those that are left."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -227,5 +254,7 @@ PyMODINIT_FUNC PyInit_onelaunch_frames(void)
 {
     ref_name = PyUnicode_InternFromString("ref");
     names_name = PyUnicode_InternFromString("names");
-    return ref_name && names_name ? PyModule_Create(&definition) : NULL;
+    module_name = PyUnicode_InternFromString("__module__");
+    class_name = PyUnicode_InternFromString("__objclass__");
+    return class_name && module_name ? PyModule_Create(&definition) : NULL;
 }

@@ -26,7 +26,7 @@ from onelaunch.frames.callees import (
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.origins import is_standard_machinery
+from onelaunch.frames.origins import is_machinery, is_standard_machinery
 from onelaunch.frames.peek import (
     MOST,
     attributes_of,
@@ -173,15 +173,18 @@ class RanFrame:
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
+        settled = self._loads.is_settled(key)
+        if settled and not any(isinstance(v, _CONTAINERS) for v in self._values(place.base)):
+            return
         keys = [k for k in self._values(key) if is_key(k)]
         told = bool(keys) and self._loads.tells(key)
         for value in self._values(place.base):
             if value is self._globals or value is sys.modules:
                 names = dict.fromkeys(map(str, keys), use)
                 raise_uses(self._reads.of_globals(cast(Any, value)), names)
-            elif isinstance(value, dict | list | deque | types.MappingProxyType):
+            elif isinstance(value, _CONTAINERS):
                 found = keys if told else [*keys, *keys_of(value)]
-                if isinstance(value, list | deque):  # `history[-1]`
+                if isinstance(value, (list, deque)):  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 
@@ -388,6 +391,8 @@ class RanFrame:
         """Return the possible results of a call; for unread code, the arguments and their items."""
         found: list[object] = []
         for called in self._values(call.base):
+            if type(called) is types.FunctionType and not is_machinery(called.__code__.co_filename):
+                continue  # its results were seen
             function, given = taken_apart(called)
             if is_getattr(function):
                 objects, names, _ = self._of_getattr(given, call)
@@ -445,6 +450,7 @@ class RanFrame:
 
 _NONE: Mapping[int, list[object]] = {}
 _OPTIMIZERS = f"{TORCH}optim"
+_CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
 

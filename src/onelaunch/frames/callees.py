@@ -126,7 +126,7 @@ NOTED = _READ_ALL | _HAND_ON
 ITEM_METHODS = frozenset({"get", "__getitem__"})
 """Methods of dicts that read items."""
 INERT_FILES: set[str] = set()
-"""Files whose functions are inert, but for those of `NOTED`."""
+"""Files whose functions are inert, unless their module is in `NOTED`."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (

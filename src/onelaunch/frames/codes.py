@@ -58,7 +58,7 @@ class CodeFacts:
             another thread.
         noted: what was noted for its frames.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
-        singular: those of them of frames that read what hangs on tensors.
+        singular: such offsets of frames that read attributes of tensors.
     """
 
     code: types.CodeType

@@ -38,11 +38,19 @@ from onelaunch.frames.peek import (
     is_key,
     items,
     keys_of,
-    own_uses,
     namespaces,
+    own_uses,
     peek,
 )
-from onelaunch.frames.plan import Attributes, Calls, Noted, OfKind, Plan, Step, native_note
+from onelaunch.frames.plan import (
+    Attributes,
+    Calls,
+    FramePlan,
+    LoadStep,
+    Noted,
+    OfKind,
+    native_frames,
+)
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -104,27 +112,27 @@ class RanFrame:
                 if not is_inert(function):
                     self._note_call_of(function, call)
 
-    def _left(self, plan: Plan) -> tuple[Attributes, Calls]:
+    def _left(self, plan: FramePlan) -> tuple[Attributes, Calls]:
         """Note the steps of a plan. Return the attributes and calls that are left."""
-        note, reads = native_note(), self._reads
-        if note is None:
+        library, reads = native_frames(), self._reads
+        if library is None:
             return plan.attributes, plan.calls
-        steps: list[Step] = note(
+        steps: list[LoadStep] = library.note(
             *(plan.steps, self._locals, self._globals, self._results, reads.owners, reads.owner)
         )
         attributes, calls = plan.left
         if not steps:
             return attributes, calls
-        if any(step[0] is not None and step[0] not in self._locals for step in steps):
+        if any(s.variable is not None and s.variable not in self._locals for s in steps):
             return plan.attributes, plan.calls  # in their order
         return (
-            [*(step[4] for step in steps if step[3] is not None), *attributes],
-            [*dict.fromkeys(step[4] for step in steps if step[3] is None), *calls],
+            [*(s.listed for s in steps if s.kinds is not None), *attributes],
+            [*dict.fromkeys(s.listed for s in steps if s.kinds is None), *calls],
         )
 
-    def _plan(self, at: int) -> Plan:
+    def _plan(self, at: int) -> FramePlan:
         """Note what later frames with the same end need not note, and return the others."""
-        plan = Plan(self._code, self._loads, at, self._globals, self._noted)
+        plan = FramePlan(self._code, self._loads, at, self._globals, self._noted)
         self._noted.plans[at, id(self._globals)] = plan
         self._note_names()
         for base, uses in plan.fixed:
@@ -453,8 +461,6 @@ _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
-
-
 
 
 def _attribute_values(value: object) -> Iterable[object]:

@@ -74,7 +74,8 @@ def kind_of(value: object) -> Kind:
 
 
 def _learn(kind: type) -> Kind:
-    sealed = not _SEALED.isdisjoint(kind.__mro__)
+    mro = kind.__mro__
+    sealed = not _SEALED.isdisjoint(mro)
     tensor = issubclass(kind, Tensor)
     of_parts = tensor and is_of_parts(kind)
     by_name = class_member(kind, "__getattr__")
@@ -100,7 +101,7 @@ def _learn(kind: type) -> Kind:
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
         module="" if kind in _PLAIN else cast(str, module) if alone else None,
         nothing=set(),
-        contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(kind.__mro__),
+        contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(mro),
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
         tensor=tensor,
@@ -158,9 +159,7 @@ def is_key(value: object) -> bool:
     """Return whether another call may look a value up in a dict, without running user code."""
     if type(value) is tuple:
         return all(map(is_key, cast(tuple[object, ...], value)))
-    return (
-        type(value) in LEAVES or isinstance(value, type) or type(value).__hash__ is _HASH_OF_ENUM
-    )
+    return type(value) in LEAVES or isinstance(value, type) or type(value).__hash__ is _HASH_OF_ENUM
 
 
 _HASH_OF_ENUM = enum.Enum.__hash__

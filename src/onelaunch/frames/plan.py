@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from onelaunch.frames.callees import INERT_FILES, ITEM_METHODS, NOTED, is_inert, only_hands_on, reads_attributes
+from onelaunch.frames.callees import (
+    INERT_FILES,
+    ITEM_METHODS,
+    NOTED,
+    is_inert,
+    only_hands_on,
+    reads_attributes,
+)
 from onelaunch.frames.peek import KINDS, kind_of, own_uses
 from onelaunch.frames.stack import ITERATED, Loads, Symbol, Use
 from onelaunch.native import FAILURES, compiled
@@ -28,20 +35,30 @@ _Checks = dict[tuple[int, str], tuple[dict[str, Any], str, object]]
 Attributes = list[tuple[Symbol, Mapping[str, Use]]]
 Calls = list[tuple[Symbol, bool]]
 """Calls, each with True if nothing but its function tells whether it is to be noted."""
-_Path = tuple[tuple[str, int], ...]
-Step = tuple[str | None, object, _Path, "dict[type, OfKind] | None", Any]
-"""A variable, or else a value; (attribute, offset) on the way from there; what is to be noted of
-the attributes of the value at the end, or None if it is to be inert; of which load or call."""
 
 
-class Plan:
+class LoadStep(NamedTuple):
+    """A way to a value, from a variable or a fixed value. C reads all but the last."""
+
+    variable: str | None
+    value: object
+    """The fixed value where there is no variable."""
+    path: tuple[tuple[str, int], ...]
+    """(attribute, offset) of each load on the way."""
+    kinds: dict[type, OfKind] | None
+    """class -> the noted part of its attributes' uses. None if the value is to be inert."""
+    listed: Any
+    """The entry of `Attributes` or `Calls`."""
+
+
+class FramePlan:
     """The loads of frames with the same code, globals and last instruction.
 
     Attributes:
         fixed: attributes of modules and classes, which one frame notes for all.
         attributes, items, calls: the others, in their order.
-        steps: those of them that `native_note` notes, if all of them are as simple as they seem.
-        left: the attributes and calls that are then left.
+        steps: ways to values of simple attributes and calls, for `native_frames`.
+        left: the attributes and calls without steps.
     """
 
     def __init__(
@@ -50,10 +67,11 @@ class Plan:
         reached = loads.reached(at)
         self._namespace = namespace
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
-        self._several = {n for n in loads.assigned if n in given or n not in loads.once} | {ITERATED}
+        several = {n for n in loads.assigned if n in given or n not in loads.once}
+        self._several = several | {ITERATED}
         """Variables that may have had several values."""
         self._checks: _Checks = {}
-        steps: list[Step] = []
+        steps: list[LoadStep] = []
         self.fixed: Attributes = []
         self.attributes: Attributes = []
         self.items = reached.items
@@ -80,14 +98,14 @@ class Plan:
             else:
                 steps += found
         self.steps = tuple(steps)
-        self._checked = list(self._checks.values())
+        self._checked = tuple(self._checks.values())
 
     def holds(self) -> bool:
         """Return whether the names that are not looked up again have the same values."""
-        for names, name, value in self._checked:
-            if names.get(name, _MISSING) is not value:
-                return False
-        return True
+        library = native_frames()
+        if library is not None:
+            return library.hold(self._checked, _MISSING)
+        return all(names.get(name, _MISSING) is value for names, name, value in self._checked)
 
     def _is_fixed(self, base: Symbol, uses: Mapping[str, Use]) -> bool:
         checks: _Checks = {}
@@ -100,42 +118,46 @@ class Plan:
         self._checks |= checks
         return True
 
-    def _steps_of(self, listed: tuple[Symbol, bool]) -> list[Step] | None:
+    def _steps_of(self, listed: tuple[Symbol, bool]) -> list[LoadStep] | None:
         """Return steps to what must be inert for a call to note nothing."""
         call, plain = listed
         called = self._step(call.base, None, listed) if plain else None
-        if called is None or called[0] is not None or called[2]:
+        if called is None or called.variable is not None or called.path:
             return None if called is None else [called]
-        function: Any = called[1]
+        function: Any = called.value
         if is_inert(function):
             return []
         if not only_hands_on(function):
             return None
-        steps: list[Step] = []
+        steps: list[LoadStep] = []
         for part in call.parts:
             step = self._step(part, None, listed)
             if part.kind in ("unknown", "constant"):
                 continue
             if step is None:
                 return None
-            if step[0] is not None or step[2] or reads_attributes(step[1]):
+            if step.variable is not None or step.path:
                 steps.append(step)
+            elif not issubclass(type(step.value), type) or reads_attributes(step.value):
+                return None
         return steps
 
     def _step(
-        self, symbol: Symbol | None, kinds: dict[type, OfKind] | None, of: object
-    ) -> Step | None:
+        self, symbol: Symbol | None, kinds: dict[type, OfKind] | None, listed: object
+    ) -> LoadStep | None:
         """Return the step to a symbol's only value."""
         path: list[tuple[str, int]] = []
         while symbol is not None:
             checks: _Checks = {}
             value = self._value(symbol, checks)
+            if issubclass(type(value), Tensor):
+                return None  # the run may replace it, and its memory is to be free at once
             if value is not _MISSING:
                 self._checks |= checks
-                return None, value, tuple(path), kinds, of
+                return LoadStep(None, value, tuple(path), kinds, listed)
             if symbol.kind == "variable":
                 only = symbol.key not in self._several
-                return (symbol.key, None, tuple(path), kinds, of) if only else None
+                return LoadStep(symbol.key, None, tuple(path), kinds, listed) if only else None
             if symbol.kind != "attribute" or symbol.key == "__class__":
                 return None
             path.insert(0, (symbol.key, symbol.offset))
@@ -146,7 +168,7 @@ class Plan:
         """Return the value to which names of modules lead."""
         if symbol is not None and symbol.kind == "global":
             value = _look_up(self._namespace, symbol.key, checks)
-            return _look_up(vars(builtins), symbol.key, checks) if value is _MISSING else value
+            return _look_up(builtins.__dict__, symbol.key, checks) if value is _MISSING else value
         if symbol is not None and symbol.kind == "attribute":
             module = self._value(symbol.base, checks)
             if type(module) is ModuleType:
@@ -169,8 +191,7 @@ def _is_plain(call: Symbol) -> bool:
 
 
 class OfKind(NamedTuple):
-    """What a function's loads of a value's attributes come to, for values of one class. C reads the
-    first three."""
+    """The noted part of attributes' uses, for values of one class. C reads the first three."""
 
     uses: Mapping[str, Use]
     """attribute -> use, without those that are not noted."""
@@ -191,23 +212,23 @@ class OfKind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Noted:
-    """What a watch has noted for frames of one function."""
+    """A watch's knowledge of a function's frames."""
 
-    plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    plans: dict[tuple[int, int], FramePlan] = field(default_factory=dict)
     """(offset of the instruction where a frame ended, id of its globals) -> its plan."""
     kinds: defaultdict[int, dict[type, OfKind]] = field(default_factory=lambda: defaultdict(dict))
-    """id of a mapping of the function's loads -> class -> what they come to."""
+    """id of a mapping of the function's loads -> class -> the noted part."""
 
 
 @functools.cache
-def native_note() -> Any:
-    """Return what notes simple loads in C, or None."""
+def native_frames() -> Any:
+    """Return the compiled module for the steps of plans, or None."""
     try:
         library = compiled("frames")
         library.know(KINDS, INERT_FILES, NOTED, ITEM_METHODS)
     except FAILURES:
         return None
-    return library.note
+    return library
 
 
 _MISSING = object()

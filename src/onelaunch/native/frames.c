@@ -5,7 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* Of onelaunch.frames: see `native_note` there. */
+/* Of onelaunch.frames: see `native_frames` there. */
 static PyObject *kinds;   /* dict: class -> its facts, as far as they are known */
 static PyObject *files;   /* set: files whose functions are inert */
 static PyObject *modules; /* set: modules whose functions may not be inert */
@@ -227,6 +227,24 @@ static PyObject *note(PyObject *Py_UNUSED(module), PyObject *args)
     return left;
 }
 
+/* checks: (names, a name, its value or `missing`) */
+static PyObject *hold(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *checks, *missing;
+    if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &checks, &missing))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(checks); i++) {
+        PyObject *check = PyTuple_GET_ITEM(checks, i);
+        PyObject *names = PyTuple_GET_ITEM(check, 0);
+        PyObject *found = PyDict_GetItemWithError(names, PyTuple_GET_ITEM(check, 1));
+        if (PyErr_Occurred())
+            return NULL;
+        if ((found ? found : missing) != PyTuple_GET_ITEM(check, 2))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyObject *know(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *to[4];
@@ -241,6 +259,7 @@ static PyObject *know(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+    {"hold", hold, METH_VARARGS, "Return whether names have the same values."},
     {"know", know, METH_VARARGS, "Take what is known of classes and files."},
     {"note", note, METH_VARARGS, "Note a frame's steps; return those that are left."},
     {NULL, NULL, 0, NULL},

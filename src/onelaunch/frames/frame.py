@@ -331,15 +331,14 @@ class RanFrame:
         if known is not None:
             return known
         kind = symbol.kind
+        found: list[object] = []
         if kind == "variable":
-            return self._variable(symbol.key)
-        if kind == "unknown":
-            return []
-        if kind == "global":
+            found = self._variable(symbol.key)
+        elif kind == "global":
             found = global_values(self._globals, symbol.key)
         elif kind == "constant":
-            found: list[object] = [symbol.key]
-        else:
+            found = [symbol.key]
+        elif kind != "unknown":
             found = self._find(symbol)
             if self._following and not self._loads.is_settled(symbol):
                 return found

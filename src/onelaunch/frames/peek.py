@@ -236,8 +236,8 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
 
 
 def _of_class(kind: type, name: str) -> tuple[object, ...]:
-    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
-        return (kind.__members__[name],)
+    if isinstance(kind, enum.EnumMeta) and name in (members := vars(kind)["_member_map_"]):
+        return (members[name],)
     for of in (kind, type(kind)):
         member = class_member(of, name)
         if member is not None and not isinstance(member, property):

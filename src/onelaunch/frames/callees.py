@@ -7,7 +7,7 @@ import types
 from typing import Any, cast
 
 from onelaunch.frames.origins import is_machinery, is_standard_machinery
-from onelaunch.frames.peek import BUILTIN, class_member, object_of
+from onelaunch.frames.peek import BUILTIN, attributes_of, class_member, kind_of, object_of
 
 
 def is_unread(function: object) -> bool:
@@ -24,6 +24,31 @@ def is_unread(function: object) -> bool:
         return is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
     return isinstance(function, _OF_C) or is_called_by_c(type(function))
+
+
+def is_inert(function: Any) -> bool:
+    """Return whether a call of a function reads nothing of its arguments that its own code does not
+    tell. May be False for such a call, too."""
+    kind = type(function)
+    if kind is types.MethodType and type(function.__func__) is types.FunctionType:
+        function = function.__func__
+        return function.__module__ not in NOTED and "__objclass__" not in function.__dict__
+    if kind is types.FunctionType:
+        file = function.__code__.co_filename
+        if is_standard_machinery(file):
+            return False
+        INERT_FILES.add(file)
+        return function.__module__ not in _READ_ALL
+    if kind is types.BuiltinFunctionType:
+        return function.__module__ not in NOTED and not isinstance(function.__self__, dict)
+    if kind is type:
+        told = id(function) in BUILTIN or function.__module__ in NOTED
+        return not told and class_member(function, "__objclass__") is None
+    module = kind_of(function).module
+    if module is None:
+        return False
+    inside = (attributes_of(function) if module else None) or _NONE
+    return inside.get("__module__", module) not in NOTED and "__objclass__" not in inside
 
 
 def is_called_by_c(kind: type) -> bool:
@@ -43,6 +68,24 @@ def reads_attributes(function: object) -> bool:
         return reads_attributes(cast(functools.partial[object], function).func)
     named = getattr(function, "__module__", None) in _READ_ALL
     return named or id(function) in _OPEN or is_getattr(function)
+
+
+def hands_on(function: object) -> bool:
+    """Return whether a callee of C may call the functions among its arguments, as `map` does."""
+    if isinstance(function, types.MethodDescriptorType):
+        return function.__objclass__ is list  # `layers.sort(key=...)`
+    return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
+
+
+def only_hands_on(function: object) -> bool:
+    """Return whether calls of a function or class in C note nothing where none of the arguments is
+    a callee that reads attributes."""
+    return (
+        type(function) in (type, types.BuiltinFunctionType)
+        and function is not __import__
+        and hands_on(function)
+        and not (is_of_dict(function) or is_getattr(function) or reads_attributes(function))
+    )
 
 
 def is_of_dict(function: Any) -> bool:
@@ -78,13 +121,19 @@ _READ_ALL = frozenset(
     {"copy", "copyreg", "dataclasses", "inspect", "json", "operator", "pickle", "_pickle", "pprint"}
 )
 """Modules whose functions read any attribute of their arguments."""
+_HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
+NOTED = _READ_ALL | _HAND_ON
+ITEM_METHODS = frozenset({"get", "__getitem__"})
+"""Methods of dicts that read items."""
+INERT_FILES: set[str] = set()
+"""Files whose functions are inert, unless their module is in `NOTED`."""
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (
     *(types.BuiltinFunctionType, types.MethodWrapperType),
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
 )
-
+_NONE: dict[str, Any] = {}
 
 _HARMLESS = set(
     map(id, (isinstance, issubclass, callable, id, len, type, hasattr, getattr, super, hash))

@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 import types
+from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
@@ -16,7 +17,8 @@ from torch import nn
 
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import TORCH, is_container_code, is_generated, serves_machinery
-from onelaunch.frames.stack import ITERATED, Loads
+from onelaunch.frames.plan import Noted
+from onelaunch.frames.stack import ITERATED, Loads, Use
 from onelaunch.frames.stores import SureStore, sure_stores
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
@@ -44,26 +46,33 @@ class CodeFacts:
     Attributes:
         unread: True if none of its frames is read: internals of the standard library, torch or
             onelaunch.
+        past: ends of frames that are not read again.
         met: True once a frame was read.
         replaced: the arguments that it assigns anew.
-        special: the first argument of a special method, such as `__call__`; else None.
+        special: of a special method, such as `__call__`: its first argument, and the use of its
+            name; else None.
         iterates: True for a comprehension or a generator expression.
         stores: see `sure_stores`.
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
-        noted: ids of the globals for which its loads of globals and free variables were noted.
+        noted: what was noted for its frames.
+        ends: offsets of the instructions where its frames ended; see `Reads.ended`.
+        singular: such offsets of frames that read attributes of tensors.
     """
 
     code: types.CodeType
     unread: bool
+    past: Set[int] = frozenset()
     met: bool = False
     loads: Loads = field(init=False)
     replaced: tuple[str, ...] = ()
-    special: str | None = None
+    special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
-    noted: set[int] = field(default_factory=set)
+    noted: Noted = field(default_factory=Noted)
+    ends: set[int] = field(default_factory=set)
+    singular: set[int] = field(default_factory=set)
     aside: bool = field(init=False)
     matters: bool = field(init=False)
     _is_always_read: bool = field(init=False)
@@ -88,4 +97,5 @@ class CodeFacts:
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = ITERATED in arguments
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
-        self.special = arguments[0] if is_special and code.co_argcount else None
+        if is_special and code.co_argcount:
+            self.special = arguments[0], {code.co_name: Use.READ}

@@ -12,20 +12,22 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from onelaunch.frames.callees import (
+    ITEM_METHODS,
+    hands_on,
     is_called_by_c,
     is_getattr,
+    is_inert,
     is_of_dict,
     is_standard_property,
     is_unread,
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.origins import is_standard_machinery
+from onelaunch.frames.origins import is_machinery, is_standard_machinery
 from onelaunch.frames.peek import (
-    BUILTIN,
     MOST,
     attributes_of,
     class_member,
@@ -40,6 +42,15 @@ from onelaunch.frames.peek import (
     own_uses,
     peek,
 )
+from onelaunch.frames.plan import (
+    Attributes,
+    Calls,
+    FramePlan,
+    LoadStep,
+    Noted,
+    OfKind,
+    native_frames,
+)
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -53,15 +64,17 @@ class RanFrame:
         reads: Reads,
         frame: FrameType,
         loads: Loads,
+        noted: Noted,
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
         self._reads = reads
+        values = frame.f_locals
+        self._locals = values if type(values) is dict else dict(values)
         self._code = frame.f_code
         self._globals = frame.f_globals
-        self._locals = frame.f_locals
         self._loads = loads
-        self._reached = loads.reached(frame.f_lasti)
+        self._noted = noted
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
@@ -74,36 +87,67 @@ class RanFrame:
         self.of_tensors = False
         """True if it read what hangs on tensors, as no other frame may do."""
 
-    def note(self, known: set[int]) -> None:
+    def note(self, at: int) -> None:
         """Note all loads and stores of the function's code.
 
         Args:
-            known: ids of the globals for which this watch has noted the code's loads of names.
+            at: the offset of the instruction where the frame ended.
         """
-        loads, reached = self._loads, self._reached
-        if id(self._globals) not in known:
-            known.add(id(self._globals))
-            self._note_names()
-        for name, uses in loads.arguments.items():
-            for value in self._variable(name):
-                self._attributes(value, uses)
-        for base, uses in reached.attributes:
+        loads = self._loads
+        plan = self._noted.plans.get((at, id(self._globals)))
+        if plan is None or not plan.holds():
+            plan = self._plan(at)
+        attributes, calls = self._left(plan)
+        for base, uses in attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
-        for place, use in reached.items:
+        for place, use in plan.items:
             self._note_item(place, use)
         for symbol in loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call in reached.calls:
-            self._note_call(call)
+        for call, plain in calls:
+            if not plain:
+                self._note_call(call)
+            for function in self._values(call.base):
+                if not is_inert(function):
+                    self._note_call_of(function, call)
 
-    def note_special(self, argument: str) -> None:
+    def _left(self, plan: FramePlan) -> tuple[Attributes, Calls]:
+        """Note the steps of a plan. Return the attributes and calls that are left."""
+        library, reads = native_frames(), self._reads
+        if library is None:
+            return plan.attributes, plan.calls
+        steps: list[LoadStep] = library.note(
+            *(plan.steps, self._locals, self._globals, self._results, reads.owners, reads.owner)
+        )
+        attributes, calls = plan.left
+        if not steps:
+            return attributes, calls
+        if any(s.variable is not None and s.variable not in self._locals for s in steps):
+            return plan.attributes, plan.calls  # in their order
+        return (
+            [*(s.listed for s in steps if s.kinds is not None), *attributes],
+            [*dict.fromkeys(s.listed for s in steps if s.kinds is None), *calls],
+        )
+
+    def _plan(self, at: int) -> FramePlan:
+        """Note what later frames with the same end need not note, and return the others."""
+        plan = FramePlan(self._code, self._loads, at, self._globals, self._noted)
+        self._noted.plans[at, id(self._globals)] = plan
+        self._note_names()
+        for base, uses in plan.fixed:
+            for value in self._values(base):
+                self._attributes(value, uses)
+        return plan
+
+    def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
         """Note the lookup of a special method, which no instruction loads."""
         name = self._code.co_name
         for value in self._variable(argument):
-            members = (vars(kind).get(name) for kind in type(value).__mro__)
-            if any(getattr(member, "__code__", None) is self._code for member in members):
-                self._attributes(value, {name: Use.READ})
+            for kind in type(value).__mro__:
+                if getattr(kind.__dict__.get(name), "__code__", None) is self._code:
+                    self._attributes(value, uses)
+                    break
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
@@ -114,32 +158,46 @@ class RanFrame:
             raise_uses(reads.variables, inside)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
-        if has_attributes(value) and (uses := own_uses(value, uses)):
-            self.of_tensors |= isinstance(value, Tensor)
-            raise_uses(self._reads.owner(value).names, uses)
-            inside = attributes_of(value) or ()
-            others = {name: use for name, use in uses.items() if name not in inside}
-            if others and type(value) not in _OF_TORCH:  # its class has them
-                raise_uses(self._reads.owner(type(value)).names, others)
-                if any(is_standard_property(type(value), name) for name in others):
-                    self._note_opaque([value])  # `member.value`
+        """Note attributes of a value.
+
+        Args:
+            uses: attribute -> use, of the code: another call has the same mapping.
+        """
+        kind, kinds = type(value), self._noted.kinds[id(uses)]
+        known = kinds.get(kind)
+        if known is None:
+            known = kinds[kind] = OfKind.of(value, uses)
+        if not known.uses or (issubclass(kind, type) and not has_attributes(value)):
+            return
+        self.of_tensors |= issubclass(kind, Tensor)
+        raise_uses(self._reads.owner(value).names, known.uses)
+        others = known.names.difference(attributes_of(value) or ())
+        asked = any(is_standard_property(kind, name) for name in others)
+        if others != known.others:  # its class has them
+            kinds[kind] = known._replace(others=others, simple=known.simple and not asked)
+            raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
+        if asked:
+            self._note_opaque([value])  # `member.value`
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
+        settled = self._loads.is_settled(key)
+        if settled and not any(isinstance(v, _CONTAINERS) for v in self._values(place.base)):
+            return
         keys = [k for k in self._values(key) if is_key(k)]
         told = bool(keys) and self._loads.tells(key)
         for value in self._values(place.base):
             if value is self._globals or value is sys.modules:
                 names = dict.fromkeys(map(str, keys), use)
                 raise_uses(self._reads.of_globals(cast(Any, value)), names)
-            elif isinstance(value, dict | list | deque | types.MappingProxyType):
+            elif isinstance(value, _CONTAINERS):
                 found = keys if told else [*keys, *keys_of(value)]
-                if isinstance(value, list | deque):  # `history[-1]`
+                if isinstance(value, (list, deque)):  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 
     def _note_call(self, call: Symbol) -> None:
-        """Note an import, and the possible reads of arguments by a callee that is not read."""
+        """Note an import, or a call whose shape tells that it reads its arguments."""
         base = call.base
         if call.kind == "module":
             self._note_entries(sys.modules, self._module_names(call))
@@ -148,31 +206,33 @@ class RanFrame:
                 self._note_getattr(self._values(part), *self._names(call.parts[-1]))
         if base is not None and base.kind == "call" and self._is_made_by_c(base):
             self._note_opaque(self._arguments_of(call))
-        for function in self._values(base):
-            if type(function) is types.FunctionType and not reads_attributes(function):
-                if is_standard_machinery(function.__code__.co_filename):
-                    self._note_standard(function, call)
-                continue  # nearly all callees
-            function, given = taken_apart(function)
-            if function is __import__:
-                self._note_entries(sys.modules, self._arguments_of(call)[:1])
-            elif is_of_dict(function):
-                self._note_of_dict(function, *self._of_dict(given, call))
-            asks = function is type or function is isinstance
-            if asks and call.parts and not self._is_of_optimizer():
-                for value in self._values(call.parts[0]):
-                    if issubclass(type(value), StandIn):
-                        cast(StandIn, value).asked(function)
-            elif is_getattr(function):
-                self._note_getattr(*self._of_getattr(given, call))
-            elif isinstance(function, operator.attrgetter):
-                self._note_getter(function, [*given, *self._arguments_of(call)])
-            elif reads_attributes(function):
-                self._note_opaque([*given, *self._arguments_of(call)])
-            elif _hands_on(function):
-                arguments = [*given, *self._arguments_of(call)]
-                if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
-                    self._note_opaque(part for value in arguments for part in elements(value))
+
+    def _note_call_of(self, function: object, call: Symbol) -> None:
+        """Note the possible reads of a call's arguments by a function that is called."""
+        if type(function) is types.FunctionType and not reads_attributes(function):
+            if is_standard_machinery(function.__code__.co_filename):
+                self._note_standard(function, call)
+            return
+        function, given = taken_apart(function)
+        if function is __import__:
+            self._note_entries(sys.modules, self._arguments_of(call)[:1])
+        elif is_of_dict(function):
+            self._note_of_dict(function, *self._of_dict(given, call))
+        asks = function is type or function is isinstance
+        if asks and call.parts and not self._is_of_optimizer():
+            for value in self._values(call.parts[0]):
+                if issubclass(type(value), StandIn):
+                    cast(StandIn, value).asked(function)
+        elif is_getattr(function):
+            self._note_getattr(*self._of_getattr(given, call))
+        elif isinstance(function, operator.attrgetter):
+            self._note_getter(function, [*given, *self._arguments_of(call)])
+        elif reads_attributes(function):
+            self._note_opaque([*given, *self._arguments_of(call)])
+        elif hands_on(function):
+            arguments = [*given, *self._arguments_of(call)]
+            if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
+                self._note_opaque(part for value in arguments for part in elements(value))
 
     def _is_of_optimizer(self) -> bool:
         """Return whether the code is of torch's optimizers: these ask for the type of a number in
@@ -192,7 +252,7 @@ class RanFrame:
             if holder is sys.modules or holder is self._globals:
                 known = [key for key in keys if type(key) is str]
                 self._note_entries(cast(Any, holder), known or cast(Any, holder))
-            elif isinstance(holder, dict) and method.__name__ in _GET:
+            elif isinstance(holder, dict) and method.__name__ in ITEM_METHODS:
                 found = [(id(holder), key) for key in keys if is_key(key)]
                 raise_uses(self._reads.items, dict.fromkeys(found, Use.READ))
 
@@ -265,21 +325,24 @@ class RanFrame:
 
     def _values(self, symbol: Symbol | None) -> list[object]:
         """Return the values that a symbol may have had. Runs no user code."""
-        kind = "unknown" if symbol is None else symbol.kind
-        if symbol is None or kind == "unknown":
+        if symbol is None:
             return []
-        if kind == "variable":
-            return self._variable(symbol.key)
-        if kind == "global":
-            return global_values(self._globals, symbol.key)
-        if kind == "constant":
-            return [symbol.key]
         known = self._known.get(id(symbol))
         if known is not None:
             return known
-        found = self._find(symbol)
-        if not self._following:
-            self._known[id(symbol)] = found
+        kind = symbol.kind
+        found: list[object] = []
+        if kind == "variable":
+            found = self._variable(symbol.key)
+        elif kind == "global":
+            found = global_values(self._globals, symbol.key)
+        elif kind == "constant":
+            found = [symbol.key]
+        elif kind != "unknown":
+            found = self._find(symbol)
+            if self._following and not self._loads.is_settled(symbol):
+                return found
+        self._known[id(symbol)] = found
         return found
 
     def _find(self, symbol: Symbol) -> list[object]:
@@ -317,11 +380,13 @@ class RanFrame:
         if not found and name not in loads.cleared and name not in loads.free:
             return found  # no assignment to it ran
         seen = {id(v) for v in found}
+        assigned = loads.assigned[name]
+        again = not all(map(loads.is_settled, assigned))
         before = -1
         self._following += 1
-        while before < len(found) < MOST:
+        while before < len(found) < MOST and (before < 0 or again):
             before = len(found)
-            for symbol in self._loads.assigned[name]:
+            for symbol in assigned:
                 for value in self._values(symbol):
                     if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))
@@ -333,6 +398,8 @@ class RanFrame:
         """Return the possible results of a call; for unread code, the arguments and their items."""
         found: list[object] = []
         for called in self._values(call.base):
+            if type(called) is types.FunctionType and not is_machinery(called.__code__.co_filename):
+                continue  # its results were seen
             function, given = taken_apart(called)
             if is_getattr(function):
                 objects, names, _ = self._of_getattr(given, call)
@@ -355,7 +422,7 @@ class RanFrame:
                 found += [v for o in arguments for v in _attribute_values(o) if has_contents(v)]
             elif isinstance(function, type) and is_called_by_c(function):
                 found += filter(has_contents, self._arguments_of(call))
-            elif is_of_dict(function) and cast(Any, function).__name__ in _GET:
+            elif is_of_dict(function) and cast(Any, function).__name__ in ITEM_METHODS:
                 holders, keys = self._of_dict(given, call)
                 values = [*self._arguments_of(call), *(v for o in holders for v in items(o, keys))]
                 found += filter(has_contents, values)
@@ -389,21 +456,10 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
-_OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
+_CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
-
-
-def _hands_on(function: object) -> bool:
-    """Return whether a callee of C may call the functions among its arguments, as `map` does."""
-    if isinstance(function, types.MethodDescriptorType):
-        return function.__objclass__ is list  # `layers.sort(key=...)`
-    return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
-
-
-_GET = frozenset({"get", "__getitem__"})
-_HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
 
 
 def _attribute_values(value: object) -> Iterable[object]:

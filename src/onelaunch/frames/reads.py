@@ -209,6 +209,9 @@ def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
 
 def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
     """Add uses to known uses, keeping the greater use of each place."""
+    if not known:
+        known.update(uses)
+        return
     for place, use in uses.items():
         if use > known.get(place, -1):
             known[place] = use

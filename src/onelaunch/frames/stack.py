@@ -107,6 +107,7 @@ class Loads:
     backward: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) of each jump to an earlier instruction, in their order."""
     _reached: dict[int, Reached] = field(default_factory=dict, compare=False)
+    _settled: dict[int, bool] = field(default_factory=dict, compare=False)
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame may have reached that ended at an offset."""
@@ -134,6 +135,15 @@ class Loads:
             elif place.kind == "item":
                 found.items.append((place, use))
         found.attributes.extend(attributes.items())
+        return found
+
+    def is_settled(self, symbol: Symbol) -> bool:
+        """Return whether no variable that is assigned leads to a symbol's values."""
+        found = self._settled.get(id(symbol))
+        if found is None:
+            inside = symbol.parts if symbol.base is None else (symbol.base, *symbol.parts)
+            assigned = symbol.kind == "variable" and symbol.key in self.assigned
+            found = self._settled[id(symbol)] = not assigned and all(map(self.is_settled, inside))
         return found
 
     def tells(self, symbol: Symbol, within: frozenset[str] = frozenset()) -> bool:
@@ -172,14 +182,23 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
     """Fill in each place once, with its strongest use. Equal symbols become the same object, so
     that its values are looked up once."""
     known: dict[Symbol, Symbol] = {}
+    same: dict[int, Symbol] = {}
+    """id of a symbol -> the equal symbol."""
 
     def unique(symbol: Symbol) -> Symbol:
+        found = same.get(id(symbol))
+        if found is None:
+            found = same[id(symbol)] = of_unique(symbol)
+        return found
+
+    def of_unique(symbol: Symbol) -> Symbol:
         base = None if symbol.base is None else unique(symbol.base)
         parts = tuple(map(unique, symbol.parts))
-        return known.setdefault(symbol, symbol._replace(base=base, parts=parts))
+        made = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
+        return known.setdefault(made, made)
 
     for load in loads:
-        place = unique(load.place._replace(offset=-1))
+        place = of_unique(load.place._replace(offset=-1))  # whose id may be another's later
         base = place.base
         uses: dict[Any, Use] = found.places
         if place.kind == "global":
@@ -211,4 +230,4 @@ def _is_argument(base: Symbol | None, found: Loads) -> bool:
 
 def without_offset(place: Symbol) -> Symbol:
     base = place.base and without_offset(place.base)
-    return place._replace(base=base, parts=tuple(map(without_offset, place.parts)), offset=-1)
+    return Symbol(place.kind, base, place.key, tuple(map(without_offset, place.parts)))

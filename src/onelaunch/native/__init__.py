@@ -2,6 +2,7 @@
 
     guard.c        StateGuard's check
     call_events.c  the filter of what the interpreter reports to a profiling function
+    frames.c       the simple loads of the functions that run
     dispatch.c     the choice of a compiled graph's recordings by its parameters
 
 Where the build fails, Python does the same: a wheel for each torch and Python is not worth 1,000

@@ -20,9 +20,11 @@ typedef struct {
     char over;
 } Hook;
 
-static int report(PyObject *to, PyFrameObject *frame, const char *event, PyObject *arg)
+static PyObject *called, *returned, *called_in_c; /* the names of events */
+
+static int report(PyObject *to, PyFrameObject *frame, PyObject *event, PyObject *arg)
 {
-    PyObject *result = PyObject_CallFunction(to, "OsO", frame, event, arg ? arg : Py_None);
+    PyObject *result = PyObject_CallFunctionObjArgs(to, frame, event, arg ? arg : Py_None, NULL);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -70,7 +72,7 @@ static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
         return 0;
     }
     if (what == PyTrace_C_CALL && self->methods != Py_None)
-        return is_owned(self, arg) ? report(self->methods, frame, "c_call", arg) : 0;
+        return is_owned(self, arg) ? report(self->methods, frame, called_in_c, arg) : 0;
     if (self->frames == Py_None || (what != PyTrace_CALL && what != PyTrace_RETURN))
         return 0;
     skipped = is_skipped(self, frame);
@@ -78,7 +80,7 @@ static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
         skipped = is_unused(self, frame, arg);
     if (skipped)
         return skipped < 0 ? -1 : 0;
-    return report(self->frames, frame, what == PyTrace_CALL ? "call" : "return", arg);
+    return report(self->frames, frame, what == PyTrace_CALL ? called : returned, arg);
 }
 
 static PyObject *begin(PyObject *self, PyObject *Py_UNUSED(none))
@@ -187,7 +189,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_onelaunch_call_events(void)
 {
-    PyObject *module = PyModule_Create(&definition);
+    called = PyUnicode_InternFromString("call");
+    returned = PyUnicode_InternFromString("return");
+    called_in_c = PyUnicode_InternFromString("c_call");
+    PyObject *module = called && returned && called_in_c ? PyModule_Create(&definition) : NULL;
     PyObject *type = module ? PyType_FromSpec(&hook_spec) : NULL;
     if (!type || PyModule_AddObject(module, "Hook", type)) {
         Py_XDECREF(type);

@@ -207,6 +207,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype) on a NumPy array")  # from 2.5 on
 @pytest.mark.parametrize("case", CASES)
 def test_state_in_what_the_standard_library_holds(
     case: str, device: torch.device, rand: Rand

@@ -124,11 +124,12 @@ class Callee:
         run: Callable[[], R],
         device: torch.device,
         step_aside: Callable[[], object] | None = None,
+        before: StateWalk | None = None,
     ) -> Callable[[], R]:
-        """Return `run` with a watch that records the callable's reads; see `FrameWatch`."""
+        """Return `run` with a watch that records the callable's reads; see `read_watch`."""
 
         def watched() -> R:
-            watch = self.read_watch(device, step_aside)
+            watch = self.read_watch(device, step_aside, before)
             try:
                 with nullcontext() if watch is None else watch.watching():
                     return run()
@@ -176,8 +177,12 @@ class Callee:
         if found:
             reads.owners.update((key, entries[key]) for key in found)
             reached.forget()
-        self._left = weakref.ref(reached.walk().contents)
+        self.note_left(reached)
         return reached
+
+    def note_left(self, reached: ReachableState) -> None:
+        """Note the present state as that from which the next run does what the last one did."""
+        self._left = weakref.ref(reached.walk().contents)
 
     def store_reads(self, watch: FrameWatch | None) -> None:
         """Store the reads of a finished run."""

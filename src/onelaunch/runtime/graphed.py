@@ -297,6 +297,7 @@ class Graphed(Generic[P, R]):
         signature.warmups = self.options.enough_warmups - 1
         signature.compiled_accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
+        attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))
         unlike = self._recorder.warmup.compare_answers(warm, self._name, refused)
         if unlike is not None:

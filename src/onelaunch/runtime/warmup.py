@@ -250,10 +250,15 @@ class Warmup:
             run = _NotedRun(attempt, run)
         callee, reached = self._callee, attempt.reached
         undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
+        # The warm-ups got the answer no. What another answer leads to was not read yet.
+        before = None if answer else reached.walk()
         with undone as effects, torch.no_grad(), _Draws(device) as draws:
             with Asking(answer).answering(), effects.observer, inlining():
-                result = callee.with_read_watch(run, device)()
-            return [t.detach().clone() for t in flatten(result).tensors], draws.made()
+                result = callee.with_read_watch(run, device, before=before)()
+            found = [t.detach().clone() for t in flatten(result).tensors], draws.made()
+        reached.know(callee.reads)
+        callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
+        return found
 
     def foresees_capture(self, attempt: Attempt) -> bool:
         """Return whether the warm-ups show all facts for a capture of this call. Compiled code has

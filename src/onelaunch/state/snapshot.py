@@ -107,6 +107,10 @@ class ReachableState:
         self._now = None if found else after  # changes will be undone
         return after, found
 
+    def restored(self, before: StateWalk) -> None:
+        """Take a walk for the present one, if the state is as that found it again."""
+        self._now = before if before.reads is self.reads and before.is_current() else None
+
     def know(self, reads: Reads | None) -> None:
         """Take the reads of the callable. If they are new, the next use walks again."""
         if self.reads is not reads:
@@ -205,9 +209,9 @@ class StateSnapshot:
                 or flatten(c.after).tensors
                 or _holds_stand_in(c.after)
             )
-        self.reached.forget()
         for k in self._kept:
             k.restore()
+        self.reached.restored(self.walk)
 
 
 def _holds_stand_in(value: object) -> bool:

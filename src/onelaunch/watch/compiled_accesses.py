@@ -355,8 +355,8 @@ def refuse_handed_on(
     if device.type == "cpu":
         return  # plain memory of the host has no history
     storages = {driver.storage(t) for t in known if lies_on(t, device)}
-    unknown = (t for t in tensors if lies_on(t, device) and driver.storage(t) not in storages)
-    for t in unknown:
+    made = (t for t in tensors if lies_on(t, device) and t.numel())
+    for t in (t for t in made if driver.storage(t) not in storages):
         if capture.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:
             raise of_handed_on().refusal()
 

@@ -272,7 +272,7 @@ class Ledger:
         plain += [(slot.id, slot.name, Constant(slot.read())) for slot in self._stored]
         self._handed_on = {key: (name, value) for key, name, value in plain if value.is_plain}
         found: list[Tensor] = []
-        for t in filter(has_memory, tensors):
+        for t in (t for t in tensors if has_memory(t) and t.numel()):
             storage = self._storage(t)
             if self._origin(storage) is None:
                 met = self._unseen[self._unknown(t, storage)]
@@ -304,7 +304,7 @@ class Ledger:
                 if was != now:
                     found = of_handed_on_value(now[0], was[1], now[1])
                     self.difference = self.difference or found
-        self._earlier = None
+        self._earlier = self._capture = None  # a capture holds tensors of its call
         for inside, read in self._shapes:
             if self.held.get((id(inside), read)) != content_of(read(inside)):
                 self.held.pop((id(inside), read), None)

@@ -181,7 +181,7 @@ class Callee:
         return reached
 
     def note_left(self, reached: ReachableState) -> None:
-        """Note the present state as that from which the next run does what the last one did."""
+        """Note that a run from the present state repeats the last watched run."""
         self._left = weakref.ref(reached.walk().contents)
 
     def store_reads(self, watch: FrameWatch | None) -> None:

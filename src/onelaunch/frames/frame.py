@@ -48,7 +48,7 @@ from onelaunch.frames.plan import (
     FramePlan,
     LoadStep,
     Noted,
-    OfKind,
+    UsesOfClass,
     native_frames,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
@@ -166,7 +166,7 @@ class RanFrame:
         kind, kinds = type(value), self._noted.kinds[id(uses)]
         known = kinds.get(kind)
         if known is None:
-            known = kinds[kind] = OfKind.of(value, uses)
+            known = kinds[kind] = UsesOfClass.of(value, uses)
         if not known.uses or (issubclass(kind, type) and not has_attributes(value)):
             return
         self.of_tensors |= issubclass(kind, Tensor)

@@ -45,7 +45,7 @@ class LoadStep(NamedTuple):
     """The fixed value where there is no variable."""
     path: tuple[tuple[str, int], ...]
     """(attribute, offset) of each load on the way."""
-    kinds: dict[type, OfKind] | None
+    kinds: dict[type, UsesOfClass] | None
     """class -> the noted part of its attributes' uses. None if the value is to be inert."""
     listed: Any
     """The entry of `Attributes` or `Calls`."""
@@ -143,7 +143,7 @@ class FramePlan:
         return steps
 
     def _step(
-        self, symbol: Symbol | None, kinds: dict[type, OfKind] | None, listed: object
+        self, symbol: Symbol | None, kinds: dict[type, UsesOfClass] | None, listed: object
     ) -> LoadStep | None:
         """Return the step to a symbol's only value."""
         path: list[tuple[str, int]] = []
@@ -190,7 +190,7 @@ def _is_plain(call: Symbol) -> bool:
     return base.kind != "attribute" or base.key != "__getattribute__"
 
 
-class OfKind(NamedTuple):
+class UsesOfClass(NamedTuple):
     """The noted part of attributes' uses, for values of one class. C reads the first three."""
 
     uses: Mapping[str, Use]
@@ -203,7 +203,7 @@ class OfKind(NamedTuple):
     """The attributes that the class may have."""
 
     @classmethod
-    def of(cls, value: object, uses: Mapping[str, Use]) -> OfKind:
+    def of(cls, value: object, uses: Mapping[str, Use]) -> UsesOfClass:
         facts = kind_of(value)
         own = own_uses(value, uses) if facts.attributes else {}
         of_class = () if type(value) in _OF_TORCH else own
@@ -216,7 +216,9 @@ class Noted:
 
     plans: dict[tuple[int, int], FramePlan] = field(default_factory=dict)
     """(offset of the instruction where a frame ended, id of its globals) -> its plan."""
-    kinds: defaultdict[int, dict[type, OfKind]] = field(default_factory=lambda: defaultdict(dict))
+    kinds: defaultdict[int, dict[type, UsesOfClass]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     """id of a mapping of the function's loads -> class -> the noted part."""
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.first_replay_models import MODELS, measured, ratio
-from benchmarks.processes import ROOT, chosen, parsed, write
+from benchmarks.processes import ROOT, chosen, earlier, parsed, write
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.timers import Timing
 
@@ -140,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="of the warm part, with commas")
     parser.add_argument("--repeats", type=int, default=9, help="of each measurement")
     parser.add_argument("--quick", action="store_true", help="one repeat")
+    parser.add_argument("--only", choices=("fresh", "warm"), help="the other part stays as it is")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parsed(parser, "first_replay", argv)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -150,17 +151,16 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     names = chosen(parser, options.models, list(MODELS))
     started = time.monotonic()
-    results: dict[str, Any] = {
-        "benchmark": "first_replay",
-        "environment": environment(),
-        "fresh": [],
-        "warm": [],
-    }
-    for name in names:  # written as they come: a run may be cut short
+    now = {"benchmark": "first_replay", "environment": environment()}
+    before = earlier(options.out, now) if options.only else {}
+    results: dict[str, Any] = {**now, "fresh": before.get("fresh", []), "warm": []}
+    for name in names if options.only != "fresh" else ():  # written as they come: a run may end
         results["warm"].append(warm_row(name, warm(name, repeats)))
         results["targets"] = targets(results)
         write(options.out, results)
-    results["fresh"] = fresh_rows(repeats)
+    results["warm"] = results["warm"] or before.get("warm", [])
+    if options.only != "warm":
+        results["fresh"] = fresh_rows(repeats)
     results["targets"] = targets(results)
     write(options.out, results)
     for target in results["targets"]:

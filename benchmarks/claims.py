@@ -312,8 +312,8 @@ def run_all(wanted: Sequence[Claim], out: Path, build_seconds: float) -> int:
         needed = groups.setdefault(claim.group, {})
         needed.update(dict.fromkeys([claim.ours] + ([claim.theirs] if claim.theirs else [])))
     before = json.loads(out.read_text())["rows"] if out.exists() else []
-    again = {(claim.group, claim.ours) for claim in wanted}
-    kept = [row for row in before if (row["group"], row["ours"]) not in again]
+    again = {(claim.table, claim.group, claim.ours) for claim in wanted}
+    kept = [row for row in before if (row["table"], row["group"], row["ours"]) not in again]
     results: dict[str, Any] = {"benchmark": "claims", "environment": {}, **source(), "rows": kept}
     broken = 0
     started = time.monotonic()

@@ -94,7 +94,17 @@ def test_an_error_of_torch_in_the_callable(rand: Rand) -> None:
     assert len(fast.recordings) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"inputs": "rebind"}, {"outputs": "static"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(o, marks=pytest.mark.thorough)
+            for o in ({"inputs": "rebind"}, {"outputs": "static"})
+        ),
+    ],
+    ids=str,
+)
 def test_everything_works_after_a_capture_that_failed_half_way(
     device: torch.device, rand: Rand, options: dict[str, str]
 ) -> None:

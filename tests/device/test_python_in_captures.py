@@ -321,8 +321,16 @@ class Waits:
         self.t.sum().item()
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("grad", "by_name"),  # each goes through the objects of the whole process
+    [
+        (False, False),
+        *(
+            pytest.param(*both, marks=pytest.mark.thorough)
+            for both in ((False, True), (True, False), (True, True))
+        ),
+    ],
+)
 def test_a_collection_in_the_callable_leaves_older_garbage(
     rand: Rand, grad: bool, by_name: bool
 ) -> None:

@@ -41,7 +41,9 @@ def gpus(request: pytest.FixtureRequest) -> bool:
     return request.param == "nccl"
 
 
-@pytest.mark.parametrize("recording", ["alive", "dropped"])
+@pytest.mark.parametrize(
+    "recording", [pytest.param("alive", marks=pytest.mark.thorough), "dropped"]
+)
 def test_a_whole_step_over_ddp(gpus: bool, recording: str) -> None:
     """Eleven warm-up calls, then one recording; every rank has the parameters of eager's run, and
     the process group ends whether the recording is alive or waits to be collected."""
@@ -58,7 +60,12 @@ def test_a_pair_inside_ddp(gpus: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "eager"), [("fsdp-step", 3), ("fsdp-deep", 3), ("fsdp-accumulated", 3 + 5)]
+    ("way", "eager"),
+    [
+        ("fsdp-step", 3),
+        pytest.param("fsdp-deep", 3, marks=pytest.mark.thorough),
+        pytest.param("fsdp-accumulated", 3 + 5, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_whole_step_over_fsdp2(gpus: bool, way: str, eager: int) -> None:
     """Where a forward alone left the parameters whole, the next call is eager."""
@@ -78,7 +85,16 @@ def test_a_sharded_result_is_refused(gpus: bool) -> None:
         assert report["refused"] == "OL108", report
 
 
-@pytest.mark.parametrize("way", ["pair-over-ddp", "function-over-ddp", "pair-over-fsdp"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "pair-over-ddp",
+        *(
+            pytest.param(w, marks=pytest.mark.thorough)
+            for w in ("function-over-ddp", "pair-over-fsdp")
+        ),
+    ],
+)
 def test_a_pair_around_a_wrapper_is_refused(way: str) -> None:
     for report in torchrun(way, gpus=False):
         assert report["refused"] == "OL130", report

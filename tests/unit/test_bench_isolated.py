@@ -121,6 +121,7 @@ def test_real_engines_in_processes_fail_alone(target: Path) -> None:
         assert row.error < 1e-6
 
 
+@pytest.mark.thorough
 def test_an_engine_of_a_zip_runs(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def other_python(folder: Path, *, without: str) -> str:
     return str(python)
 
 
+@pytest.mark.thorough
 def test_another_python_runs_an_engine(target: Path, tmp_path: Path) -> None:
     python = other_python(tmp_path / "other", without="onnxruntime")
     eager, onnx = run(

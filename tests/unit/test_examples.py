@@ -57,6 +57,7 @@ def test_the_digits_are_read() -> None:
     assert digits.accuracy(net, images[1500:], labels[1500:]) > 0.85
 
 
+@pytest.mark.thorough
 def test_digits_train_alike_eagerly_and_graphed(capsys: pytest.CaptureFixture[str]) -> None:
     eager, ours = train_digits.main()
     assert ours.losses == eager.losses
@@ -84,6 +85,7 @@ def test_the_cart_falls_as_in_gymnasium() -> None:
     torch.testing.assert_close(state[0], reached)
 
 
+@pytest.mark.thorough
 def test_a_decoder_generates_alike_by_every_engine(tmp_path: Path) -> None:
     generate = pytest.importorskip("examples.generate", reason="needs transformers")
     out = tmp_path / "generate.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -276,3 +277,40 @@ def test_requests_one_after_the_other(build: str, device: torch.device, rand: Ra
                     mine.state = BUILDS[build](*(t * 2 for t in parts(mine.state)))
                     theirs.state = BUILDS[build](*(t * 2 for t in parts(theirs.state)))
     assert replays(fast) >= 8
+
+
+def test_a_list_that_the_call_makes_anew_and_the_caller_extends(rand: Rand) -> None:
+    """No tensor is in it at first, so that no replay stores it."""
+    ours: dict[str, Any] = {"items": [1]}
+    eagers: dict[str, Any] = {"items": [1]}
+
+    def step(x: Tensor, of: dict[str, Any]) -> Tensor:
+        of["items"] = [t * 0.5 + x if isinstance(t, Tensor) else t for t in of["items"]]
+        return x + len(of["items"])
+
+    fast = ol.graph(lambda x: step(x, ours), warmup=1)
+    with torch.no_grad():
+        for i in range(12):
+            if i in (4, 9):
+                for of in (ours, eagers):
+                    of["items"].append(rand(50 + i, 3) if i == 4 else 7)
+            assert_same(fast(rand(i, 3)), step(rand(i, 3), eagers))
+            assert_same(ours["items"], eagers["items"])
+    assert replays(fast) >= 5
+
+
+def test_a_container_that_is_written_before_it_is_replaced(rand: Rand) -> None:
+    ours, eagers = ({"pair": [rand(0, 3), [rand(1, 3)], 0]} for _ in range(2))
+
+    def step(x: Tensor, of: dict[str, Any]) -> Tensor:
+        pair = of["pair"]
+        pair[1][0] = x * 2
+        of["pair"] = [pair[0] + x, [pair[1][0] * 0.5], 0]
+        return pair[0] + pair[1][0]
+
+    fast = ol.graph(lambda x: step(x, ours), warmup=1, on_refusal="eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(12):
+            assert_same(fast(rand(i, 3)), step(rand(i, 3), eagers))
+            assert_same(ours["pair"], eagers["pair"])

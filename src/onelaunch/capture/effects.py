@@ -33,7 +33,7 @@ from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
-from onelaunch.state.parts import parts_of_slot, whole_of
+from onelaunch.state.parts import is_written, parts_of_slot, whole_of
 from onelaunch.state.slots import (
     MISSING,
     Slot,
@@ -59,14 +59,15 @@ def recurrent_state(
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
     used |= observer.memory.external.keys()
     slots: list[Slot] = []
+    written = {id(change.slot.holder) for change in found}
     for slot, before, after in found:
         old = [] if slot.id in known or before is MISSING else flatten(before).tensors
         if not all(lies_on(t, device) for t in old) or used.isdisjoint(map(driver.storage, old)):
             continue
         if isinstance(before, Tensor):
             slots.append(slot)
-        elif flatten(after).tensors:
-            slots += parts_of_slot(slot, before)
+        elif flatten(after).tensors and (parts := parts_of_slot(slot, before)):
+            slots += [] if is_written(before, written) else parts
     return slots
 
 

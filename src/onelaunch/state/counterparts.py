@@ -13,7 +13,7 @@ from onelaunch.call.containers import is_ordinary
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_compound
-from onelaunch.state.parts import ContainerPart
+from onelaunch.state.parts import ContainerBuild, ContainerPart
 from onelaunch.state.slots import Slot
 
 
@@ -29,7 +29,7 @@ def ids_in(value: Any) -> Iterator[int]:
             yield from ids_in(part)
     elif isinstance(value, types.MethodType):
         yield from ids_in(value.__self__)
-    elif isinstance(value, ContainerPart):
+    elif isinstance(value, ContainerPart | ContainerBuild):
         yield from ids_in(value.whole)
 
 
@@ -74,7 +74,8 @@ class Counterparts:
         if kind is types.MethodType:
             owner = self.of(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
-        return value.at(self.slot) if kind is ContainerPart else value
+        of_container = isinstance(value, ContainerPart | ContainerBuild)
+        return value.at(self.slot) if of_container else value
 
     def slot(self, slot: Slot) -> Slot:
         via = None if slot.via is None else self.slot(slot.via)

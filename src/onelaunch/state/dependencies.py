@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.call.containers import parts_of
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import is_plain, unique
 from onelaunch.call.wrappers import is_memory
@@ -17,6 +18,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
 from onelaunch.state.contents import is_library_class, is_library_module
 from onelaunch.state.host_values import version_of
+from onelaunch.state.parts import build_slot
 from onelaunch.state.slots import (
     MISSING,
     Kind,
@@ -88,8 +90,12 @@ def dependencies(
             case _:
                 # A replay repeats no change here: the content is as the call left it. It deletes
                 # nothing, so that a recording of a deletion fits no call.
-                if _matters(slot, value, before, use, changed) and not is_replaced(slot, now):
-                    left = now.get(key, value)
+                if is_replaced(slot, now):
+                    continue
+                left = now.get(key, value)
+                if changed and use is Use.READ and parts_of(left) is not None:
+                    guarded.append((build_slot(slot, left), True))  # in place of the same container
+                elif _matters(slot, value, before, use, changed):
                     guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)
     guarded += orders(before, now)

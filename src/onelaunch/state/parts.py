@@ -6,9 +6,10 @@ by their places in whatever the slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
+from onelaunch.call.containers import parts_of
 from onelaunch.call.tree import Container, Leaf, Tree, constants, flatten, unflatten
 from onelaunch.state.slots import MISSING, Slot
 
@@ -61,6 +62,32 @@ class ContainerPart:
         return self.whole.id, self.index
 
 
+class ContainerBuild(NamedTuple):
+    """A reader that tells whether the container in a slot has a build, with its plain values."""
+
+    whole: Slot
+    tree: Tree
+
+    def __call__(self, holder: object) -> bool:
+        return flatten(self.whole.read()).tree == self.tree
+
+    def at(self, place: Callable[[Slot], Slot]) -> ContainerBuild:
+        """Return the same of another slot."""
+        return self._replace(whole=place(self.whole))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ContainerBuild) and self.whole.id == other.whole.id
+
+    def __hash__(self) -> int:
+        return hash(self.whole.id)
+
+
+def build_slot(slot: Slot, container: object) -> Slot:
+    """Return a slot that is true while a slot holds a container that is built like this one."""
+    build = ContainerBuild(slot, flatten(container).tree)
+    return Slot("contents", slot.holder, build, f"the build of `{slot.name}`", None)
+
+
 def parts_of_slot(slot: Slot, value: object) -> list[Slot]:
     """Return a slot for each tensor in the container that a slot holds. There are none if it holds
     what no other call can have alike: an object, or a function."""
@@ -71,6 +98,19 @@ def parts_of_slot(slot: Slot, value: object) -> list[Slot]:
         Slot("contents", slot.holder, ContainerPart(slot, flat.tree, i), path, None, slot)
         for i, path in enumerate(flat.paths)
     ]
+
+
+def is_written(container: object, written: Collection[int]) -> bool:
+    """Return whether the run stored to a container itself, or to one in it.
+
+    Args:
+        written: ids of the objects that the run stored to.
+    """
+    parts = parts_of(container)
+    if parts is None:
+        return False
+    own = {id(container), id(getattr(container, "__dict__", None))}
+    return not own.isdisjoint(written) or any(is_written(part, written) for part in parts[1])
 
 
 def whole_of(slot: Slot) -> Slot:

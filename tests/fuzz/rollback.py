@@ -38,10 +38,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 class Thing:
     def __init__(self, v):
         self.v = v
+    def __repr__(self):
+        return "Thing"  # programs take the text of it, and an address is another in each world
 class Slots:
     __slots__ = ("v", "w")
     def __init__(self, v):
         self.v = v
+    def __repr__(self):
+        return "Slots"
 class Backwards(list):
     def __iter__(self):
         return iter(list(list.__iter__(self))[::-1])

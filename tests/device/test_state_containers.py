@@ -299,6 +299,22 @@ def test_a_list_that_the_call_makes_anew_and_the_caller_extends(rand: Rand) -> N
     assert replays(fast) >= 5
 
 
+def test_recordings_of_two_builds_in_turn(rand: Rand) -> None:
+    """The guard of one is not the other's."""
+    ours: dict[str, Any] = {"items": [1]}
+
+    def step(x: Tensor) -> Tensor:
+        ours["items"] = list(ours["items"])
+        return x * len(ours["items"]) + ours["items"][-1]
+
+    fast = ol.graph(step, warmup=1)
+    with torch.no_grad():
+        for i in range(16):
+            ours["items"] = [[1], [1, 7]][i // 3 % 2]
+            assert_same(fast(rand(i, 3)), rand(i, 3) * (1 + i // 3 % 2) + [1, 7][i // 3 % 2])
+    assert replays(fast) >= 6
+
+
 def test_a_container_that_is_written_before_it_is_replaced(rand: Rand) -> None:
     ours, eagers = ({"pair": [rand(0, 3), [rand(1, 3)], 0]} for _ in range(2))
 

@@ -76,7 +76,8 @@ class ContainerBuild(NamedTuple):
         return self._replace(whole=place(self.whole))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ContainerBuild) and self.whole.id == other.whole.id
+        same = isinstance(other, ContainerBuild) and self.whole.id == other.whole.id
+        return same and self.tree == other.tree  # guards of recordings are compared
 
     def __hash__(self) -> int:
         return hash(self.whole.id)

@@ -76,8 +76,10 @@ class ContainerBuild(NamedTuple):
         return self._replace(whole=place(self.whole))
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, ContainerBuild) and self.whole.id == other.whole.id
-        return same and self.tree == other.tree  # guards of recordings are compared
+        if not isinstance(other, ContainerBuild):
+            return False
+        # With the build: guards of recordings are compared.
+        return (self.whole.id, self.tree) == (other.whole.id, other.tree)
 
     def __hash__(self) -> int:
         return hash(self.whole.id)

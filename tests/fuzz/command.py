@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,6 +74,9 @@ def fuzz(
         if compiled:
             found = replace(found, compiled=compiled)  # type: ignore[type-var]
         became, why = run(found)
+        if torch.cuda.is_available():  # others run beside it
+            gc.collect()
+            torch.cuda.empty_cache()
         counts[became] += 1
         if became != "wrong":
             counts[why] += 1
@@ -113,4 +117,6 @@ def main(
     given = {"compiled": "compile"} if compiles and options.compile else {}
     counts = fuzz(seeds, torch.device(options.device), **given)
     print(f"{len(seeds)} programs from seed {options.seed} on {options.device}: {dict(counts)}")
+    if options.device == "cuda":
+        print(f"{torch.cuda.memory_reserved() >> 20} MiB reserved at the end")
     return 1 if counts["wrong"] else 0

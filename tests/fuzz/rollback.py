@@ -16,6 +16,7 @@ import array
 import itertools
 import linecache
 import random
+import re
 import sys
 import traceback
 import types
@@ -38,14 +39,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 class Thing:
     def __init__(self, v):
         self.v = v
-    def __repr__(self):
-        return "Thing"  # programs take the text of it, and an address is another in each world
 class Slots:
     __slots__ = ("v", "w")
     def __init__(self, v):
         self.v = v
-    def __repr__(self):
-        return "Slots"
 class Backwards(list):
     def __iter__(self):
         return iter(list(list.__iter__(self))[::-1])
@@ -127,7 +124,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "frozen": (
         ("Frozen(a=1, b=2)",),
-        ("dict.__setitem__($, n, n)", "dict.pop($, 'a', 0)", "dict.update($, b=n)"),
+        ("dict.__setitem__($, n, n)", "type($).pop($, 'a', 0)", "dict.update($, b=n)"),
     ),
     "set": (
         ("{1, 2, 3}", "{'a', 'b', 'c', 'd'}", "set()", "set(range(40))"),
@@ -336,7 +333,7 @@ def _shown(value: Any, met: dict[int, int]) -> Any:
             value.detach().cpu().tolist(),
         ]
     if isinstance(value, int | float | str | bytes | type(None)):
-        return repr(value)
+        return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # the text of a function
     if id(value) in met:
         return f"object {met[id(value)]}"
     met[id(value)] = len(met)

@@ -258,9 +258,7 @@ def _freed(node: Node) -> Iterator[bool]:
                 return
             value = getattr(node, name)
         except RuntimeError as error:
-            if not any(known in str(error) for known in (AGAIN, MODIFIED)):
-                raise
-            yield AGAIN in str(error)  # or it was written in place since, as a backward will tell
+            yield AGAIN in str(error)  # any other error is for a backward to tell
             return
         values = cast(tuple[object, ...], value if isinstance(value, tuple) else (value,))
         if any(isinstance(v, Tensor) for v in values):

@@ -6,9 +6,9 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -135,16 +135,22 @@ def counted_numbers(
     before: StateWalk,
     known: Mapping[int, Same],
     number: Callable[[object], int],
+    fixed: Iterable[Slot],
 ) -> list[StateOutput]:
     """Return the numbers, flags and other values without tensors that each replay stores. A replay
     counts from the number that it finds, if the callable only counts up. Other values are stored as
     in the capture, for `dependencies` guards them: functions, objects in `known`, and objects made
-    anew as results are (see `flatten`)."""
+    anew as results are (see `flatten`).
+
+    Args:
+        fixed: places of followed numbers in whose place the run has stored another.
+    """
     changed = {change.slot.id: change for change in found}
     # What an object holds that the call made, in the place of another, came with it: no replay
     # makes that object, and it would lack what is taken from it.
     made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
     places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
+    places |= {slot.id: slot for slot in fixed}
     stored = {key for key, use in before.uses.items() if use is Use.NONE}
     places |= {key: slot for key, (slot, _) in before.held.items() if stored and key in stored}
     outputs: list[StateOutput] = []
@@ -165,9 +171,7 @@ def counted_numbers(
             continue
         step = None
         if use is Use.GROWS and change is not None and change.before is not MISSING:
-            if type(change.before) is not int or type(value) is not int:
-                continue
-            step = value - change.before
+            step = cast(int, value) - cast(int, change.before)
         outputs.append(StateOutput(slot, Constant(value), (), step))
     return outputs
 

@@ -7,8 +7,9 @@ come out, and torch hands it on to each operation as it is. There a float that o
 takes its place, by which the driver finds the scalar. All else that asks for its value makes it a
 constant again.
 
-So is a number that the callable moves on (``cache.length += 1``). It is added to and compared, and
-each replay moves it on. Whatever else is done with it, the recording serves its one value.
+So is a number that the callable moves on. An integer (``cache.length += 1``) is added to and
+compared, a float (``self.epsilon *= 0.99``) is computed with, and each replay moves it on. Whatever
+else is done with it, the recording serves its one value.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 from onelaunch.call.numbers import is_number, with_numbers
 from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.number import Node, Number, node_of
-from onelaunch.capture.scalar_trace import ScalarTrace, Term, unmistakable
+from onelaunch.capture.scalar_trace import ScalarTrace, Step, Term, unmistakable
 from onelaunch.driver.aten import leaves, mapped
 from onelaunch.optimizers.steps import NumberPlace
 from onelaunch.state.slots import Slot
@@ -61,7 +62,7 @@ class Following(NamedTuple):
     Attributes:
         arguments: their positions among the numbers of the arguments; see `call.numbers`.
         slots: places of others that the caller varies.
-        counted: places of integers that the callable moves on.
+        counted: places of numbers that the callable moves on.
     """
 
     arguments: tuple[int, ...] = ()
@@ -171,7 +172,8 @@ class Numbers:
         arguments: the numbers among the arguments of the call.
         uses, operations: the scalars of the run's operations.
         fixed: positions of numbers that the callable moves on, if the recording serves one value.
-        steps: position of a number that the callable moves on -> the amount that it added.
+        steps: position of a number that the callable moves on -> the amount that it added to an
+            integer, or what it computed from a float.
         brought: True if the device got a number as a tensor.
     """
 
@@ -185,7 +187,7 @@ class Numbers:
     operations: list[Operation] = field(default_factory=list)
     arguments: list[float] = field(default_factory=list)
     fixed: set[int] = field(default_factory=set)
-    steps: dict[int, int] = field(default_factory=dict)
+    steps: dict[int, Step] = field(default_factory=dict)
     brought: bool = False
     _stepping: Callable[[], bool] = bool
     _escaped: set[int] = field(default_factory=set)
@@ -250,9 +252,9 @@ class Numbers:
         for slot in self.following.counted:
             value: Any = slot.read()
             term = self.trace.leaf(value)
-            self.kinds.append(int)
-            if type(value) is int:
-                slot.write(self.stand_in(term, value, 0))
+            self.kinds.append(type(value))
+            if type(value) in (int, float):
+                slot.write(self.stand_in(term, value, 0 if type(value) is int else None))
             else:
                 self.fixed.add(term)
 
@@ -278,9 +280,10 @@ class Numbers:
         for index, slot in enumerate(self.following.counted, self._counted):
             value = slot.read()
             if type(value) is Number:
-                self.steps[index] = value.node.moved or 0
-                if value.node.moved is None or index not in self.trace.leaves(value.node.term):
+                term, moved = value.node.term, value.node.moved
+                if self.trace.leaves(term) != {index}:
                     self._escaped.add(index)
+                self.steps[index] = self.trace.function(term) if moved is None else moved
                 slot.write(value.node.value)
         self._in_groups.clear()
         self._take_handed(())
@@ -305,9 +308,9 @@ class Numbers:
 
     # Of numbers that the callable moves on.
 
-    def counted(self) -> dict[tuple[int, object], tuple[Slot, int | None]]:
-        """Return id of a slot -> the slot of a number that each replay moves on, and the amount.
-        The amount is None if the run has stored another number."""
+    def counted(self) -> dict[tuple[int, object], tuple[Slot, Step | None]]:
+        """Return id of a slot -> the slot of a number that each replay moves on, and the step.
+        The step is None if the run has stored another number."""
         slots = enumerate(self.following.counted, self._counted)
         return {s.id: (s, self.steps.get(i)) for i, s in slots if i not in self.fixed}
 

@@ -16,6 +16,7 @@ from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
+from onelaunch.capture.scalar_trace import Step
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.source import Place
 from onelaunch.state.guard import StateGuard
@@ -86,8 +87,8 @@ class StateOutput(NamedTuple):
     tree: Tree
     output_indices: tuple[int, ...]
     """The indices of its tensors in `Outputs.made`."""
-    step: int | None = None
-    """The amount to add to the number in the slot, instead of storing the tree's value."""
+    step: Step | None = None
+    """What moves on the number in the slot, instead of storing the tree's value."""
 
 
 @dataclass(slots=True, eq=False)

@@ -66,7 +66,7 @@ from onelaunch.gc_pause import out_of_reach
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.snapshot import StateSnapshot
-from onelaunch.state.walk import Change, Slot, StateWalk
+from onelaunch.state.walk import Change, Slot, StateWalk, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
     Bringing,
@@ -266,6 +266,7 @@ class CaptureRun:
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
+        note_uncounted(snapshot.walk, self.effects.changes)
         self._note_handed_on(capture, returned, flat.tree)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(
@@ -445,7 +446,9 @@ class CaptureRun:
         else:
             slots = zip((slot for slot, _ in stored), trees, strict=True)
             mark_freed(outputs, flat.tensors, slots, observer, snapshot.held)
-        moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note)
+        counted = self.numbers.counted()
+        fixed = [slot for slot, step in counted.values() if step is None]
+        moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note, fixed)
         numbers = outputs.numbers
         for t, follows in zip(flat.tensors, job.follows, strict=False):
             output = outputs.made[numbers[id(t)]]
@@ -462,7 +465,6 @@ class CaptureRun:
         ]
         own = {state.slot.id for state in self.effects.state}
         moved = [s for s in moved if s.slot.id not in own]
-        counted = self.numbers.counted()
         for state in moved:
             step = counted.get(state.slot.id, (state.slot, None))[1]
             tree = identities.shared(state.tree)

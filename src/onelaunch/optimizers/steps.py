@@ -264,8 +264,7 @@ class Steps:
             number = is_number(old) and _holder(slot, held) is not None
             if id(slot.holder) in groups:
                 number = any(is_number(value) or type(value) is tuple for value in (old, new))
-            counts = type(old) is int and type(new) is int and before.use(slot) is Use.GROWS
-            return number and not counts and before.use(slot) is not Use.NONE
+            return number and before.use(slot) not in (Use.NONE, Use.GROWS)
 
         return [change for change in found if change.slot.id not in followed and is_moved(change)]
 

@@ -281,7 +281,11 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
             continue
         value = expression(source, state.tree, [made[n] for n in state.output_indices])
         if state.step is not None:
-            moved = f"{source.name('read', state.slot.reader)}() + {state.step}"
+            number = f"{source.name('read', state.slot.reader)}()"
+            if isinstance(state.step, int):
+                moved = f"{number} + {state.step}"
+            else:
+                moved = f"{source.name('step', state.step)}({number})"
             source.line(f"{source.name('rebind', state.slot.writer)}({moved})")
             continue
         indent = 1

@@ -116,8 +116,11 @@ class Contents:
             alike = ids, frozenset(uses.items())
             if alike not in known:
                 known.add(alike)
+                # `self.n += 1` reads the number of the class, but stores another.
+                of_class = {n: Use.READ if u is Use.GROWS else u for n, u in uses.items()}
                 for kind in ids:
-                    raise_uses(self._uses_by_class.setdefault(kind, {}), uses)
+                    raised = uses if kind == id(value) else of_class
+                    raise_uses(self._uses_by_class.setdefault(kind, {}), raised)
 
     def is_open(self, value: object) -> bool:
         """Return whether attributes of a class or module were read by names that are not known."""

@@ -161,8 +161,9 @@ class StateWalk:
 
     def use(self, slot: Slot) -> Use | None:
         """Return the use of a slot's content; None for a slot that was not touched."""
-        if slot.id in self.held or slot.owner is None or self.reads is None:
-            return self.uses.get(slot.id)
+        known = self.uses.get(slot.id)
+        if known is not None or slot.id in self.held or slot.owner is None or self.reads is None:
+            return known
         # An attribute that the object did not have, and its class had, is in no slot of the walk.
         seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
         return None if seen is None else seen.names.get(cast(str, slot.key))

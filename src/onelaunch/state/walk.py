@@ -160,6 +160,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             found.owners.append(value)
             found.kinds.append(type(value))
             found.sizes += [(attributes, len(attributes)) for attributes in dicts]
+            found.facts.append((_ids_of_dicts, value, [*map(id, dicts)]))
     if isinstance(value, nn.Module):
         _visit_slots(found, queue, name, value, via)
     use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
@@ -172,6 +173,10 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
+
+
+def _ids_of_dicts(owner: object) -> list[int]:
+    return [*map(id, dicts_of(owner))]
 
 
 def _visit_slots(
@@ -295,6 +300,13 @@ def changes(before: StateWalk, after: StateWalk) -> list[Change]:
         known = before.contents.untouched.get(key)
         found += _unseen_changes(attributes, {} if known is None else known.values)
     return found
+
+
+def note_uncounted(before: StateWalk, found: Iterable[Change]) -> None:
+    """Count the slots as read that grew by anything but an integer: no replay can add it."""
+    for slot, *values in found:
+        if before.use(slot) is Use.GROWS and not all(type(value) is int for value in values):
+            before.uses[slot.id] = Use.READ
 
 
 def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 import onelaunch as ol
 
@@ -274,6 +275,25 @@ def test_a_hook_that_would_not_see_the_sum(device: torch.device, rand: Rand) -> 
     with pytest.raises(ol.GraphError, match="OL112") as caught:
         loss.backward()
     assert "model.out.weight.register_hook(lambda" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_of_parameters_of_both_kinds(
+    device: torch.device, rand: Rand, mode: Literal["all", "any"]
+) -> None:
+    """Two runs of the engine would each call it."""
+    model = Net(device)
+    model.out.bias.register_post_accumulate_grad_hook(lambda p: None)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    loss = fast(rand(4, 5, 4)).sum()
+    hook: Any = lambda grads: None  # noqa: E731
+    register_multi_grad_hook([*model.parameters()], hook, mode=mode)
+    with pytest.raises(ol.GraphError, match="OL112") as caught:
+        loss.backward()
+    assert "hook: Any = lambda grads" in str(caught.value.where)
+    fast(rand(5, 5, 4)).sum().backward()  # now it is there before the forward
 
 
 def test_a_parameter_that_is_computed_is_reached_by_its_node(

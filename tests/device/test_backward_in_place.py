@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,22 @@ def test_of_one_result_of_two(device: torch.device, rand: Rand) -> None:
             results.append([a, b, again, x.grad, y.grad])
         assert_same(results[1], results[0], f"call {i}")
     assert replays(fast) >= 4
+
+
+@pytest.mark.parametrize("name", ["made", "cross entropy", "the argument"])
+def test_the_graph_of_a_call_dies_with_its_result(
+    device: torch.device, rand: Rand, name: str
+) -> None:
+    """A parameter's node would stay on the stream of the capture."""
+    layer = nn.Linear(4, 4).to(device)
+    fast = ol.graph(lambda x: FUNCTIONS[name](layer(x)), warmup=1)
+    for i in range(3):
+        fast(rand(i, 3, 4)).sum().backward()
+        gc.collect()
+        node: Any = torch.autograd.graph.get_gradient_edge(layer.weight).node
+        assert "met" not in node.metadata, f"call {i}"
+        node.metadata["met"] = True
+        del node
 
 
 def test_in_a_bucket(device: torch.device, rand: Rand) -> None:

@@ -61,6 +61,13 @@ def masked(x: Tensor) -> Tensor:
     return y
 
 
+def masked_with_negative_zeros(x: Tensor) -> Tensor:
+    """For gradients, which must not be added to zeros."""
+    y = x.clone()
+    y[y > 0.5] = torch.tensor(3.0)
+    return y * -0.0
+
+
 def masked_by_rows(x: Tensor) -> Tensor:
     """By one value for each place of a mask, whose number then does not matter."""
     y, row, x = x.expand(4, 2, 3).clone(), x[0].detach() * 2, x.detach()
@@ -114,6 +121,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "host_mask": lambda x: x[:, MASK] * 2,
     "masked": masked,
     "masked_by_rows": masked_by_rows,
+    "masked_with_negative_zeros": masked_with_negative_zeros,
     "put": put,
     "state_returned": lambda x: (x + 1, TABLE, TABLE * 2, torch.arange(len(x))),
     "returned": lambda x: (x + 1, torch.tensor([1.0, 2.0], device=x.device)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -143,15 +144,27 @@ class _DeferredGradients:
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[GradientEdge, Tensor]] = {}
+        self._leaves: list[Tensor] = []
+        self._backward = _backward_id()
         self._creates_graph = torch.is_grad_enabled()
 
     def add(self, leaf: Tensor, edge: GradientEdge, gradient: Tensor) -> None:
         if id(leaf) in self._sums:
             gradient = self._sums[id(leaf)][1] + gradient
+        else:
+            self._leaves.append(leaf)
         self._sums[id(leaf)] = edge, gradient
 
     def __call__(self) -> None:
-        """Have the engine run the hooks and accumulate."""
+        """Have the engine run the hooks and accumulate.
+
+        Raises:
+            GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
+        """
+        for leaf in self._leaves:
+            for hook in (read_hooks(leaf) or {}).values():
+                if _cells_of(hook).get("ran_hook", {}).get(self._backward):
+                    raise _of_late_hook(leaf, hook)
         edges, gradients = zip(*self._sums.values(), strict=True)
         accumulate(edges, gradients, creates_graph=self._creates_graph)
 
@@ -165,18 +178,40 @@ def _defer(leaf: Tensor, gradient: Tensor) -> None:
     edge = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_())
     if frozen:
         leaf.requires_grad_(False)
+    hooks = [*(read_hooks(leaf) or {}).values(), *(read_last_hooks(leaf) or {}).values()]
     if _will_run(edge.node):
-        what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
-        why = "other code contributes to its gradient, and the hook would not see the sum"
-        fix = 'put it there before the forward, or leave `gradients="direct"` off'
-        hooks = [*(read_hooks(leaf) or {}).values(), *(read_last_hooks(leaf) or {}).values()]
-        place = line_of(hooks[-1]) if hooks else None
-        raise GraphError("OL112", what, where=place, why=why, fix=fix)
+        raise _of_late_hook(leaf, hooks[-1] if hooks else None)
+    for hook in hooks:
+        if any(map(_will_run, _cells_of(hook).get("grad_fns", ()))):
+            raise _of_late_hook(leaf, hook)
     deferred = _deferred.get(_backward_id())
     if deferred is None:
         deferred = _deferred[_backward_id()] = _DeferredGradients()
         cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(deferred)
     deferred.add(leaf, edge, gradient)
+
+
+def _cells_of(hook: object) -> dict[str, Any]:
+    """Return the variables by which a hook of several tensors, `register_multi_grad_hook`, knows
+    what one backward has told it; nothing for another hook."""
+    if not isinstance(hook, FunctionType) or not hook.__code__.co_qualname.startswith(_MULTI):
+        return {}
+    cells = (cell.cell_contents for cell in hook.__closure__ or ())
+    return dict(zip(hook.__code__.co_freevars, cells, strict=True))
+
+
+_MULTI = torch.autograd.graph.register_multi_grad_hook.__qualname__ + "."
+
+
+def _of_late_hook(leaf: Tensor, hook: object) -> GraphError:
+    what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
+    why = "other code contributes to its gradient, and the hook would not see the sum"
+    if cells := _cells_of(hook):
+        hook = cells["fn"]
+        why = "it is on other parameters too, whose gradients come in another run of the engine"
+    fix = 'put it there before the forward, or leave `gradients="direct"` off'
+    place = None if hook is None else line_of(hook)
+    return GraphError("OL112", what, where=place, why=why, fix=fix)
 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:

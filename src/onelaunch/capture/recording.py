@@ -88,7 +88,7 @@ class StateOutput(NamedTuple):
     output_indices: tuple[int, ...]
     """The indices of its tensors in `Outputs.made`."""
     step: Step | None = None
-    """What moves on the number in the slot, instead of storing the tree's value."""
+    """The step of the number in the slot, in place of the tree's value."""
 
 
 @dataclass(slots=True, eq=False)

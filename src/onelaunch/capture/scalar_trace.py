@@ -14,7 +14,7 @@ from onelaunch.optimizers.capturable import is_number
 Compute = Callable[[Any, Any], Any]
 Computed = Callable[..., tuple[Any, ...] | None]
 Step = int | Callable[[Any], Any]
-"""What moves a number on: an amount to add, or a function of the number."""
+"""An amount that is added to a number, or a function of the number."""
 
 _SIGNS: dict[Compute, str] = {
     getattr(operator, name): sign

@@ -85,7 +85,10 @@ class HostFactories(UnnoticedMode):
         found = torch.where(wide, _row(value, x, mask), x)
         if func in _PUTS[:2]:
             return (found,)
-        x.copy_(found)
+        if x.requires_grad and torch.is_grad_enabled():
+            x.masked_fill_(wide, 0)  # its gradient is eager's; that of `copy_` would add zeros
+        with torch.no_grad():
+            x.copy_(found)
         return (None if func is Tensor.__setitem__ else x,)
 
     def _brought(self, index: Any, device: torch.device) -> Any:

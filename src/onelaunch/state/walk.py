@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from onelaunch.call.tree import is_plain, is_unchanging
 from onelaunch.call.wrappers import is_memory
@@ -87,8 +88,9 @@ def walk(
             slot = Slot("contents", threading, thread_in, "the thread", None)
             found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
-            # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
-            if id(value) not in seen and not isinstance(value, Tensor):
+            # A tensor that no slot leads to is the call's or the caller's, and must not be kept; nor
+            # must the node of a custom function, with its graph.
+            if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)

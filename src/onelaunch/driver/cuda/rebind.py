@@ -377,6 +377,12 @@ def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
     return flipped(data, dtype)
 
 
+def _storage_bytes(t: Tensor) -> Tensor:
+    """Return all memory that `t` is a part of: the callable may write other parts, too."""
+    made = torch.empty(0, dtype=torch.uint8, device=t.device)
+    return made.set_(t.untyped_storage())  # pyright: ignore[reportArgumentType]
+
+
 def _can_tell(example: Tensor, port: CudaPort) -> bool:
     """Tell whether results show that the poison was read instead of the input."""
     data = _source_bytes(example, port)
@@ -398,7 +404,7 @@ class _TrialLaunches:
         self._found = found
         self._graph = found.graph
         self._examples = examples
-        self._state = [bytes_of(t) for t in state]
+        self._state = [_storage_bytes(t) for t in state]
         self._saved = [t.clone() for t in self._state]
         self._filled = [bytes_of(t) for t in filled]
         self._drawn = drawn

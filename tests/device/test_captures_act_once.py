@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same
+from .drop_in import assert_same, replays
 
 Rand = Callable[..., Tensor]
 Step = Callable[[Any], object]
@@ -87,6 +87,27 @@ def shown(held: dict[str, Any]) -> list[Any]:
         bytes(held["bytes"]),
         list(held["array"]),
     ]
+
+
+@pytest.mark.parametrize("inputs", ["copy", "rebind"])
+def test_state_that_is_written_in_part_first(rand: Rand, inputs: Any) -> None:
+    """A proof by launches puts all of it back."""
+
+    def program(table: Tensor) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            table[0] = 1
+            table.mul_(2).add_(x)
+            return table.unbind()[1] + x
+
+        return f
+
+    tables = rand(50, 64, 64), rand(50, 64, 64)
+    fast, eager = ol.graph(program(tables[0]), warmup=1, inputs=inputs), program(tables[1])
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 64, 64)), eager(rand(i, 64, 64)), f"call {i}")
+            assert_same(*tables, f"call {i}")
+    assert replays(fast) == 5
 
 
 @pytest.mark.parametrize("warmup", [1, 3])

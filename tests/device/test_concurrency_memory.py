@@ -218,6 +218,22 @@ def test_a_dropped_model_is_freed(device: torch.device, rand: Rand) -> None:
     assert ref() is None
 
 
+def test_a_dropped_step_is_freed(device: torch.device, rand: Rand) -> None:
+    """A thread of the engine keeps nothing of it."""
+    model = nn.Linear(4, 4, device=device)
+    ref = weakref.ref(model)
+    scope: dict[str, Any] = {"model": model}  # the globals of the step
+    source = "def step(x):\n    model(x).square().mean().backward()"
+    exec(compile(source, "<a step>", "exec", dont_inherit=True), scope)
+    fast = ol.graph(scope["step"], warmup=1)
+    for i in range(4):
+        fast(rand(i, 3, 4))
+    assert replays(fast) == 3
+    del model, fast, scope
+    gc.collect()
+    assert ref() is None
+
+
 @pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_a_thread_that_takes_the_memory_it_had_before(rand: Rand) -> None:
     """What a capture reads of it was computed from stand-ins, though older memory lay there."""

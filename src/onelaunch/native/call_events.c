@@ -24,7 +24,10 @@ static PyObject *called, *returned, *called_in_c; /* the names of events */
 
 static int report(PyObject *to, PyFrameObject *frame, PyObject *event, PyObject *arg)
 {
-    PyObject *result = PyObject_CallFunctionObjArgs(to, frame, event, arg ? arg : Py_None, NULL);
+    PyObject *result;
+    Py_INCREF(to); /* `end` drops it */
+    result = PyObject_CallFunctionObjArgs(to, frame, event, arg ? arg : Py_None, NULL);
+    Py_DECREF(to);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
@@ -89,9 +92,13 @@ static PyObject *begin(PyObject *self, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static PyObject *end(PyObject *self, PyObject *Py_UNUSED(none))
+static PyObject *end(PyObject *hook, PyObject *Py_UNUSED(none))
 {
-    ((Hook *)self)->over = 1;
+    Hook *self = (Hook *)hook;
+    self->over = 1;
+    /* Another thread may keep this until its next event, and must keep nothing of the run. */
+    Py_XSETREF(self->frames, Py_NewRef(Py_None));
+    Py_XSETREF(self->methods, Py_NewRef(Py_None));
     Py_RETURN_NONE;
 }
 

@@ -79,7 +79,12 @@ class HostFactories(UnnoticedMode):
         if not self._masks or x.device.type != self._kind or self._must_save_alike():
             return None
         mask = index[0] if func in _PUTS and len(index) == 1 else index
-        if not _is_masked_by(mask, x) or not _fills(value, x, mask):
+        if not _is_masked_by(mask, x):
+            return None
+        if isinstance(value, torch.SymFloat) and x.device.type != "cpu":
+            # A stand-in for a number: torch would put a tensor of the device, and count the mask.
+            value = torch.full((), value, dtype=x.dtype, device=x.device)
+        if not _fills(value, x, mask):
             return None
         wide = mask[(..., *[None] * (x.dim() - mask.dim()))]
         found = torch.where(wide, _row(value, x, mask), x)

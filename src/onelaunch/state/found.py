@@ -181,8 +181,9 @@ class StateWalk:
         """Return whether the callable ran a backward; before it has run, whether its code may."""
         if self.reads is not None:
             return self.reads.backward
-        named = [names_read(fn.__code__) for fn in self.functions]
-        return any("backward" in name or name == "autograd" for names in named for name in names)
+        named = set[str]().union(*(names_read(fn.__code__) for fn in self.functions))
+        named.discard("save_for_backward")  # a custom function's forward
+        return any("backward" in name or name == "autograd" for name in named)
 
     def asks(self, name: str) -> bool:
         """Return whether code that ran names an attribute; tensors' reads are not noted singly."""

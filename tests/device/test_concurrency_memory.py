@@ -234,6 +234,21 @@ def test_a_dropped_step_is_freed(device: torch.device, rand: Rand) -> None:
     assert ref() is None
 
 
+def test_what_many_captures_leave_is_collected(rand: Rand) -> None:
+    """Each makes all garbage old, and old garbage is rarely collected."""
+    models: list[weakref.ref[nn.Module]] = []
+    gc.collect()
+    for i in range(100):
+        model = nn.Sequential(nn.ReLU())
+        model.me = [model]  # only the collector frees it
+        models.append(weakref.ref(model))
+        fast = ol.graph(model, warmup=1)
+        with torch.no_grad():
+            for _ in range(2):
+                fast(rand(i, 3))
+    assert sum(ref() is not None for ref in models) < 80
+
+
 @pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_a_thread_that_takes_the_memory_it_had_before(rand: Rand) -> None:
     """What a capture reads of it was computed from stand-ins, though older memory lay there."""

@@ -352,3 +352,48 @@ def test_methods_of_the_standard_library(device: torch.device) -> None:
         return lambda: event.is_set() + normal.cdf(1.0), change
 
     follows(device, made)
+
+
+class Answers:
+    """Has a value for any attribute that it lacks."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> float:
+        return self.value
+
+
+OF_HELD: dict[str, Callable[[Layer], Any]] = {
+    "attribute": lambda h: object.__getattribute__(h, "held").scale,
+    "call": lambda h: object.__getattribute__(h, "read")("value"),
+    "by getattr": lambda h: getattr(h, "held").scale,  # noqa: B009
+    "of a result": lambda h: max([h.held], key=id).scale,
+}
+
+
+@pytest.mark.parametrize("read", OF_HELD)
+def test_an_attribute_of_what_object_s_getattribute_returns(
+    device: torch.device, read: str
+) -> None:
+    """It comes, changes and goes behind a `__getattr__`."""
+
+    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+        layer: Any = Layer()
+        layer.held = Answers(2.0)
+        layer.read = layer.held.__getattribute__
+        return layer, lambda x: x * OF_HELD[read](layer)
+
+    worlds = world(), world()
+    fast = ol.graph(worlds[1][1], warmup=1)
+    with torch.no_grad():
+        for i in range(10):
+            for layer, _ in worlds:
+                if i == 3:
+                    layer.held.scale = 5.0
+                if i in (5, 7):
+                    layer.held.value = float(i)
+                if i == 6:
+                    del layer.held.scale
+            x = torch.full((3,), i + 1.0, device=device)
+            assert_same(fast(x), worlds[0][1](x), f"call {i}")

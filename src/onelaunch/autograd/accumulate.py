@@ -192,8 +192,8 @@ def _defer(leaf: Tensor, gradient: Tensor) -> None:
 
 
 def _cells_of(hook: object) -> dict[str, Any]:
-    """Return the variables by which a hook of several tensors, `register_multi_grad_hook`, knows
-    what one backward has told it; nothing for another hook."""
+    """Return the variables of a hook of several tensors, `register_multi_grad_hook`; nothing for
+    another hook."""
     if not isinstance(hook, FunctionType) or not hook.__code__.co_qualname.startswith(_MULTI):
         return {}
     cells = (cell.cell_contents for cell in hook.__closure__ or ())

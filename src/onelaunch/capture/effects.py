@@ -135,7 +135,7 @@ def counted_numbers(
     before: StateWalk,
     known: Mapping[int, Same],
     number: Callable[[object], int],
-    fixed: Iterable[Slot],
+    stores: Iterable[Slot],
 ) -> list[StateOutput]:
     """Return the numbers, flags and other values without tensors that each replay stores. A replay
     counts from the number that it finds, if the callable only counts up. Other values are stored as
@@ -143,14 +143,14 @@ def counted_numbers(
     anew as results are (see `flatten`).
 
     Args:
-        fixed: places of followed numbers in whose place the run has stored another.
+        stores: places of followed numbers that the run has stored to, perhaps what was there.
     """
     changed = {change.slot.id: change for change in found}
     # What an object holds that the call made, in the place of another, came with it: no replay
     # makes that object, and it would lack what is taken from it.
     made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
     places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
-    places |= {slot.id: slot for slot in fixed}
+    places |= {slot.id: slot for slot in stores}
     stored = {key for key, use in before.uses.items() if use is Use.NONE}
     places |= {key: slot for key, (slot, _) in before.held.items() if stored and key in stored}
     outputs: list[StateOutput] = []

@@ -280,7 +280,7 @@ class Numbers:
         for index, slot in enumerate(self.following.counted, self._counted):
             value = slot.read()
             if type(value) is Number:
-                term, moved = value.node.term, value.node.moved
+                term, moved = value.node.term, 0 if value.node.term == index else value.node.moved
                 if self.trace.leaves(term) != {index}:
                     self._escaped.add(index)
                 self.steps[index] = self.trace.function(term) if moved is None else moved

@@ -447,8 +447,9 @@ class CaptureRun:
             slots = zip((slot for slot, _ in stored), trees, strict=True)
             mark_freed(outputs, flat.tensors, slots, observer, snapshot.held)
         counted = self.numbers.counted()
-        fixed = [slot for slot, step in counted.values() if step is None]
-        moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note, fixed)
+        # One may be the same after this run, though not after another.
+        stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
+        moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note, stores)
         numbers = outputs.numbers
         for t, follows in zip(flat.tensors, job.follows, strict=False):
             output = outputs.made[numbers[id(t)]]

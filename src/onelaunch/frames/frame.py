@@ -202,8 +202,7 @@ class RanFrame:
         if call.kind == "module":
             self._note_entries(sys.modules, self._module_names(call))
         if base is not None and base.kind == "attribute" and base.key == "__getattribute__":
-            for part in call.parts[:-1]:  # `super()`, or `object` and an object
-                self._note_getattr(self._values(part), *self._names(call.parts[-1]))
+            self._note_getattr(*self._of_getattr((), call))
         if base is not None and base.kind == "call" and self._is_made_by_c(base):
             self._note_opaque(self._arguments_of(call))
 
@@ -290,6 +289,11 @@ class RanFrame:
         Args:
             given: the first arguments, where a partial or a method binds them.
         """
+        base = call.base
+        named = base is not None and base.kind == "attribute" and base.key == "__getattribute__"
+        if named and call.parts:
+            objects = [v for part in call.parts[:-1] for v in self._values(part)]
+            return objects, *self._names(call.parts[-1])  # of `super()`, or `object` and an object
         objects = list(given[:1]) or [v for part in call.parts[:1] for v in self._values(part)]
         if len(given) > 1:
             return objects, [n for n in given[1:2] if type(n) is str], True

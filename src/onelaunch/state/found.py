@@ -203,6 +203,8 @@ class StateWalk:
         for owner in self.owners:
             seen = self.reads.expected(owner) if self.reads is not None else None
             names = frozenset(seen.names) if seen is not None else frozenset[str]()
+            if self.contents.loose and not is_library_class(type(owner)):
+                names |= self.contents.loose
             for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
                 own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
                 if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`

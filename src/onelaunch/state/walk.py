@@ -88,8 +88,8 @@ def walk(
             slot = Slot("contents", threading, thread_in, "the thread", None)
             found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
-            # A tensor that no slot leads to is the call's or the caller's, and must not be kept; nor
-            # must the node of a custom function, with its graph.
+            # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
+            # The node of a custom function would keep its graph.
             if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
                 name = value.__qualname__ if isinstance(value, type) else _named(value)
                 queue.append((name, value, None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class HostFactories(UnnoticedMode):
             return None
         if isinstance(value, torch.SymFloat) and x.device.type != "cpu":
             # A stand-in for a number: torch would put a tensor of the device, and count the mask.
-            value = torch.full((), value, dtype=x.dtype, device=x.device)
+            value = torch.full((), cast(Any, value), dtype=x.dtype, device=x.device)
         if not _fills(value, x, mask):
             return None
         wide = mask[(..., *[None] * (x.dim() - mask.dim()))]

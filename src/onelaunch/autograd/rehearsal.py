@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -59,14 +59,12 @@ class Rehearsal:
         given = [*((g, g) for g in grads), *self._numbers]
         self.ledger = Ledger(driver, device, given, walk((), known))
         self._watch = None if is_profiled() else FrameWatch(Reads(), device)
-        self._roots = [
-            (function.__qualname__, function.backward)
-            for function in (
-                cast(type[torch.autograd.Function], getattr(type(node), "_forward_cls", None))
-                for node in CapturedGraph(outputs).nodes
-                if isinstance(node, BackwardCFunction)
-            )
-        ]
+        self._roots: list[tuple[str, object]] = []
+        for node in CapturedGraph(outputs).nodes:
+            if isinstance(node, BackwardCFunction):
+                function: type[torch.autograd.Function] = cast(Any, type(node))._forward_cls
+                self._roots.append((function.__qualname__, function.backward))
+                self._roots.append((f"a `{type(node).__name__}`", node))
 
     def watching(self) -> AbstractContextManager[None]:
         """Return a context for the run."""

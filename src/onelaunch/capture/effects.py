@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onelaunch.call.containers import parts_of
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import (
     Constant,
@@ -24,6 +25,7 @@ from onelaunch.call.tree import (
     is_unchanging,
     unique,
 )
+from onelaunch.call.values import compares
 from onelaunch.call.wrappers import is_compound
 from onelaunch.capture.io_plan import Outputs
 from onelaunch.capture.recording import Growing, StateOutput
@@ -260,8 +262,8 @@ def refuse_renewed(
     written: Collection[object],
     codes: Collection[CodeType],
 ) -> None:
-    """Refuse to replace an object that the callable reads by an object with other numbers. No
-    replay makes the new object, so each would find the numbers of the capture.
+    """Refuse to replace an object that the callable reads by an object with other data. No replay
+    makes the new object, so each would find the data of the capture.
 
     Args:
         written: the ids of the slots that each replay writes.
@@ -275,19 +277,36 @@ def refuse_renewed(
         return
     old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
     for slot, was, value in found:
-        if was is not MISSING or not is_unchanging(value) or not is_replaced(slot, replaced):
+        via = slot if slot.id in replaced else slot.via
+        if via is slot and _is_other_data(was, value):
+            what = (
+                f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, and is "
+            )
+            what += f"{value!r:.60} now"
+        elif was is MISSING and is_unchanging(value) and is_replaced(slot, replaced):
+            was = old.get(slot.name, MISSING)
+            if not is_unchanging(was) or Constant(was) == Constant(value):
+                continue
+            what = f"the callable replaces what holds `{slot.name}`, which it reads: it was "
+            what += f"{was!r}, and is {value!r} in the new one"
+        else:
             continue
-        last = old.get(slot.name, MISSING)
-        if not is_unchanging(last) or Constant(last) == Constant(value):
-            continue
-        what = (
-            f"the callable replaces what holds `{slot.name}`, which it reads: it was {last!r}, and "
-            f"is {value!r} in the new one"
-        )
         fix = "keep the object, and move the number on in it, `state.n += 1`; or a tensor in it"
-        via = slot.via
         where = None if via is None else changed_at(codes, via.word, via.is_item)
         raise CaptureError("OL118", what, where=where, fix=fix)
+
+
+def _is_other_data(was: object, value: object) -> bool:
+    """Return whether a value is data, other than that before it, and no replay stores it."""
+    if type(was) is not type(value) or is_unchanging(value):
+        return False
+    if parts_of(was) is None:  # a `Fraction`, or a path
+        return (
+            type(was).__module__ in sys.stdlib_module_names and compares(type(was)) and was != value
+        )
+    flat, now = flatten(was), flatten(value)
+    every = [constant for tree in (flat.tree, now.tree) for _, constant in constants(tree)]
+    return all(c.is_plain for c in every) and not flat.tensors and flat.tree != now.tree
 
 
 def refuse_reordered(

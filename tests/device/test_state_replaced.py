@@ -103,7 +103,7 @@ def test_as_eager_or_refused(device: torch.device, step: str) -> None:
             try:
                 got = fast(x)
             except ol.CaptureError as error:
-                assert error.code == "OL118", error
+                assert error.code == "OL118", error  # noqa: PT017
                 assert step not in SERVED
                 return
             assert_same(got, eager(x))

@@ -397,3 +397,54 @@ def test_an_attribute_of_what_object_s_getattribute_returns(
                     del layer.held.scale
             x = torch.full((3,), i + 1.0, device=device)
             assert_same(fast(x), worlds[0][1](x), f"call {i}")
+
+
+def test_a_name_that_a_class_gets_after_its_objects_were_replaced(device: torch.device) -> None:
+    def world() -> tuple[Any, Any, Callable[[Tensor], Tensor]]:
+        class Held:
+            def __init__(self, value: float) -> None:
+                self.value = value
+
+        def held(default: Any = Held(2.0)) -> Any:  # noqa: B008
+            return default
+
+        return Held, held, lambda x: x * getattr(held(), "other", held().value)
+
+    worlds = world(), world()
+    fast = ol.graph(worlds[1][2], warmup=1)
+    with torch.no_grad():
+        for i in range(9):
+            for kind, held, _ in worlds:
+                if i == 1:
+                    held.__defaults__ = (kind(3.0),)
+                if i == 5:
+                    kind.other = 0.5
+            x = torch.full((3,), i + 1.0, device=device)
+            assert_same(fast(x), worlds[0][2](x), f"call {i}")
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_dict_of_attributes_that_is_replaced_after_its_object(
+    device: torch.device, by_function: bool
+) -> None:
+    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+        outer = types.SimpleNamespace(inner=Layer())
+
+        def f(x: Tensor) -> Tensor:
+            inner = max([outer.inner], key=id) if by_function else outer.inner
+            return x * inner.__dict__["scale"]
+
+        return outer, f
+
+    worlds = world(), world()
+    fast = ol.graph(worlds[1][1], warmup=1)
+    with torch.no_grad():
+        for i in range(9):
+            for outer, _ in worlds:
+                if i == 1:
+                    outer.inner = Layer()
+                    outer.inner.scale = 3.0
+                if i in (4, 6):
+                    outer.inner.__dict__ = {"scale": float(i)}
+            x = torch.full((3,), i + 1.0, device=device)
+            assert_same(fast(x), worlds[0][1](x), f"call {i}")

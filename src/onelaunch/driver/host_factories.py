@@ -84,7 +84,7 @@ class HostFactories(UnnoticedMode):
         if isinstance(value, torch.SymFloat) and x.device.type != "cpu":
             # A stand-in for a number: torch would put a tensor of the device, and count the mask.
             value = torch.full((), cast(Any, value), dtype=x.dtype, device=x.device)
-        if not _fills(value, x, mask):
+        if not isinstance(value, Tensor) or not _fills(value, x, mask):
             return None
         wide = mask[(..., *[None] * (x.dim() - mask.dim()))]
         found = torch.where(wide, _row(value, x, mask), x)
@@ -156,13 +156,11 @@ def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:
     )
 
 
-def _fills(value: Any, x: Tensor, mask: Tensor) -> bool:
+def _fills(value: Tensor, x: Tensor, mask: Tensor) -> bool:
     """Return whether each place of a mask gets the same value: a number or a row. Torch would make
     a tensor of a number, or read it there on the host. The gradient of a value would be summed in
     another order than eager's."""
-    if not isinstance(value, Tensor) or value.dtype != x.dtype:
-        return False
-    if value.requires_grad and torch.is_grad_enabled():
+    if value.dtype != x.dtype or (value.requires_grad and torch.is_grad_enabled()):
         return False
     if value.numel() == 1:
         return x.device.type != "cpu"  # where torch does it by a fill

@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -107,20 +107,23 @@ class Contents:
                 self.loose |= loads_of(code).loose
         self._uses_by_class: dict[int, dict[str, Use]] = {}
         """id of a class -> uses of its attributes and of its instances'."""
-        known: set[object] = set()
+        for kind, owner in () if reads is None else reads.kinds.items():
+            if isinstance(kind, type):  # of instances that are gone, too
+                self._note_uses(kind.__mro__, owner.names)
         for value in () if reads is None else reads.alive():
-            owner = reads and reads.of(value)
-            uses = owner.names if owner else {}
-            kinds = [*type(value).__mro__, *(value.__mro__ if isinstance(value, type) else ())]
-            ids = tuple(map(id, kinds))
-            alike = ids, frozenset(uses.items())
-            if alike not in known:
-                known.add(alike)
-                # `self.n += 1` reads the number of the class, but stores another.
-                of_class = {n: Use.READ if u is Use.GROWS else u for n, u in uses.items()}
-                for kind in ids:
-                    raised = uses if kind == id(value) else of_class
-                    raise_uses(self._uses_by_class.setdefault(kind, {}), raised)
+            if isinstance(value, type | types.ModuleType) and (owner := reads and reads.of(value)):
+                bases = value.__mro__ if isinstance(value, type) else ()
+                self._note_uses((*type(value).__mro__, *bases), owner.names, value)
+
+    def _note_uses(
+        self, kinds: Iterable[type], uses: Mapping[str, Use], owner: object = None
+    ) -> None:
+        """Note that attributes of a class, or of its instances, are looked for in its bases."""
+        # `self.n += 1` reads the number of the class, but stores another.
+        of_class = {n: Use.READ if u is Use.GROWS else u for n, u in uses.items()}
+        for kind in kinds:
+            raised = uses if kind is owner else of_class
+            raise_uses(self._uses_by_class.setdefault(id(kind), {}), raised)
 
     def is_open(self, value: object) -> bool:
         """Return whether attributes of a class or module were read by names that are not known."""

@@ -101,14 +101,14 @@ def dependencies(
     guarded += orders(before, now)
     guarded += _gradients(before, found, guarded)
     guarded += _versions(before, guarded)
-    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
-    owners |= {id(owner): owner for owner in before.touched()}
-    guarded.extend(before.paths(owners.values()))
     # A replay stores where the capture did.
     places = {key: before.held[key][0] for key in rebound if key in before.held}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     guarded = _with_paths(guarded, stored, before)
+    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
+    owners |= {id(owner): owner for owner in before.touched()}
+    guarded.extend(before.paths(owners.values()))
     known = {slot.id for slot, _ in guarded}
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(value) for value in values if (id(value), type) not in known]

@@ -249,10 +249,10 @@ class StateWalk:
                 yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
 
     def touched(self) -> Iterator[object]:
-        """Return the objects whose attributes were read, or are to be, as others of their class."""
+        """Return the objects whose attributes were read."""
         if self.reads is not None:
             for owner in self.owners:
-                seen = self.reads.expected(owner)
+                seen = self.reads.of(owner)
                 if seen is not None and seen.names and not isinstance(owner, types.ModuleType):
                     yield owner
 

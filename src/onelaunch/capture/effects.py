@@ -85,12 +85,12 @@ def rebinds(
         codes: the code that the callable runs.
 
     Raises:
-        CaptureError: OL105, a tensor in a place that no replay can write; OL118, modules change
+        CaptureError: OL105, a tensor in a place that no replay can write; OL118, objects change
             places.
     """
     if not found:
         return
-    modules = {id(value) for _, value in before.held.values() if isinstance(value, nn.Module)}
+    objects = {id(v) for _, v in before.held.values() if not (is_plain(v) or isinstance(v, Tensor))}
     holders = {id(slot.holder) for slot, _ in before.held.values()}
     holders |= set(before.containers)
     leaves = {id(t) for _, t in before.tensors()}
@@ -106,8 +106,9 @@ def rebinds(
             what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
             where = changed_at(codes, slot.word, slot.is_item)
             raise CaptureError("OL105", f"{what}`{slot.name}`", where=where, fix=_PLAIN)
-        if id(old) in modules and id(new) in modules and before.is_read(slot):
-            what = f"the callable puts another module that it has into `{slot.name}`"
+        if id(old) in objects and id(new) in objects and before.is_read(slot):
+            kind = "module" if isinstance(new, nn.Module) else f"`{type(new).__name__}`"
+            what = f"the callable puts another {kind} that it has into `{slot.name}`"
             where = changed_at(codes, slot.word, slot.is_item)
             raise CaptureError("OL118", what, where=where, fix=_BY_NUMBER)
         if not tensors and not isinstance(old, Tensor):
@@ -127,7 +128,7 @@ def rebinds(
 
 _PLAIN = "keep a plain tensor, `t.dequantize()` say, or write into the tensors of the one there"
 _BY_NUMBER = (
-    "leave modules where they are and choose one by a number, `self.layers[self.turn]`: each value "
+    "leave them where they are and choose one by a number, `self.layers[self.turn]`: each value "
     "has a recording"
 )
 

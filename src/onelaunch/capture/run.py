@@ -467,7 +467,7 @@ class CaptureRun:
         own = {state.slot.id for state in self.effects.state}
         moved = [s for s in moved if s.slot.id not in own]
         for state in moved:
-            step = counted.get(state.slot.id, (state.slot, None))[1]
+            step = counted[state.slot.id][1] if state.slot.id in counted else None
             tree = identities.shared(state.tree)
             self.effects.state.append(state._replace(tree=tree, step=state.step or step))
         assert self.effects.after is not None

@@ -28,7 +28,8 @@ from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
-from onelaunch.state.slots import description_slot, gradient_of
+from onelaunch.state.parts import whole_of
+from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import TRIES, RunDifference
@@ -231,6 +232,12 @@ class CaptureSession:
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
         state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
+        gone = next(
+            (s for s, t in zip(self._state_inputs, state, strict=True) if t is MISSING), None
+        )
+        if gone is not None:  # it came in the attempt before, which was undone
+            what = f"the callable adds to `{whole_of(gone).name}`, and puts another in its place"
+            raise CaptureError("OL105", what, fix="make one container with all of it")
         pinned = self._pinned(snapshot, state)
         kept = every_key if self._baseline.due else keys_kept(snapshot.walk, self._constant)
         lasts = lasting(optimizers_in(snapshot.walk))

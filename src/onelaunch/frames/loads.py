@@ -9,6 +9,7 @@ import dis
 import functools
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, summed_up, without_offset
@@ -42,7 +43,7 @@ class _Reader:
         self._branch_end = 0
         """The end of the last branch so far. A run may skip the instructions before it."""
         self._counters: dict[int, Symbol] = {}
-        self._stores: set[Symbol] = set()
+        self._stores: Counter[Symbol] = Counter()
         self._unescaped: dict[int, int] = {}
         """id of a symbol that only gave items by known keys so far -> number of its load."""
         self._indexed: set[int] = set()
@@ -69,8 +70,9 @@ class _Reader:
                 self._stack = []
         self._found.inside = frozenset(self._assigned_inside)
         self._found.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
+        counted = Counter(self._counters.values())
         for number, known in self._counters.items():
-            if known not in self._stores:
+            if counted[known] != self._stores[known]:  # something else is stored there, too
                 self._loads[number] = Load(self._loads[number].place)
         for number in self._unescaped.values():
             place = self._loads[number].place
@@ -135,7 +137,7 @@ class _Reader:
     def _store(self, place: Symbol, step: dis.Instruction) -> None:
         self._loads.append(Load(place, stores=True))
         known = without_offset(place)
-        self._stores.add(known)
+        self._stores[known] += 1
         if step.offset >= self._branch_end and known not in self._loaded:
             self._always_stored.add(known)
 
@@ -429,6 +431,8 @@ _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
 _CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
 _PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", "BINARY_SUBSCR", *_CALLS)
 """Prefixes of instructions between the read and the store of an assignment such as `n += k`."""
+_BY_SWAP = ("SWAP", "STORE_ATTR", "STORE_SUBSCR")
+"""Instructions after a swap in such an assignment."""
 
 
 def _only_counts(
@@ -449,6 +453,8 @@ def _only_counts(
         above += dis.stack_effect(step.opcode, step.arg, jump=False)
         if step.opname.startswith("CALL") and above < 2:  # it is an argument
             return False
+        if step.opname == "SWAP" and not steps[i + 1].opname.startswith(_BY_SWAP):
+            return False  # of `a.n, a.k = a.k, a.n + 1`
         if items and step.opname == "STORE_SUBSCR":
             return computed and above <= 0 and steps[i - 1].opname.startswith("SWAP")
         if not items and step.opname in _STORES:

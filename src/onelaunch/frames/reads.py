@@ -213,7 +213,10 @@ def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
         known.update(uses)
         return
     for place, use in uses.items():
-        if use > known.get(place, -1):
+        was = known.get(place, use)
+        if was + use == Use.GROWS and was is not use:
+            known[place] = Use.MIXED
+        elif place not in known or use > was:
             known[place] = use
 
 

@@ -51,9 +51,11 @@ class Use(IntEnum):
     """Not used: the place is stored first, or only stored."""
     GROWS = 1
     """A term of the number that is stored there next, ``n += 1``, or a list that grows."""
-    ITEMS = 2
+    MIXED = 2
+    """Both, in different functions: one counts, and another sets to 0."""
+    ITEMS = 3
     """Only its items are read and stored, by known keys: ``d["n"] += 1``."""
-    READ = 3
+    READ = 4
 
 
 class Load(NamedTuple):

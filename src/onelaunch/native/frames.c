@@ -12,6 +12,7 @@ static PyObject *modules; /* set: modules whose functions may not be inert */
 static PyObject *item_methods; /* set: names of methods of dicts that read items */
 static PyObject *ref_name, *names_name, *module_name, *class_name;
 
+enum { GROWS = 1 }; /* of the uses */
 enum { PLAIN, USUAL, HELD, MODULE, NOTHING }; /* the first of the facts about a class */
 
 /* Each of these returns 1, or 0 where Python is to decide; -1, an exception. */
@@ -29,6 +30,8 @@ static int raise_uses(PyObject *known, PyObject *uses, PyObject *inside, PyObjec
         PyObject *before = PyDict_GetItemWithError(known, name);
         if (before == use || (!before && PyErr_Occurred()))
             continue;
+        if (before && PyLong_AsLong(before) + PyLong_AsLong(use) == GROWS)
+            return 0; /* another function stores what this one counts, or the other way round */
         if (!before || PyLong_AsLong(use) > PyLong_AsLong(before))
             PyDict_SetItem(known, name, use);
     }

@@ -49,6 +49,7 @@ from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
+from onelaunch.state.iterators import advanced, iterators_of
 from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change, StateWalk, is_replaced
@@ -409,11 +410,12 @@ class _NotedRun:
 
 @contextmanager
 def _noting_effects(attempt: Attempt) -> Generator[None]:
-    """Return a context for a run. If the run leaves a mode changed, or gives a tensor of the state
-    a graph, which no replay does, the next one is refused."""
+    """Return a context for a run. If the run leaves a mode changed, advances an iterator or gives a
+    tensor of the state a graph, which no replay does, the next one is refused."""
     changed = noted_modes()
     made = [(slot, t) for slot, t in attempt.reached.tensors() if not is_lazy(t)]
     leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
+    iterators = iterators_of(attempt.reached.walk())
     yield
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if names := changed():
@@ -421,6 +423,8 @@ def _noting_effects(attempt: Attempt) -> Generator[None]:
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
         attempt.signature.known_refusal = CaptureError("OL113", what, fix=_DETACHED)
+    elif error := advanced(iterators):
+        attempt.signature.known_refusal = error
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:

@@ -7,6 +7,7 @@ arrays.py       the slots of an array in host memory
 scripted.py     the slots of a TorchScript module
 hooks.py        the hooks that a backward runs, of tensors and of nodes
 slots.py        Slot: a place that holds a value the callable reads
+iterators.py    iterators that a call advances
 parts.py        the tensors in a container that each call replaces
 rollback.py     RunRollback: the slots and containers that a run may change, to put them back
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore

@@ -112,8 +112,8 @@ class Contents:
                 self._note_uses(kind.__mro__, owner.names)
         for value in () if reads is None else reads.alive():
             if isinstance(value, type | types.ModuleType) and (owner := reads and reads.of(value)):
-                bases = value.__mro__ if isinstance(value, type) else ()
-                self._note_uses((*type(value).__mro__, *bases), owner.names, value)
+                bases: list[type] = type.mro(value) if isinstance(value, type) else []
+                self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
     def _note_uses(
         self, kinds: Iterable[type], uses: Mapping[str, Use], owner: object = None
@@ -122,7 +122,7 @@ class Contents:
         # `self.n += 1` reads the number of the class, but stores another.
         of_class = {n: Use.READ if u is Use.GROWS else u for n, u in uses.items()}
         for kind in kinds:
-            raised = uses if kind is owner else of_class
+            raised = uses if id(kind) == id(owner) else of_class
             raise_uses(self._uses_by_class.setdefault(id(kind), {}), raised)
 
     def is_open(self, value: object) -> bool:

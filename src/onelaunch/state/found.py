@@ -166,7 +166,8 @@ class StateWalk:
             return known
         # An attribute that the object did not have, and its class had, is in no slot of the walk.
         seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
-        return None if seen is None else seen.names.get(cast(str, slot.key))
+        use = None if seen is None else seen.names.get(cast(str, slot.key))
+        return Use.READ if use is Use.MIXED else use
 
     def is_read(self, slot: Slot) -> bool:
         """Return whether the callable reads the slot, beyond a store or a count."""

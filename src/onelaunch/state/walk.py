@@ -247,6 +247,8 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
         found.of_tensors[key] = None
     if use is None:
         return
+    if use is _MIXED:
+        use = _READ if type(content) in LEAVES else Use.GROWS
     if use is _ITEMS and not (isinstance(content, dict) and finds_by_key(type(content))):
         use = _READ  # the last item of a list is another when it has grown
     if use is _ITEMS:
@@ -264,7 +266,7 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
         queue.append((slot.name, content, slot))
 
 
-_READ, _ITEMS = Use.READ, Use.ITEMS  # Python 3.11 calls a function for each
+_READ, _ITEMS, _MIXED = Use.READ, Use.ITEMS, Use.MIXED  # Python 3.11 calls a function for each
 
 
 def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:

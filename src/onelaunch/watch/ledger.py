@@ -179,8 +179,10 @@ class Ledger:
         """The storages that operations made."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
-        self._stored = [walked.held[k][0] for k, use in walked.uses.items() if use is Use.NONE]
-        """The slots that the callable only stores to."""
+        uses = None if walked.reads is None else walked.uses
+        held = ((slot, uses.get(k) if uses else v) for k, (slot, v) in walked.held.items())
+        self._stored = [s for s, v in held if (v is Use.NONE if uses else is_plain(v))]
+        """The slots that the callable only stores to; before it has run, all with plain values."""
         self._handed_on: dict[object, tuple[str, Constant]] = {}
         """path in the result, or id of a slot -> (name, plain value that the run left there)."""
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are

@@ -1,0 +1,97 @@
+"""Iterators that a call advances: refused by name, in a warm-up, before a value is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onelaunch as ol
+
+from .drop_in import assert_same, replays
+
+Rand = Callable[..., Tensor]
+
+
+def decaying() -> Iterator[float]:
+    k = 0.1
+    while True:
+        yield k
+        k *= 0.9
+
+
+MAKES: dict[str, Callable[[], Iterator[Any]]] = {
+    "generator": decaying,
+    "generator over an iterator": lambda: (0.5 + i for i in iter(range(99))),
+    "list": lambda: iter([0.5 + i for i in range(99)]),
+    "range": lambda: iter(range(99)),
+    "keys": lambda: iter(dict.fromkeys(range(99))),
+    "map": lambda: map(float, range(99)),
+    "zip": lambda: zip(range(99), strict=False),
+    "enumerate": lambda: enumerate([0.5] * 99),
+    "islice of a count": lambda: itertools.islice(itertools.count(), 99),
+    "chain": lambda: itertools.chain(range(50), range(49)),
+}
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+@pytest.mark.parametrize("make", MAKES)
+def test_a_number_that_is_read_and_then_replaced(
+    device: torch.device, make: str, warmup: int
+) -> None:
+    """Each call finds what the last one drew."""
+    s = SimpleNamespace(it=MAKES[make](), lr=1.0)
+
+    def f(x: Tensor) -> Tensor:
+        y = x * s.lr
+        value = next(s.it)
+        s.lr = float(value[0] if isinstance(value, tuple) else value)
+        return y
+
+    fast = ol.graph(f, warmup=warmup)
+    drawn = 0
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL117.*`s.it`") as caught:  # noqa: PT012
+        for i in range(6):
+            fast(torch.full((3,), i + 1.0, device=device))
+            drawn += 1
+    assert "next(values)" in str(caught.value.fix)
+    assert drawn <= warmup
+
+
+def test_epochs(device: torch.device) -> None:
+    """The call that makes the iterator anew differs from the one before it anyway."""
+    data = [torch.full((2,), float(k), device=device) for k in range(4)]
+    loader = SimpleNamespace(it=iter(data), epoch=0)
+
+    def following() -> Tensor:
+        try:
+            return next(loader.it)
+        except StopIteration:
+            loader.epoch += 1
+            loader.it = iter(data)
+            return next(loader.it)
+
+    fast = ol.graph(lambda x: following() + x)
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL117.*`loader.it`"):  # noqa: PT012
+        for _ in range(8):
+            fast(torch.ones(2, device=device))
+
+
+def test_one_that_is_only_held(rand: Rand) -> None:
+    s = SimpleNamespace(it=iter([1, 2, 3]), scale=2.0)
+
+    def f(x: Tensor) -> Tensor:
+        assert s.it is not None
+        return x * s.scale
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert replays(fast) == 3
+    assert next(s.it) == 1

@@ -268,8 +268,7 @@ class Numbers:
 
     def end(self) -> None:
         """Put plain numbers back."""
-        first = len(self.following.arguments)
-        for index, slot in enumerate(self.following.slots, first):
+        for index, slot in enumerate(self.following.slots, len(self.following.arguments)):
             value = slot.read()
             if type(value) is Number:
                 if value.node.term != index:
@@ -285,8 +284,8 @@ class Numbers:
                     self._escaped.add(index)
                 self.steps[index] = self.trace.function(term) if moved is None else moved
                 slot.write(value.node.value)
-            else:  # stored, from who knows where: from an iterator
-                self.fixed.add(index)
+            else:
+                self.fixed.add(index)  # it is computed from something else, or nothing
         self._in_groups.clear()
         self._take_handed(())
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -110,3 +111,42 @@ def test_as_eager_or_refused(device: torch.device, step: str) -> None:
             assert repr(mine.v) == repr(theirs.v), f"call {i}"
     assert step in SERVED
     assert any(recording.replays >= 5 for recording in fast.recordings)
+
+
+FRESH: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object]]] = {
+    "set": (lambda: {0}, lambda v, i: v.add(i)),
+    "counter": (lambda: Counter("aab"), lambda v, i: v.update([i])),
+    "array": (lambda: np.zeros(2), lambda v, i: v.__setitem__(0, i)),
+    "bytes": (lambda: bytearray(b"ab"), lambda v, i: v.append(i)),
+    "list": (lambda: [0], lambda v, i: v.append(i)),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", FRESH)
+def test_data_that_each_call_makes_anew(device: torch.device, kind: str) -> None:
+    """What is added to it after a call is gone after the next."""
+    make, add = FRESH[kind]
+
+    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+        s = SimpleNamespace(v=None)
+
+        def f(x: Tensor) -> Tensor:
+            s.v = make()
+            return x * 2
+
+        return s, f
+
+    (mine, f), (theirs, eager) = world(), world()
+    fast = ol.graph(f, warmup=1)
+    seen: list[Any] = []
+    with torch.no_grad():
+        for i in range(8):
+            x = torch.full((3,), i + 0.5, device=device)
+            assert_same(fast(x), eager(x))
+            assert repr(mine.v) == repr(theirs.v), f"call {i}"
+            assert all(mine.v is not v for v in seen)
+            seen.append(mine.v)
+            for s in (mine, theirs):
+                add(s.v, i + 1)
+    assert fast.recordings[0].replays == 7

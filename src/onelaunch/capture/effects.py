@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import operator
 import sys
 import types
+from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, cast
@@ -167,6 +171,9 @@ def counted_numbers(
             flat = flatten(value, slot.name, objects="made", known=known, number=number)
             if not flat.tensors and _lasts(flat.tree, known):
                 outputs.append(StateOutput(slot, flat.tree, ()))
+            elif change is not None and is_copied(value):
+                kept = functools.partial(copy.copy, copy.copy(value))
+                outputs.append(StateOutput(slot, Constant(value), (), fresh=kept))
             continue
         if not is_unchanging(value):
             continue
@@ -177,6 +184,17 @@ def counted_numbers(
             step = cast(int, value) - cast(int, change.before)
         outputs.append(StateOutput(slot, Constant(value), (), step))
     return outputs
+
+
+def is_copied(value: object) -> bool:
+    """Return whether a value is data whose copy is as good as what the callable makes."""
+    kind = type(value)
+    if kind is set or kind is Counter:
+        return all(map(is_unchanging, cast(Iterable[object], value)))
+    if kind is bytearray or kind is array:
+        return True
+    of_numpy = (kind.__module__, kind.__name__) == ("numpy", "ndarray")  # no view of other memory
+    return of_numpy and cast(Any, value).base is None and not cast(Any, value).dtype.hasobject
 
 
 def _lasts(tree: Tree, known: Collection[int]) -> bool:

@@ -89,6 +89,8 @@ class StateOutput(NamedTuple):
     """The indices of its tensors in `Outputs.made`."""
     step: Step | None = None
     """The step of the number in the slot, in place of the tree's value."""
+    fresh: Callable[[], object] | None = None
+    """Makes the value anew, as the callable does: a set, for example."""
 
 
 @dataclass(slots=True, eq=False)

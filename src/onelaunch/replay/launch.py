@@ -279,6 +279,10 @@ def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Seque
     for state in captured.state:
         if gradient_in(state, captured) is not None:
             continue
+        if state.fresh is not None:
+            value = f"{source.name('fresh', state.fresh)}()"
+            source.line(f"{source.name('rebind', state.slot.write)}({value})")
+            continue
         value = expression(source, state.tree, [made[n] for n in state.output_indices])
         if state.step is not None:
             number = f"{source.name('read', state.slot.reader)}()"

@@ -60,6 +60,7 @@ REFUSED = {
     "list_of_bools": "OL103",
     "host_mask": "OL102",
     "masked": "OL103",
+    "masked_with_negative_zeros": "OL103",
     "masked_by_rows": "OL102",
     "put": "OL104",
     "state_returned": "OL104",

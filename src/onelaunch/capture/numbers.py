@@ -284,8 +284,6 @@ class Numbers:
                     self._escaped.add(index)
                 self.steps[index] = self.trace.function(term) if moved is None else moved
                 slot.write(value.node.value)
-            else:
-                self.fixed.add(index)  # it is computed from something else, or nothing
         self._in_groups.clear()
         self._take_handed(())
 
@@ -309,10 +307,11 @@ class Numbers:
 
     # Of numbers that the callable moves on.
 
-    def counted(self) -> dict[tuple[int, object], tuple[Slot, Step]]:
-        """Return id of a slot -> the slot of a number that each replay moves on, and the step."""
+    def counted(self) -> dict[tuple[int, object], tuple[Slot, Step | None]]:
+        """Return id of a slot -> the slot of a number that each replay moves on, and the step.
+        The step is None if the run has stored another number."""
         slots = enumerate(self.following.counted, self._counted)
-        return {s.id: (s, self.steps[i]) for i, s in slots if i not in self.fixed}
+        return {s.id: (s, self.steps.get(i)) for i, s in slots if i not in self.fixed}
 
     def moved_on(self, node: Node, amount: int) -> Number:
         """Return a number that is moved on."""

@@ -87,7 +87,7 @@ class Warmup:
         leave_ours_alone()
         driver, signature = attempt.driver, attempt.signature
         try:
-            with same_modes() as modes, _noting_effects(attempt):
+            with same_modes() as modes, _noting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
                     signature.compiled_accesses = None
@@ -295,7 +295,7 @@ class Warmup:
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with _noting_effects(attempt):
+                with _noting_effects(attempt, callee):
                     if _trains(attempt):
                         result, need = run(), 0
                     else:
@@ -409,9 +409,9 @@ class _NotedRun:
 
 
 @contextmanager
-def _noting_effects(attempt: Attempt) -> Generator[None]:
-    """Return a context for a run. If the run leaves a mode changed, advances an iterator or gives a
-    tensor of the state a graph, which no replay does, the next one is refused."""
+def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
+    """Return a context for a run. The next run is refused after a run that leaves a mode changed,
+    advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
     made = [(slot, t) for slot, t in attempt.reached.tensors() if not is_lazy(t)]
     leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
@@ -423,7 +423,7 @@ def _noting_effects(attempt: Attempt) -> Generator[None]:
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
         attempt.signature.known_refusal = CaptureError("OL113", what, fix=_DETACHED)
-    elif error := advanced(iterators):
+    elif error := advanced(iterators, callee.codes):
         attempt.signature.known_refusal = error
 
 

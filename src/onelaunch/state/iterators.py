@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
+from onelaunch.source import loaded_at
 from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot
 
@@ -45,13 +46,20 @@ def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     ]
 
 
-def advanced(before: Iterable[tuple[Slot, Iterator[Any], object]]) -> CaptureError | None:
-    """Return the refusal of a run that has advanced one of these iterators; or None."""
+def advanced(
+    before: Iterable[tuple[Slot, Iterator[Any], object]], codes: Iterable[types.CodeType]
+) -> CaptureError | None:
+    """Return the refusal of a run that has advanced one of these iterators; or None.
+
+    Args:
+        codes: the code that ran.
+    """
     for slot, value, standing in before:
         if _standing(value) != standing:
             what = f"the iterator `{slot.name}` is advanced in the call"
             fix = "take the next value before the call, and pass it: `fast(x, next(values))`"
-            return CaptureError("OL117", what, fix=fix)
+            where = loaded_at(codes, slot.word)
+            return CaptureError("OL117", what, where=where, fix=fix)
     return None
 
 

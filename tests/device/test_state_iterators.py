@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -95,3 +96,28 @@ def test_one_that_is_only_held(rand: Rand) -> None:
             assert_same(fast(rand(i, 3)), f(rand(i, 3)))
     assert replays(fast) == 3
     assert next(s.it) == 1
+
+
+def test_one_that_another_thread_advances(rand: Rand) -> None:
+    """The call reaches it, and does not read it."""
+    s = SimpleNamespace(it=iter(range(99)), scale=2.0)
+    ask, answer = threading.Semaphore(0), threading.Semaphore(0)
+
+    def advance() -> None:
+        for _ in range(6):
+            ask.acquire()
+            next(s.it)
+            answer.release()
+
+    def f(x: Tensor) -> Tensor:
+        ask.release()
+        answer.acquire()
+        return x * s.scale
+
+    thread = threading.Thread(target=advance, daemon=True)
+    thread.start()
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(3):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 2.0)
+    assert len(fast.recordings) == 1

@@ -415,8 +415,11 @@ def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
     changed = noted_modes()
     made = [(slot, t) for slot, t in attempt.reached.tensors() if not is_lazy(t)]
     leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
-    iterators = iterators_of(attempt.reached.walk())
+    iterators, known = iterators_of(attempt.reached.walk()), attempt.reached.reads
     yield
+    if iterators and known is None:  # the first run: not all that was reached is read
+        read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
+        iterators = [found for found in iterators if found[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if names := changed():
         attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")

@@ -60,7 +60,7 @@ def test_a_number_that_is_read_and_then_replaced(
         for i in range(6):
             fast(torch.full((3,), i + 1.0, device=device))
             drawn += 1
-    assert "next(values)" in str(caught.value.fix)
+    assert "value = next(s.it)" in str(caught.value.where)
     assert drawn <= warmup
 
 

@@ -38,7 +38,6 @@ from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
-from onelaunch.state.contents import is_library_class
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.parts import is_written, parts_of_slot, whole_of
 from onelaunch.state.slots import (
@@ -298,8 +297,8 @@ def refuse_renewed(
     old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
     for slot, was, value in found:
         via = slot if slot.id in replaced else slot.via
-        ours = slot.owner is None or not is_library_class(type(slot.owner))
-        if via is slot and ours and _is_other_data(was, value):
+        of_torch = type(slot.owner).__module__.startswith("torch.")  # whose Python is its own
+        if via is slot and not of_torch and _is_other_data(was, value):
             what = (
                 f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, and is "
             )

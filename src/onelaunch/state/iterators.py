@@ -57,9 +57,7 @@ def advanced(
     for slot, value, standing in before:
         if _standing(value) != standing:
             what = f"the iterator `{slot.name}` is advanced in the call"
-            fix = "take the next value before the call, and pass it: `fast(x, next(values))`"
-            where = loaded_at(codes, slot.word)
-            return CaptureError("OL117", what, where=where, fix=fix)
+            return CaptureError("OL117", what, where=loaded_at(codes, slot.word))
     return None
 
 

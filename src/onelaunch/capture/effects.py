@@ -171,7 +171,7 @@ def counted_numbers(
             flat = flatten(value, slot.name, objects="made", known=known, number=number)
             if not flat.tensors and _lasts(flat.tree, known):
                 outputs.append(StateOutput(slot, flat.tree, ()))
-            elif change is not None and is_copied(value):
+            elif change is not None and _is_copied(value):
                 kept = functools.partial(copy.copy, copy.copy(value))
                 outputs.append(StateOutput(slot, Constant(value), (), fresh=kept))
             continue
@@ -186,7 +186,7 @@ def counted_numbers(
     return outputs
 
 
-def is_copied(value: object) -> bool:
+def _is_copied(value: object) -> bool:
     """Return whether a value is data that a replay can copy, as the callable makes it."""
     kind = type(value)
     if kind is set or kind is Counter:
@@ -297,8 +297,7 @@ def refuse_renewed(
     old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
     for slot, was, value in found:
         via = slot if slot.id in replaced else slot.via
-        of_torch = type(slot.owner).__module__.startswith("torch.")  # whose Python is its own
-        if via is slot and not of_torch and _is_other_data(was, value):
+        if via is slot and _is_other_data(was, value):
             what = (
                 f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, and is "
             )
@@ -324,6 +323,8 @@ def _is_other_data(was: object, value: object) -> bool:
         return (
             type(was).__module__ in sys.stdlib_module_names and compares(type(was)) and was != value
         )
+    if isinstance(was, dict) and not all(map(is_plain, [*was, *cast(dict[Any, Any], value)])):
+        return False  # a table of objects, such as streams
     flat, now = flatten(was), flatten(value)
     every = [constant for tree in (flat.tree, now.tree) for _, constant in constants(tree)]
     return all(c.is_plain for c in every) and not flat.tensors and flat.tree != now.tree

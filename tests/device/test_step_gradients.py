@@ -250,8 +250,12 @@ def test_the_step_itself_at_every_fourth_call(device: torch.device) -> None:
     assert replays(fast[1]) >= 5
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["first", "after_another"])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_hook_of_a_parameter_comes_and_goes(device: torch.device, last: bool) -> None:
+def test_a_hook_of_a_parameter_comes_and_goes(
+    device: torch.device, last: bool, before: bool
+) -> None:
+    """A parameter keeps the dict of a hook that was taken off, and the next one comes into it."""
     handles: dict[int, Any] = {}
 
     def halve(p: Tensor) -> None:
@@ -260,8 +264,10 @@ def test_a_hook_of_a_parameter_comes_and_goes(device: torch.device, last: bool) 
 
     def between(i: int, t: Training) -> None:
         weight = next(t.model.parameters())
-        if i == 4:
-            hook = weight.register_post_accumulate_grad_hook if last else weight.register_hook
+        hook = weight.register_post_accumulate_grad_hook if last else weight.register_hook
+        if i == 0 and before:
+            hook(halve if last else lambda g: g * 2).remove()
+        elif i == 4:
             handles[id(t)] = hook(halve if last else lambda g: g * 2)
         elif i == 8:
             handles[id(t)].remove()

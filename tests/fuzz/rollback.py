@@ -132,7 +132,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "$.add(n)",
             "$.discard(1)",
             "$.discard(n - 1)",
-            "$.remove(min($, key=str)) if $ else 0",
+            "$.remove(min($, key=repr)) if $ else 0",
             "$.add(str(n))",
             "$ = $ | {n}",
             "$ |= {n, n + 7}",

@@ -73,7 +73,9 @@ def same_hooks(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     of_nodes = list(node_hooks(tensors))
     ends = {id(node_of(t) or t) for t in tensors}
     hides = len(of_nodes) > 2 * len(ends)
-    dicts = [entries for entries in (*hooks, *last_hooks, *of_nodes) if entries]
+    # A tensor keeps the dict of a hook that was taken off; a new hook on a node is counted.
+    own = [entries for entries in (*hooks, *last_hooks) if entries is not None]
+    dicts = own + [entries for entries in of_nodes if entries]
 
     def all_keys(of_nodes: Sequence[Hooks]) -> list[list[int]]:
         own = (*map(read_hooks, tensors), *map(read_last_hooks, tensors))

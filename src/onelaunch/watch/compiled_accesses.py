@@ -106,6 +106,9 @@ class Bringing(Watching):
 
 _noting = threading.local()
 
+_MARKS_OF_DYNAMO = ("_dynamo_static_input_type", "___needs_generation_tag_patch")
+"""The attributes that Dynamo gives to parameters and to `nn.Module` when it compiles."""
+
 
 @contextmanager
 def noting_host_inputs(notes: list[object]) -> Generator[list[Tensor]]:
@@ -367,12 +370,16 @@ def _in_places(places: Iterable[object], now: Mapping[object, Tensor]) -> list[T
 
 def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of a state's slots, and the lengths of its containers and of its objects'
-    dicts of attributes, for `CompiledAccesses.began`."""
+    dicts of attributes, for `CompiledAccesses.began`. Dynamo's own marks are left out."""
     found: dict[object, object] = {
         key: TensorFacts.of(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
+        if not (isinstance(key[1], str) and key[1] in _MARKS_OF_DYNAMO)
     }
-    lengths = {id(inside): length for inside, length in walk.sizes}
+    lengths = {
+        id(inside): length - sum(mark in inside for mark in _MARKS_OF_DYNAMO)
+        for inside, length in walk.sizes
+    }
     return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
 
 

@@ -15,6 +15,7 @@ from torch.utils import _python_dispatch
 
 import onelaunch
 from onelaunch import testing
+from onelaunch.runtime.options import Options
 from tests import selection
 
 # Threads of Inductor's and of its progress bars would stay; where others run, a number that is
@@ -45,15 +46,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="every combination of parameters, and the tests marked thorough; see selection.py",
     )
+    parser.addoption("--parallel", action="store_true", help="graph everything with parallel=True")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Register the emulated device before the autograd engine starts, which counts the devices
     once. Not beside CUDA: there it comes last, see below. One thread, from before the engine makes
     its own, which keep the number that they find: how a sum is split depends on it."""
     installed = os.environ.get("ONELAUNCH_INSTALLED", "")  # see scripts/installed
     assert str(onelaunch.__file__).startswith(installed), onelaunch.__file__
     torch.set_num_threads(1)
+    if config.getoption("--parallel"):
+        Options.__init__.__kwdefaults__["parallel"] = True
     # What a shell runs in the background ignores Ctrl-C, and so would the processes of the tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

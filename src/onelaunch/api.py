@@ -84,6 +84,9 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
         compile: capture Inductor's kernels instead of eager's, in training for the backward too;
             ``"max-autotune"`` for its slow search. The second call of a signature compiles. On a
             CPU it has no effect.
+        parallel: let kernels run at the same time that need not wait for each other: branches of a
+            network, the gradients of a layer. The kernels and the bits are the same. Takes more
+            memory, and about a third more time to capture. Not of compiled code.
         pool: memory to share with other graphed callables; its own by default.
         max_recordings: signatures beyond so many run eagerly, with one warning.
         max_in_flight: in training, forwards of one signature that wait for their backward at the

@@ -65,6 +65,7 @@ class ForwardRun(NamedTuple):
             Python.
         copied_to_device: the host values that it copied to the device.
         rebound: slots in which each forward stores a tensor.
+        parallel: whether operations may run at the same time.
     """
 
     where: str | None
@@ -73,6 +74,7 @@ class ForwardRun(NamedTuple):
     compiled: bool
     copied_to_device: Sequence[Tensor]
     rebound: Sequence[Slot]
+    parallel: bool
 
 
 @dataclass(slots=True, eq=False)

@@ -70,6 +70,7 @@ class _Capturing:
         capture.staged()
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
+        observer.lanes = capture.lanes
         if self.rehearsal is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
@@ -119,7 +120,12 @@ class _Capturing:
                 self.constants.make()
             try:
                 graph, made = driver.capture(
-                    self.body, self.pool, stream=stream, bundled=True, rewind=rewind
+                    self.body,
+                    self.pool,
+                    stream=stream,
+                    bundled=True,
+                    rewind=rewind,
+                    parallel=self.static.forward.parallel,
                 )
                 self._settle(graph)
             except CaptureError as error:

@@ -463,13 +463,13 @@ def _like(grads: Gradients) -> Callable[[Gradients], bool]:
 
 
 class ForwardGraph:
-    """The forward's `Graph`, with the backwards' memory and lifetime."""
+    """The forward's `Graph`, its `nodes` too, with the backwards' memory and lifetime."""
 
     def __init__(self, graph: Graph, pair: AutogradPair) -> None:
         self._graph = graph
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
-        self.rebound = graph.rebound
+        self.rebound, self.nodes, self.longest = graph.rebound, graph.nodes, graph.longest
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
         self.scalar_patch = graph.scalar_patch
@@ -478,11 +478,6 @@ class ForwardGraph:
     def lost(self) -> str | None:
         """See `Graph.lost`. A backward that lost something runs eagerly."""
         return self._graph.lost
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes of the forward."""
-        return self._graph.nodes
 
     @property
     def memory_bytes(self) -> int:

@@ -46,6 +46,7 @@ class CaptureJob:
         follows: for each tensor of the result, the dimensions that follow sizes of arguments.
         following: numbers that the caller was seen to vary, or the callable to move on, without
             constants.
+        parallel: whether operations may run at the same time.
     """
 
     driver: Driver
@@ -66,6 +67,7 @@ class CaptureJob:
     varying: Mapping[int, Varying]
     follows: Sequence[tuple[SizeLink, ...]]
     following: Following
+    parallel: bool
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else

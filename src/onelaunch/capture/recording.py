@@ -47,6 +47,8 @@ class Recording:
         by_address: the names of the tensors that kernels read in place.
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
+        longest: the length of the longest chain of nodes. It may be less than `nodes` under
+            ``parallel=True``.
         capture_seconds: the time that the capture took.
         retries: the reason for each attempt after the first.
         pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
@@ -69,6 +71,7 @@ class Recording:
     by_address: list[str]
     untraced: list[str]
     nodes: int
+    longest: int
     capture_seconds: float
     retries: tuple[str, ...]
     pool_bytes: int
@@ -255,6 +258,7 @@ def describe(
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.facts.untraced],
         nodes=captured.graph.nodes,
+        longest=captured.graph.longest,
         capture_seconds=captured.facts.seconds,
         retries=captured.facts.retries,
         pool_bytes=captured.graph.memory_bytes,

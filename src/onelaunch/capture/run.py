@@ -286,8 +286,7 @@ class CaptureRun:
         output_ports(job.driver, capture, plan, outputs, observer)
 
     def _observer(self, capture: Capture) -> Observer:
-        job, plan, snapshot = self.job, self.plan, self.snapshot
-        statics = plan.statics
+        job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
         device = [
             static
             for static, how in zip(statics, plan.travels, strict=True)
@@ -307,6 +306,7 @@ class CaptureRun:
             constants=self.constants,
         )
         if job.compiled_study is None:
+            made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
             stand = zip(self.state_inputs, statics[count:], strict=True)
@@ -441,7 +441,7 @@ class CaptureRun:
             copied = self.constants.known if compiled and self.constants else ()
             rebound = [slot for slot, _ in stored]
             reads = snapshot.walk.reads
-            ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound)
+            ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
             forward.plan(outputs, unique(every), plan, observer, snapshot.held, ran)
         else:
             slots = zip((slot for slot, _ in stored), trees, strict=True)

@@ -301,6 +301,7 @@ class CaptureSession:
             job.forward and job.forward.stream,
             bundled=job.in_place is None or job.in_place.inputs != 0,
             rewind=self._rewind,
+            parallel=job.parallel,
         )
 
     def _run(self, run: CaptureRun, capture: Capture, tree: Tree) -> None:

@@ -89,6 +89,7 @@ class Operator:
         reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         wraps: True if it gives a tensor of another class over the argument's memory.
         writes: True if it may write memory of its arguments; see `written`.
+        multiplies: True if it may need a workspace of cuBLAS.
         collective: True if it goes to other processes, and gives something to wait for.
     """
 
@@ -119,6 +120,7 @@ class Operator:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
+        self.multiplies = any(part in self.base for part in ("mm", "mv", "dot", "linear"))
         self.collective = func.namespace == "c10d"
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
         # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.

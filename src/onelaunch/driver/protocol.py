@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, StrEnum, auto
 from threading import RLock
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
+from onelaunch.driver.aten import Operator
 from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
@@ -112,8 +113,36 @@ class DevicePool(Protocol):
         ...
 
 
+class OperatorCall(Protocol):
+    """A call of an operation, taken apart; see `OpCall`."""
+
+    op: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    on_device: list[Tensor]
+    storages: dict[int, int]
+    made: list[tuple[Tensor, int]]
+
+
+class Lanes(Protocol):
+    """The watch over a capture's operations that gives their recording its true order."""
+
+    def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
+        """Run an operation, in memory that operations beside it do not use."""
+        ...
+
+    def note(self, call: OperatorCall) -> None:
+        """Note what the operation that just ran touched."""
+        ...
+
+
 class Capture(Protocol):
     """The requests that a body may make while its operations are recorded."""
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes to run operations in; None: the recording is a chain."""
+        ...
 
     def input(
         self,
@@ -220,6 +249,11 @@ class Graph(Protocol):
     @property
     def nodes(self) -> int:
         """Number of nodes (kernels and copies) that one launch runs."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Number of nodes of the longest chain: `nodes` if each waits for the one before it."""
         ...
 
     @property
@@ -405,6 +439,7 @@ class Driver(Protocol):
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
+        parallel: bool = False,
     ) -> tuple[Graph, T]:
         """Record the operations of `body`, and return the graph with the body's result. Afterwards
         older memory and the random state are as they were. On any exception everything is freed,
@@ -416,6 +451,8 @@ class Driver(Protocol):
             bundled: let small ports travel together, which `rebind` does not take apart; outputs
                 then come after all else of the body.
             rewind: None: a body that saves or sets random state is refused.
+            parallel: let operations run at the same time that need not wait for each other; see
+                `Capture.lanes`.
 
         Raises:
             CaptureError: OL111, out of memory; OL109, a refusal of the device without a better

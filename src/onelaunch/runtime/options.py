@@ -26,6 +26,7 @@ class GraphOptions(TypedDict, total=False):
     gradients: Gradients
     capturable: bool
     compile: bool | str
+    parallel: bool
     pool: Pool | None
     max_recordings: int
     max_in_flight: int
@@ -44,6 +45,7 @@ class Options:
     gradients: Gradients = "autograd"
     capturable: bool = False
     compile: bool | str = False
+    parallel: bool = False
     max_recordings: int = 64
     max_in_flight: int = 4
     on_mismatch: OnMismatch = "record"
@@ -57,6 +59,7 @@ class Options:
         _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
         _one_of("capturable", self.capturable, (False, True))
+        _one_of("parallel", self.parallel, (False, True))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"

@@ -197,6 +197,7 @@ class Recorder:
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
             following=following,
+            parallel=options.parallel and not hidden,
         )
 
     def _in_place(self, attempt: Attempt) -> InPlace | None:

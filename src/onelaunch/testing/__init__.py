@@ -11,6 +11,7 @@ driver.py        the driver, and `install`
 recorder.py      the mode that records operations, each to be repeated
 graph.py         one recording: its launch, its pool, its numbers
 ports.py         the copies in and out of a launch
+lanes.py         operations in another order, as their memory allows
 rewind.py        random state that a callable saves and sets
 memory.py        the memory of a recording of plain CPU tensors
 tensors.py       the tensors of the emulated device, and the memory of its recordings

@@ -74,6 +74,12 @@ class Arena:
 
     def __init__(self, of_graphs: bool = False) -> None:
         self._of_graphs = of_graphs
+        self.lane: int | None = None
+        """The lane of new blocks: as a stream does on a GPU, it has segments of its own."""
+        self.allocated: list[tuple[int, int]] = []
+        """The addresses of the blocks allocated in this lane, since someone emptied it."""
+        self._lanes: dict[int | None, list[tuple[int, int]]] = {}
+        """lane -> the addresses of its segments."""
         self._segments: dict[int, mmap.mmap] = {}
         """address -> the segment that begins there."""
         self._free: dict[int, int] = {}
@@ -108,6 +114,9 @@ class Arena:
         with self._lock:
             self._sweep()
             fitting = [(n, a) for a, n in self._free.items() if n >= size]
+            if self._lanes.keys() - {self.lane}:
+                own = self._lanes.get(self.lane, [])
+                fitting = [(n, a) for n, a in fitting if any(b <= a < c for b, c in own)]
             if not fitting:
                 self._grow(size)
                 return self.allocate(nbytes)
@@ -117,6 +126,8 @@ class Arena:
                 self._free[address + size] = found - size
             if self._of_graphs:
                 ctypes.memset(address, 0xFF, size)
+            if self.lane is not None:
+                self.allocated.append((address, address + size))
             return Block(self, address, size)
 
     def release(self, address: int, nbytes: int) -> None:
@@ -139,6 +150,8 @@ class Arena:
             for address, segment in list(self._segments.items()):
                 if self._free.get(address) == len(segment):
                     del self._free[address], self._segments[address]
+                    for lane, own in [*self._lanes.items()]:
+                        self._lanes[lane] = [span for span in own if span[0] != address]
 
     def _grow(self, size: int) -> None:
         nbytes = -(-size // _SEGMENT_BYTES) * _SEGMENT_BYTES
@@ -151,6 +164,7 @@ class Arena:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         ctypes.memset(address, 0xFF, nbytes)
         self._segments[address] = memory
+        self._lanes.setdefault(self.lane, []).append((address, address + nbytes))
         self._free[address] = nbytes
 
     def _sweep(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import TensorSpec, extent_bytes
+from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
 from onelaunch.driver.events import refusing_events
 from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Region, Rewind
@@ -25,6 +25,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.testing.arena import NAME, apart, host_over
 from onelaunch.testing.graph import TapeGraph, TapePool
+from onelaunch.testing.lanes import TapeLanes, region
 from onelaunch.testing.memory import HostMemory
 from onelaunch.testing.ports import Ports
 from onelaunch.testing.recorder import TapeRecorder, is_recording
@@ -76,10 +77,7 @@ class TapeDriver:
         self.compiler: Literal["inductor", "aten"] | None = holder.compiler
 
     def region(self, t: Tensor) -> Region:
-        t = local(t)
-        start = t.data_ptr()
-        stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
-        return Region(t.untyped_storage()._cdata, start, stop)
+        return region(t)
 
     def storage(self, t: Tensor) -> int:
         return local(t).untyped_storage()._cdata
@@ -165,6 +163,7 @@ class TapeDriver:
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
+        parallel: bool = False,
     ) -> tuple[TapeGraph, T]:
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
@@ -172,7 +171,8 @@ class TapeDriver:
             raise CaptureError("OL109", "A capture was begun during a capture.")
         with pool.lock, pool.growing() as memory:
             recorder = TapeRecorder(memory, generators)
-            ports = Ports(recorder, pool.provenance)
+            lanes = TapeLanes(recorder.steps, pool.arena) if parallel else None
+            ports = Ports(recorder, pool.provenance, lanes)
             result: T | None = None
             torch.clear_autocast_cache()
             try:
@@ -193,7 +193,8 @@ class TapeDriver:
                 recorder.restore()
             if recorder.refused is not None:  # whatever the body made of it
                 raise recorder.refused
-            return TapeGraph(pool, memory, ports, recorder.steps), cast(T, result)
+            longest = len(recorder.steps) if lanes is None else lanes.reorder()
+            return TapeGraph(pool, memory, ports, recorder.steps, longest), cast(T, result)
 
     def rebind(
         self,

@@ -115,9 +115,20 @@ def _block(t: Tensor) -> Block | None:
 
 
 class TapeGraph:
-    """One recording: calls with their arguments bound, in order. Keeps no caller's tensor."""
+    """One recording: calls with their arguments bound, in order. Keeps no caller's tensor.
 
-    def __init__(self, pool: TapePool, memory: HostMemory, ports: Ports, steps: list[Step]) -> None:
+    Args:
+        longest: the number of steps of the longest chain.
+    """
+
+    def __init__(
+        self,
+        pool: TapePool,
+        memory: HostMemory,
+        ports: Ports,
+        steps: list[Step],
+        longest: int,
+    ) -> None:
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
         self.memory_bytes = memory.nbytes
         self.held_bytes = memory.held_bytes
@@ -127,6 +138,7 @@ class TapeGraph:
         self._steps = steps
         self._left: list[Port] = []
         self._live = True
+        self.longest = longest + sum(port.at_once for port in ports.inputs)
         pool.add(self)
 
     rebound = frozenset[int]()

@@ -12,6 +12,7 @@ from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import Provenance, Travel
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.sizes.dims import Varying
+from onelaunch.testing.lanes import TapeLanes
 from onelaunch.testing.recorder import TapeRecorder
 
 
@@ -82,14 +83,17 @@ class Ports:
 
     Args:
         provenance: see `Capture.provenance`.
+        lanes: see `Capture.lanes`.
     """
 
     def __init__(
         self,
         recorder: TapeRecorder,
         provenance: Callable[[torch.UntypedStorage], Provenance],
+        lanes: TapeLanes | None = None,
     ) -> None:
         self._recorder = recorder
+        self.lanes = lanes
         self._provenance = provenance
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []

@@ -17,7 +17,7 @@ from onelaunch.driver.aten import Operator, operator
 from onelaunch.driver.attention_seeds import seeds_of
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.driver.refusals import DRAWN, error_here
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.watch.admission import Admission, readable
@@ -99,6 +99,8 @@ class Observer(Watching):
         """Returns the arguments with plain numbers for stand-ins; None if there are none."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
+        self.lanes: Lanes | None = None
+        """See `Capture.lanes`."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
@@ -111,10 +113,15 @@ class Observer(Watching):
                     self.ledger.note(call, args, kwargs)
                 recorded, given = self._recorded_form(call)
             pause(paused)
-            result = recorded(*given, **call.kwargs)
+            if self.lanes is None:
+                result = recorded(*given, **call.kwargs)
+            else:
+                result = self.lanes.run(call, recorded, given)
             pause(True)
             with no_functions():
                 call.returned(result)
+                if self.lanes is not None:
+                    self.lanes.note(call)
                 self._note_results(call)
                 if self.ledger is not None:
                     self.ledger.note_made(call)

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda import lanes, nodes
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
+from onelaunch.driver.cuda.lanes import CudaLanes
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
@@ -70,6 +71,7 @@ class CudaRecorder:
 
     pool: CudaPool
     bundled: bool = False
+    lanes: CudaLanes | None = None
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
@@ -156,6 +158,7 @@ class Recorded:
 
     Attributes:
         plans: the plans of its FFTs, if it has any.
+        longest: the number of nodes of the longest chain; None: all.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -164,6 +167,7 @@ class Recorded:
     examples: list[Tensor]
     driver_bytes: int
     plans: Plans | None
+    longest: int | None
 
 
 def record(
@@ -173,11 +177,13 @@ def record(
     stream: torch.cuda.Stream | None = None,
     bundled: bool = False,
     rewind: CudaRewind | None = None,
+    parallel: bool = False,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
 
     Args:
         bundled: let small ports share a node; `body` then calls `Capture.staged`.
+        parallel: see `Driver.capture`.
 
     Raises:
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
@@ -187,6 +193,8 @@ def record(
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
     recorder = CudaRecorder(pool, bundled)
+    if parallel:
+        lanes.prepare(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -207,8 +215,10 @@ def record(
             with torch.cuda.stream(stream):
                 pool_id = _begin(graph, pool, stream, generators)
                 try:
+                    if parallel:
+                        recorder.lanes = CudaLanes(index, stream)
                     with rewinding():
-                        result, driver_bytes = _run(body, recorder, graph, stream)
+                        result, facts = _run(body, recorder, graph, stream)
                 except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
                     _recover(graph, stream, pool_id, generators)
                     raise
@@ -223,7 +233,8 @@ def record(
     except CaptureError:
         graph.reset()
         raise
-    return Recorded(graph, *ports, driver_bytes, used), result
+    driver_bytes, longest = facts
+    return Recorded(graph, *ports, driver_bytes, used, longest), result
 
 
 def _begin(
@@ -249,13 +260,20 @@ def _run(
     recorder: CudaRecorder,
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
-) -> tuple[T, int]:
+) -> tuple[T, tuple[int, int | None]]:
+    """Return the result, and the bytes that the driver took with the nodes of the longest chain."""
+    longest = None
     try:
         with refusing_events(torch.cuda.Event, _is_capturing):
             result = body(recorder)
         torch.cuda.set_stream(stream)  # the body may have left another one
         recorder.staged()
+        if recorder.lanes is not None:
+            recorder.lanes.join()
         _end(graph)
+        if recorder.lanes is not None:
+            assert recorder.pool.allocated is not None
+            longest = recorder.lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
         driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:
         explained = _explain(error)
@@ -266,7 +284,7 @@ def _run(
         raise explained from error
     finally:
         recorder.held.clear()
-    return result, driver_bytes
+    return result, (driver_bytes, longest)
 
 
 def _is_capturing(stream: torch.cuda.Stream | None) -> bool:

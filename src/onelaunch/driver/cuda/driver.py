@@ -150,6 +150,7 @@ class CudaDriver:
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
+        parallel: bool = False,
     ) -> tuple[CudaGraph, T]:
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
@@ -160,7 +161,8 @@ class CudaDriver:
         try:
             with watching_resizes(memory.resized):
                 on = _stream(stream, pool.index)
-                recorded, result = record(body, pool, generators, on, bundled, rewind)
+                parallel = parallel and capabilities().rebind
+                recorded, result = record(body, pool, generators, on, bundled, rewind, parallel)
             grown = pool.memory_bytes - pool.earlier.nbytes
             rewinds = rewind if rewind is not None and (rewind.used or not rewind.done) else None
             graph = CudaGraph(recorded, pool, grown, generators, rewinds)

@@ -151,6 +151,7 @@ class CudaGraph:
         self.nodes = 0
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
+        self.longest = self.nodes if recorded.longest is None else recorded.longest
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators, rewind)
         self._plans = recorded.plans
         if self._plans is not None:

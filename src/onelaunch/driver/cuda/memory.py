@@ -160,6 +160,17 @@ class Allocated:
         return found
 
 
+def live_blocks(index: int) -> list[tuple[int, int]]:
+    """List the (address, bytes) of the allocator's blocks on a device."""
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    return [
+        (int(block["address"]), int(block["size"]))
+        for segment in segments
+        if segment["device"] == index
+        for block in segment["blocks"]
+    ]
+
+
 @contextlib.contextmanager
 def allocations(index: int) -> Generator[Allocated]:
     """Have the allocator keep its history meanwhile. One of the program's own goes on as it was."""

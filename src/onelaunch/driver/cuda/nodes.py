@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,6 +66,15 @@ def is_address(word: int) -> bool:
     """Tell whether it is an address that the driver knows."""
     kind = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     return int(_cu().cuPointerGetAttribute(kind, word)[0]) == 0
+
+
+def address_range(word: int) -> tuple[int, int] | None:
+    """Find the allocation around an address that the driver knows, by its first and last."""
+    code, *found = _cu().cuMemGetAddressRange(word)
+    if int(code) != 0:
+        return None
+    start, nbytes = map(int, found)
+    return start, start + nbytes
 
 
 def failure(name: str, code: Any) -> NodeError:
@@ -157,6 +166,22 @@ def latest(stream: int) -> int:
     dependencies = _call("cuStreamGetCaptureInfo", stream)[3]
     (node,) = dependencies
     return int(node)
+
+
+def last(stream: int) -> int | None:
+    """Find the node that later work of a stream under capture waits for; None: none, or several."""
+    dependencies = _call("cuStreamGetCaptureInfo", stream)[3]
+    return int(dependencies[0]) if len(dependencies) == 1 else None
+
+
+def wait(stream: int, other: int) -> None:
+    """Let later work of a stream come after all work of another; in a capture, without a node."""
+    event = _call("cuEventCreate", _cu().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    try:
+        _call("cuEventRecord", event, other)
+        _call("cuStreamWaitEvent", stream, event, 0)
+    finally:
+        _call("cuEventDestroy", event)
 
 
 # Kernels of our own.
@@ -255,6 +280,31 @@ def kernel_names(graph: int) -> Iterator[str | None]:
                 yield None
 
 
+def edges(graph: int) -> list[tuple[int, int]]:
+    """List the edges of a graph, each from the node that comes first."""
+    before, after, *_ = _edges(graph)
+    return [(int(a), int(b)) for a, b in zip(before, after, strict=True)]
+
+
+def connect(graph: int, edges: Sequence[tuple[int, int]]) -> None:
+    """Put edges in the place of all that a graph has."""
+    cu = _cu()
+    if (old := _edges(graph))[0]:
+        _call("cuGraphRemoveDependencies", cu.CUgraph(graph), *old, len(old[0]))
+    if edges:
+        before, after = (
+            [cu.CUgraphNode(node) for node in ends] for ends in zip(*edges, strict=True)
+        )
+        _call("cuGraphAddDependencies", cu.CUgraph(graph), before, after, None, len(edges))
+
+
+def _edges(graph: int) -> list[Any]:
+    """Return the nodes where edges begin, those where they end, and their data."""
+    handle = _cu().CUgraph(graph)
+    *_, number = _call("cuGraphGetEdges", handle, 0)
+    return list(_call("cuGraphGetEdges", handle, number)[:-1]) if number else [[], []]
+
+
 def destroy(node: int) -> None:
     """Take a node out of its graph."""
     _call("cuGraphDestroyNode", _node(node))
@@ -326,14 +376,9 @@ class KernelNode:
     def read(cls, node: int) -> KernelNode | None:
         """Read the node's arguments; None where the driver does not tell them."""
         parameters = _call("cuGraphKernelNodeGetParams", _node(node))
-        if not int(parameters.func):
+        blocks = _arguments(parameters)
+        if blocks is None:
             return None
-        if int(parameters.kernelParams):
-            blocks = list(_listed(parameters))
-        elif int(parameters.extra):
-            blocks = [packed_arguments(int(parameters.extra))]
-        else:
-            blocks = []
         name = _call("cuFuncGetName", parameters.func).decode()
         shape = tuple(int(getattr(parameters, field)) for field in _SHAPE)
         packed = not int(parameters.kernelParams)
@@ -363,6 +408,19 @@ class KernelNode:
             new.kernelParams = ctypes.addressof(array)
         arguments = (cu.CUgraphExec(executable), _node(self.node), new)
         return Setter(cu.cuGraphExecKernelNodeSetParams, arguments, (array, size, self.blocks))
+
+
+def arguments(node: int) -> Sequence[bytes] | None:
+    """Read the arguments of a kernel node alone; see `KernelNode.read`."""
+    return _arguments(_call("cuGraphKernelNodeGetParams", _node(node)))
+
+
+def _arguments(parameters: Any) -> Sequence[bytes] | None:
+    if not int(parameters.func):
+        return None
+    if int(parameters.kernelParams):
+        return [*_listed(parameters)]
+    return [packed_arguments(int(parameters.extra))] if int(parameters.extra) else ()
 
 
 _SHAPE = (

@@ -1,0 +1,287 @@
+"""What ``parallel=True`` gains over the chain of the same kernels: `results/parallel.json`.
+
+    python -m benchmarks.parallel                            # two minutes on an H200
+    python -m benchmarks.parallel --models critics,bert --out /tmp/some.json
+
+Beside both stands a graph captured by hand. All are timed in turn, as whole calls. The two of ours
+have to agree bit for bit. Networks of images and BERT run in bfloat16, the small ones in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from benchmarks.processes import chosen, parsed, write
+from examples.placement import device
+from onelaunch.call.tree import flatten
+from onelaunch.tools.bench.environment import environment
+
+ROUNDS = 9
+ROUND_SECONDS = 0.04
+CALLS = 12  # of a whole step, before its parameters are compared
+
+
+@dataclass
+class Job:
+    """A callable to graph, and its inputs.
+
+    Attributes:
+        fn: of one input.
+        inputs: makes an input; each is another.
+        model: what a step trains; None for inference.
+    """
+
+    fn: Callable[[Tensor], Any]
+    inputs: Callable[[], Tensor]
+    model: nn.Module | None = None
+
+
+class Critics(nn.Module):
+    """An ensemble of small networks over one input, as of reinforcement learning."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(_mlp() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([critic(x) for critic in self.critics])
+
+
+class Hidden(nn.Module):
+    """BERT-base, from tokens to its last hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        library: Any = importlib.import_module("transformers")
+        self.bert = library.BertModel(library.BertConfig())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.bert(tokens).last_hidden_state
+
+
+def _mlp() -> nn.Module:
+    layers = (nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+    return nn.Sequential(*layers)
+
+
+def _rows() -> Tensor:
+    return torch.randn(256, 64, device=device())
+
+
+def _tokens() -> Tensor:
+    return torch.randint(30000, (1, 16), device=device())
+
+
+def _images(size: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(1, 3, size, size, device=device(), dtype=torch.bfloat16)
+
+
+def _forward(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callable[[], Job]:
+    def job() -> Job:
+        torch.manual_seed(0)
+        model = make().to(device()).eval()
+        if inputs is not _rows:
+            model = model.to(torch.bfloat16)
+        return Job(model, inputs)
+
+    return job
+
+
+def _timm(name: str, size: int = 224) -> Callable[[], Job]:
+    def make() -> nn.Module:
+        timm: Any = importlib.import_module("timm")
+        return timm.create_model(name)
+
+    return _forward(make, _images(size))
+
+
+def _googlenet() -> nn.Module:
+    models: Any = importlib.import_module("torchvision.models")
+    return models.googlenet(weights=None, aux_logits=False, init_weights=False)
+
+
+def _step(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callable[[], Job]:
+    def job() -> Job:
+        torch.manual_seed(0)
+        model = make().to(device()).eval()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-4, capturable=True, fused=True)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
+
+        return Job(step, inputs, model)
+
+    return job
+
+
+JOBS: dict[str, tuple[str, Callable[[], Job]]] = {
+    "critics": ("8 critics (256, 64)", _forward(lambda: Critics(8), _rows)),
+    "hrnet": ("HRNet-W18", _timm("hrnet_w18")),
+    "nasnet": ("NASNet-A large", _timm("nasnetalarge", 331)),
+    "pnasnet": ("PNASNet-5 large", _timm("pnasnet5large", 331)),
+    "googlenet": ("GoogLeNet", _forward(_googlenet, _images(224))),
+    "inception": ("Inception-v3", _timm("inception_v3", 299)),
+    "bert": ("BERT-base (1, 16)", _forward(Hidden, _tokens)),
+    "resnet50": ("ResNet-50", _timm("resnet50")),
+    "vit": ("ViT-S/16", _timm("vit_small_patch16_224")),
+    "critics-step": ("8 critics, a step", _step(lambda: Critics(8), _rows)),
+    "twin-step": ("2 critics, a step", _step(lambda: Critics(2), _rows)),
+    "mlp-step": ("MLP (256, 64), a step", _step(_mlp, _rows)),
+    "bert-step": ("BERT-base (1, 16) float32, a step", _step(Hidden, _tokens)),
+}
+"""Name -> title and job. Convolutions and attention run as they are chosen for the shapes."""
+
+TARGETS = {
+    "critics": 4.0,
+    "hrnet": 2.4,
+    "nasnet": 1.9,
+    "pnasnet": 1.9,
+    "googlenet": 1.9,
+    "inception": 1.7,
+    "bert": 1.15,
+    "critics-step": 3.3,
+    "twin-step": 1.9,
+    "bert-step": 1.15,
+    "mlp-step": 1.1,
+}
+"""Name -> the gain to reach over the chain."""
+LEAST = 0.99
+"""The gain to reach by all others."""
+
+
+def by_hand(job: Job) -> Callable[[Tensor], Any]:
+    """Three warm-ups and a capture, and an input that is copied in at each call."""
+    x, stream = job.inputs(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            job.fn(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = job.fn(x)
+
+    def call(given: Tensor) -> Any:
+        x.copy_(given)
+        graph.replay()
+        return result
+
+    return call
+
+
+def ours(job: Job, parallel: bool) -> tuple[Any, float]:
+    """Our graph of a job, and the seconds to the end of its first replay."""
+    torch.manual_seed(5)
+    fast, x = ol.graph(job.fn, parallel=parallel), job.inputs()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(4):
+        fast(x)
+    torch.cuda.synchronize()
+    return fast, time.perf_counter() - began
+
+
+def timed(calls: dict[str, Callable[[Tensor], Any]], x: Tensor) -> dict[str, dict[str, float]]:
+    """Microseconds of a call of each, in turn: the median of the rounds, and its spread."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    counts: dict[str, int] = {}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            count = counts.get(name, 10)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(count):
+                call(x)
+            torch.cuda.synchronize()
+            each = (time.perf_counter() - began) / count
+            if name in counts:
+                found[name].append(1e6 * each)
+            counts[name] = max(10, int(ROUND_SECONDS / each))
+    return {name: _summary(us) for name, us in found.items()}
+
+
+def _summary(samples: Sequence[float]) -> dict[str, float]:
+    first, median, last = statistics.quantiles(samples, n=4)
+    return {"median": median, "spread": last - first}
+
+
+def agree(jobs: Sequence[Job], calls: Sequence[Any]) -> bool:
+    """Whether two of ours give the same bits, and train the same parameters."""
+    found: list[list[Tensor]] = []
+    for job, call in zip(jobs, calls, strict=True):
+        torch.manual_seed(7)
+        results: list[Tensor] = []
+        for _ in range(CALLS):
+            results += flatten(call(job.inputs())).tensors
+        found.append([*results, *(job.model.parameters() if job.model is not None else ())])
+    return all(map(torch.equal, *found))
+
+
+def measured(name: str) -> dict[str, Any]:
+    """One job with all engines."""
+    title, make = JOBS[name]
+    jobs = [make() for _ in range(3)]
+    with torch.set_grad_enabled(jobs[0].model is not None):
+        (chain, chain_seconds), (fast, seconds) = ours(jobs[0], False), ours(jobs[1], True)
+        same = agree(jobs[:2], (chain, fast))
+        calls = {"by-hand": by_hand(jobs[2]), "onelaunch": chain, "onelaunch-parallel": fast}
+        wall = timed(calls, jobs[0].inputs())
+    (recording,), (plain,) = fast.recordings, chain.recordings
+    return {
+        "title": title,
+        "wall us": wall,
+        "gain": wall["onelaunch"]["median"] / wall["onelaunch-parallel"]["median"],
+        "target": TARGETS.get(name, LEAST),
+        "same bits": same,
+        "nodes": recording.nodes,
+        "longest chain": recording.longest,
+        "first replay s": {"onelaunch": chain_seconds, "onelaunch-parallel": seconds},
+        "pool bytes": {"onelaunch": plain.pool_bytes, "onelaunch-parallel": recording.pool_bytes},
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(JOBS), help="names, with commas")
+    options = parsed(parser, "parallel", argv)
+    names = chosen(parser, options.models, list(JOBS))
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU")
+    torch.cuda.set_stream(torch.cuda.Stream())
+    rows: dict[str, Any] = {}
+    for name in names:
+        try:
+            rows[name] = row = measured(name)
+        except Exception as error:  # noqa: BLE001 - it is in the results
+            rows[name] = {"title": JOBS[name][0], "failed": f"{type(error).__name__}: {error}"}
+            print(f"{name}: {rows[name]['failed']}", flush=True)
+        else:
+            us = ", ".join(f"{k} {v['median']:.0f}" for k, v in row["wall us"].items())
+            said = "same bits" if row["same bits"] else "OTHER BITS"
+            print(f"{name}: {us} us; {row['gain']:.2f}x, {said}", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        results = {"benchmark": "parallel", "environment": environment(), "rows": rows}
+        write(options.out, results)
+    right = all(row.get("same bits") for row in rows.values())
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

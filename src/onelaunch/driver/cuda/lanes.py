@@ -1,0 +1,225 @@
+"""A recording whose operations wait for no more than they have to: same kernels, other edges.
+
+A capture hands its operations out to several streams, so that memory which one frees is not taken
+at once by the next, which could run beside it. cuBLAS has a workspace for each stream. The edges
+are made afterwards, by what the kernels touch: tensors of their operation, and whatever else their
+arguments point at.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.memory import Allocated, live_blocks, region, storage
+from onelaunch.driver.cuda.streams import bindings, new_stream
+from onelaunch.driver.dealing import LANES, Dealer
+from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.protocol import OperatorCall
+
+T = TypeVar("T")
+
+_LEAST_ADDRESS = 1 << 32
+"""No memory of a device lies below."""
+_WORTH = 0.95
+"""The longest chain, as a part of all nodes, above which the recording stays one chain."""
+
+
+class CudaLanes:
+    """The lanes of one capture; see `Lanes`.
+
+    Args:
+        stream: the stream under capture, on which everything else runs.
+    """
+
+    def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
+        self._index = index
+        self._main = stream
+        self._raw = stream.cuda_stream
+        self._lanes = _streams(index)
+        self._dealer = Dealer()
+        self._lane: int | None = None
+        self._tails: dict[int, int | None] = {}
+        """Lane -> the node that its next one waits for, since it has been in use."""
+        self._ran: list[_Ran] = []
+
+    def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
+        lane = self._dealer.lane(call)
+        if bindings._cuda_getCurrentRawStream(self._index) != self._raw:
+            self._lane = None  # on a stream of the program's
+            return function(*args, **call.kwargs)
+        self._lane, stream = lane, self._lanes[lane]
+        if lane not in self._tails:
+            nodes.wait(stream.cuda_stream, self._raw)
+            self._tails[lane] = nodes.last(stream.cuda_stream)
+        _work_on(stream)
+        try:
+            return function(*args, **call.kwargs)
+        finally:
+            _work_on(self._main)
+
+    def note(self, call: OperatorCall) -> None:
+        lane = self._lane
+        if lane is None:
+            return
+        before, last = self._tails[lane], nodes.last(self._lanes[lane].cuda_stream)
+        if last != before and last is not None:
+            self._tails[lane] = last
+            self._ran.append(_Ran(accesses_of(call, region, storage), before, last))
+            self._dealer.ran(call, lane)
+
+    def join(self) -> None:
+        """Let the capture end after the work of all lanes."""
+        for lane in self._tails:
+            nodes.wait(self._raw, self._lanes[lane].cuda_stream)
+
+    def connect(self, graph: int, allocated: Allocated) -> int:
+        """Give a graph its edges, before it is instantiated. Return the number of nodes of its
+        longest chain.
+
+        Args:
+            allocated: the blocks that were allocated in the capture.
+        """
+        handles = nodes.handles(graph)
+        groups = completed(_groups(self._ran, graph, handles), len(handles))
+        blocks = _Blocks([*allocated.blocks(), *live_blocks(self._index)])
+        for group in groups:
+            _add_hidden(group, handles, blocks)
+        order = Dependencies(groups)
+        if order.longest > _WORTH * order.nodes:
+            edges = [(n, n + 1) for n in range(len(handles) - 1)]
+            longest = len(handles)
+        else:
+            edges, longest = [*order.edges(groups)], order.longest
+        nodes.connect(graph, [(handles[a], handles[b]) for a, b in edges])
+        return longest
+
+
+class _Ran(NamedTuple):
+    """An operation with its accesses, the node before it in its lane, and its own last node."""
+
+    accesses: list[Access] | None
+    before: int | None
+    last: int
+
+
+def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[NodeGroup]:
+    """Return the nodes of each operation: those of its lane since the operation before. It has none
+    where they are no chain; what belongs to no operation is a barrier."""
+    numbers = {node: number for number, node in enumerate(handles)}
+    before: dict[int, list[int]] = {}
+    for first, then in nodes.edges(graph):
+        before.setdefault(then, []).append(first)
+    found: list[NodeGroup] = []
+    for accesses, tail, last in ran:
+        first, count = last, 1
+        while (earlier := before.get(first, [])) != ([] if tail is None else [tail]):
+            if len(earlier) != 1:
+                break
+            first, count = earlier[0], count + 1
+        else:
+            start, stop = numbers[first], numbers[last] + 1
+            if stop - start == count and (not found or start >= found[-1].last):
+                found.append(NodeGroup(start, stop, accesses))
+    return found
+
+
+def _work_on(stream: torch.cuda.Stream) -> None:
+    bindings._cuda_setStream(stream.stream_id, stream.device_index, stream.device_type)
+
+
+@functools.cache
+def _streams(index: int) -> list[torch.cuda.Stream]:
+    return [new_stream(index) for _ in range(LANES)]
+
+
+def prepare(index: int) -> None:
+    """Make the streams of the lanes, which must not happen in a capture."""
+    _streams(index)
+
+
+class _Blocks:
+    """Blocks of memory. Several may have been at the same addresses in turn.
+
+    Attributes:
+        others: words that are no addresses.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._blocks = sorted(set(blocks))
+        self._starts = [start for start, _ in self._blocks]
+        self._largest = max((nbytes for _, nbytes in self._blocks), default=0)
+        self._known: dict[int, tuple[int, int]] = {}
+        self.others: set[int] = set()
+
+    def around(self, word: int) -> tuple[int, int] | None:
+        """Return the addresses of everything that was around an address; None for another word."""
+        found = self._known.get(word)
+        if found is None and word not in self.others:
+            found = self._found(word)
+            if found is None:
+                self.others.add(word)
+            else:
+                self._known[word] = found
+        return found
+
+    def _found(self, word: int) -> tuple[int, int] | None:
+        first, last = word, word
+        number = bisect_right(self._starts, word) - 1
+        while number >= 0 and self._starts[number] > word - self._largest:
+            start, nbytes = self._blocks[number]
+            if start + nbytes > word:
+                first, last = min(first, start), max(last, start + nbytes)
+            number -= 1
+        return (first, last) if last > first else nodes.address_range(word)
+
+
+def _add_hidden(group: NodeGroup, handles: Sequence[int], blocks: _Blocks) -> None:
+    """Add all memory that a group's nodes point at besides its tensors, as written."""
+    known = group.accesses
+    if known is None:
+        return
+    words: set[int] = set()
+    for node in handles[group.first : group.last]:
+        found = _words(node)
+        if found is None:
+            group.accesses = None
+            return
+        words.update(found)
+    spans = [(a.start, a.stop) for a in known]
+    hidden: set[tuple[int, int]] = set()
+    for word in words - blocks.others - {start for start, _ in spans}:
+        if word >= _LEAST_ADDRESS and not any(start <= word < stop for start, stop in spans):
+            around = blocks.around(word)
+            if around is not None:
+                hidden.add(around)
+    known += [Access(start, stop, True) for start, stop in hidden]
+
+
+def _words(node: int) -> Iterable[int] | None:
+    """Return all that could be an address in a node; None for a node that does not tell."""
+    kind = nodes.kind(node)
+    if kind == "EMPTY":
+        return ()
+    if kind == "MEMSET":
+        return (nodes.memset_address(node),)
+    if kind == "MEMCPY":
+        fields = nodes.CopyNode(node).fields
+        return fields.srcDevice, fields.dstDevice, fields.srcHost or 0, fields.dstHost or 0
+    blocks = nodes.arguments(node) if kind == "KERNEL" else None
+    return None if blocks is None else _addresses(blocks)
+
+
+def _addresses(blocks: Iterable[bytes]) -> Iterator[int]:
+    """Yield the words of a kernel's arguments, in steps of 4 bytes."""
+    for raw in blocks:
+        for begin in (0, 4):
+            count = (len(raw) - begin) // 8
+            if count > 0:
+                yield from struct.unpack_from(f"<{count}Q", raw, begin)

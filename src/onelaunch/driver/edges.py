@@ -1,0 +1,194 @@
+"""The true order of a recording: which of its operations have to wait for which.
+
+A capture of one stream is a chain. An operation needs to wait only for an earlier one that writes
+what it touches, or that touches what it writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from onelaunch.call.wrappers import local
+from onelaunch.driver.protocol import OperatorCall, Region
+
+
+class Access(NamedTuple):
+    """Addresses `[start, stop)` that an operation touches."""
+
+    start: int
+    stop: int
+    writes: bool
+
+
+_GENERATOR = Access(0, 1, True)
+"""Stands for the generators: no memory is at such an address."""
+
+
+@dataclass
+class NodeGroup:
+    """The nodes `[first, last)` of one operation, which stay a chain.
+
+    Attributes:
+        accesses: what they touch; None if that is unknown: everything else waits.
+    """
+
+    first: int
+    last: int
+    accesses: list[Access] | None = field(default_factory=list[Access])
+
+
+def accesses_of(
+    call: OperatorCall, region: Callable[[Tensor], Region], storage: Callable[[Tensor], int]
+) -> list[Access] | None:
+    """List what an operation touches by its schema, once it has returned: its arguments, and the
+    whole memory of its results. Operations that draw random numbers touch the generator. None for
+    an operation that is not torch's, or that goes to other processes.
+
+    Args:
+        region, storage: see `Driver`.
+    """
+    op = call.op
+    if op.func.namespace != "aten" or op.reshapes:
+        return None
+    known = set(call.storages.values())
+    found = [Access(*region(t)[1:], False) for t in call.on_device]
+    if op.writes:
+        written = (t for t in op.written(call.args, call.kwargs) if storage(t) in known)
+        found += [Access(*region(t)[1:], True) for t in written]
+    for t, made in call.made:
+        if made not in known:
+            memory = local(t).untyped_storage()
+            found.append(Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), True))
+    if op.random:
+        found.append(_GENERATOR)
+    return found
+
+
+def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
+    """Return the groups with a barrier for all nodes between them."""
+    found: list[NodeGroup] = []
+    at = 0
+    for group in groups:
+        if group.first > at:
+            found.append(NodeGroup(at, group.first, None))
+        found.append(group)
+        at = group.last
+    if nodes > at:
+        found.append(NodeGroup(at, nodes, None))
+    return found
+
+
+class Dependencies:
+    """The order of groups, as far as the memory that they touch demands one.
+
+    Attributes:
+        waits: for each group the earlier ones that it waits for. What they wait for is left out.
+        longest: the number of nodes of the longest chain.
+        nodes: the number of all nodes.
+    """
+
+    def __init__(self, groups: Sequence[NodeGroup]) -> None:
+        self.waits: list[list[int]] = []
+        self.nodes = sum(group.last - group.first for group in groups)
+        behind: list[int] = []  # group -> a bit for each group that comes before it
+        longest: list[int] = []
+        for number, needed in enumerate(_needed(groups)):
+            waits, before = list[int](), 0
+            for other in sorted(needed, reverse=True):
+                if not before >> other & 1:
+                    waits.append(other)
+                    before |= behind[other] | 1 << other
+            self.waits.append(waits)
+            behind.append(before)
+            own = groups[number].last - groups[number].first
+            longest.append(own + max((longest[other] for other in waits), default=0))
+        self.longest = max(longest, default=0)
+        self._behind = behind
+
+    def may_overlap(self, first: int, second: int) -> bool:
+        """Tell whether two groups may run at the same time."""
+        low, high = sorted((first, second))
+        return low != high and not self._behind[high] >> low & 1
+
+    def edges(self, groups: Sequence[NodeGroup]) -> Iterator[tuple[int, int]]:
+        """Yield the edges between nodes, each with the node that comes first."""
+        for group, waits in zip(groups, self.waits, strict=True):
+            for node in range(group.first, group.last - 1):
+                yield node, node + 1
+            for other in waits:
+                yield groups[other].last - 1, group.first
+
+    def shuffled(self) -> list[int]:
+        """Return the groups in another order that is as good: the latest first, if it may."""
+        followers: list[list[int]] = [[] for _ in self.waits]
+        missing = [len(waits) for waits in self.waits]
+        for number, waits in enumerate(self.waits):
+            for other in waits:
+                followers[other].append(number)
+        ready = [number for number, count in enumerate(missing) if not count]
+        found: list[int] = []
+        while ready:
+            found.append(number := ready.pop())
+            for follower in followers[number]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+        return found
+
+
+def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
+    """Yield, for each group, the earlier ones that it needs; barriers stand for those before."""
+    bounds = sorted({b for g in groups for a in g.accesses or () for b in (a.start, a.stop)})
+    writer: list[int | None] = [None] * len(bounds)  # of the addresses from this bound to the next
+    readers: list[list[int]] = [[] for _ in bounds]
+    barrier: int | None = None
+    since: list[int] = []
+    for number, group in enumerate(groups):
+        needed = set[int]() if barrier is None else {barrier}
+        if group.accesses is None:
+            needed.update(since)
+            barrier, since = number, []
+            yield needed
+            continue
+        since.append(number)
+        for start, stop, writes in sorted(group.accesses, key=_reads_first):
+            for cell in range(bisect_left(bounds, start), bisect_left(bounds, stop)):
+                last = writer[cell]
+                if last is not None:
+                    needed.add(last)
+                if writes:
+                    needed.update(readers[cell])
+                    writer[cell], readers[cell] = number, []
+                else:
+                    readers[cell].append(number)
+        needed.discard(number)
+        yield needed
+
+
+def _reads_first(access: Access) -> bool:
+    return access.writes
+
+
+def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:
+    """Return two groups that share memory and may still run at the same time. None if there are
+    none. For tests: the time is quadratic."""
+    for number, group in enumerate(groups):
+        for other in range(number):
+            if order.may_overlap(other, number) and _conflict(group, groups[other]):
+                return other, number
+    return None
+
+
+def _conflict(one: NodeGroup, other: NodeGroup) -> bool:
+    if one.accesses is None or other.accesses is None:
+        return True
+    return any(
+        a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
+        for a in one.accesses
+        for b in other.accesses
+    )

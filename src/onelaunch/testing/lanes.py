@@ -1,0 +1,74 @@
+"""A tape's operations in another order than they came, as far as their memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from onelaunch.call.spec import extent_bytes
+from onelaunch.call.wrappers import local
+from onelaunch.driver.dealing import Dealer
+from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.protocol import OperatorCall, Region
+from onelaunch.testing.arena import Arena
+
+T = TypeVar("T")
+
+
+class TapeLanes:
+    """The groups of a tape's steps; see `Lanes`.
+
+    Args:
+        steps: the steps so far; the recorder adds to them.
+        arena: the memory of the recording.
+
+    Attributes:
+        groups: the steps of each operation.
+    """
+
+    def __init__(self, steps: list[Callable[[], object]], arena: Arena) -> None:
+        self._steps = steps
+        self._arena = arena
+        self._dealer = Dealer()
+        self._first = 0
+        self._lane = 0
+        self.groups: list[NodeGroup] = []
+
+    def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
+        self._first = len(self._steps)
+        self._arena.allocated.clear()
+        self._arena.lane = self._lane = self._dealer.lane(call)
+        try:
+            return function(*args, **call.kwargs)
+        finally:
+            self._arena.lane = None
+
+    def note(self, call: OperatorCall) -> None:
+        if len(self._steps) > self._first:
+            touched = accesses_of(call, region, lambda t: local(t).untyped_storage()._cdata)
+            if touched is not None:  # with what it freed before it returned
+                touched += [Access(*span, True) for span in self._arena.allocated]
+            self.groups.append(NodeGroup(self._first, len(self._steps), touched))
+            self._dealer.ran(call, self._lane)
+
+    def reorder(self) -> int:
+        """Put the steps into another order that is as good. Return the number of steps of the
+        longest chain."""
+        groups = completed(self.groups, len(self._steps))
+        order = Dependencies(groups)
+        self._steps[:] = [
+            step
+            for number in order.shuffled()
+            for step in self._steps[groups[number].first : groups[number].last]
+        ]
+        return order.longest
+
+
+def region(t: Tensor) -> Region:
+    """See `Driver.region`."""
+    t = local(t)
+    start = t.data_ptr()
+    stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
+    return Region(t.untyped_storage()._cdata, start, stop)

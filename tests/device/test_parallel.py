@@ -1,0 +1,235 @@
+"""``parallel=True``: operations run at the same time where they need not wait for each other, and
+give the same bits."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import assert_same, on_accelerators, replays
+from .steps import batch, training_of
+
+Rand = Callable[..., Tensor]
+
+
+class Ensemble(nn.Module):
+    """Independent networks over one input."""
+
+    def __init__(self, heads: int = 4, p: float = 0.0) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(p)),
+                *(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)),
+            )
+            for _ in range(heads)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([head(x) for head in self.heads]).mean(0)
+
+
+def ensemble(device: torch.device, heads: int = 4, p: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return Ensemble(heads, p).to(device)
+
+
+def width(fast: Any) -> float:
+    (recording,) = fast.recordings
+    return recording.nodes / recording.longest
+
+
+@on_accelerators
+def test_branches(device: torch.device, rand: Rand) -> None:
+    model = ensemble(device)
+    fast, chain = ol.graph(model, parallel=True), ol.graph(model, parallel=False)
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 5, 4)
+            assert_same(fast(x), model(x), f"call {i}")
+            chain(x)
+    assert replays(fast) >= 4
+    assert width(fast) > 2
+    assert width(chain) == 1
+
+
+@on_accelerators
+def test_results_are_as_safe_as_of_a_chain(device: torch.device, rand: Rand) -> None:
+    """Kept results, static results, and a pool that two callables share."""
+    model, pool = ensemble(device), ol.Pool()
+    kept: list[tuple[Tensor, Tensor]] = []
+    fast = [
+        ol.graph(model, parallel=True, pool=pool),
+        ol.graph(model, parallel=True, outputs="static", pool=pool),
+        ol.graph(lambda x: model(x) * 2, pool=pool),
+    ]
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 5, 4)
+            kept.append((fast[0](x), model(x)))
+            assert_same(fast[1](x), kept[-1][1])
+            assert_same(fast[2](x), model(x) * 2)
+    for got, expected in kept:
+        assert_same(got, expected)
+
+
+@on_accelerators
+def test_writes_and_views_keep_their_order(device: torch.device, rand: Rand) -> None:
+    """What is written in place is read before and after, through views as well."""
+
+    def f(x: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+        rows = table[1:3]
+        a = table.sum(0)
+        rows.mul_(2)
+        b = table.sum(0) + x[0]
+        table[0] = a
+        c = rows.exp()
+        rows.add_(b)
+        d = torch.cat([table[:2], x[:2]]).cumsum(0)
+        x[0].zero_()
+        return a, b, c, d, table * 1, x.sum()
+
+    fast = ol.graph(f, parallel=True)
+    for i in range(7):
+        mine, theirs = ((rand(i, 4, 5), rand(100 + i, 4, 5)) for _ in range(2))
+        assert_same(fast(*mine), f(*theirs), f"call {i}")
+        assert_same(mine, theirs)
+    assert replays(fast) >= 3
+
+
+@on_accelerators
+def test_random_numbers_come_in_order(device: torch.device, rand: Rand) -> None:
+    model = ensemble(device, p=0.4)
+    fast = ol.graph(model, parallel=True)
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 5, 4)
+            torch.manual_seed(i)
+            got = fast(x), torch.rand(3, device=device)
+            torch.manual_seed(i)
+            assert_same(got, (model(x), torch.rand(3, device=device)), f"call {i}")
+    assert replays(fast) >= 4
+
+
+@on_accelerators
+@pytest.mark.parametrize("gradients", ["autograd", "direct"])
+def test_pairs(device: torch.device, rand: Rand, gradients: Any) -> None:
+    eager = ensemble(device)
+    fast: Any = ol.graph(copy.deepcopy(eager), parallel=True, gradients=gradients)
+    for i in range(8):
+        losses = []
+        for model in (eager, fast):
+            x = rand(i, 5, 4).requires_grad_()
+            loss = model(x).square().sum()
+            loss.backward()
+            losses.append((loss.detach(), x.grad, [p.grad for p in model.parameters()]))
+            for p in model.parameters():
+                p.grad = None
+        assert_same(losses[1], losses[0], f"call {i}")
+    assert replays(fast) >= 4
+    assert width(fast) > 2
+
+
+@on_accelerators
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_whole_step(device: torch.device, foreach: bool) -> None:
+    jobs = []
+    for _ in range(2):
+        model = ensemble(device)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01, capturable=True, foreach=foreach)
+        jobs.append(training_of(model, optimizer))
+    fast = ol.graph(jobs[1].step, parallel=True)
+    for i in range(9):
+        x, y = batch(i, device)
+        assert_same(fast(x, y), jobs[0].step(x, y), f"call {i}")
+    assert_same([*jobs[1].model.parameters()], [*jobs[0].model.parameters()])
+    assert replays(fast) >= 4
+    assert width(fast) > 1.5
+
+
+@on_accelerators
+def test_numbers_buckets_and_rebound_inputs(device: torch.device, rand: Rand) -> None:
+    model = ensemble(device)
+    scaled = ol.graph(lambda x, k: model(x) * k, parallel=True)
+    sized = ol.graph(model, parallel=True, buckets=ol.Buckets(0, (2, 8)))
+    in_place = ol.graph(model, parallel=True, inputs="rebind")
+    with torch.no_grad():
+        for i in range(9):
+            x = rand(i, 1 + i % 8, 4)
+            assert_same(scaled(rand(i, 5, 4), 0.5 + i), model(rand(i, 5, 4)) * (0.5 + i))
+            torch.testing.assert_close(sized(x), model(x))
+            assert_same(in_place(rand(i, 6, 4)), model(rand(i, 6, 4)))
+    assert replays(scaled) >= 2
+    assert replays(sized) >= 2
+    assert replays(in_place) >= 4
+
+
+@on_accelerators
+def test_operators_of_ones_own_wait_for_everything(device: torch.device, rand: Rand) -> None:
+    """Their kernels may touch what no schema says."""
+
+    @torch.library.custom_op("tests_parallel::twice", mutates_args=())
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def f(x: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        a, b, c = own(x.exp()), own(x.tanh()), own(x.sin())
+        return a + b + c
+
+    fast = [ol.graph(lambda x, own=own: f(x, own), parallel=True) for own in (twice, torch.relu)]
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast[0](rand(i, 2, 3)), f(rand(i, 2, 3), twice))
+            fast[1](rand(i, 2, 3))
+    assert width(fast[0]) == 1
+    assert width(fast[1]) > 1
+
+
+@on_accelerators
+def test_threads(device: torch.device, rand: Rand) -> None:
+    model = ensemble(device)
+    fast = ol.graph(model, parallel=True)
+    inputs = [rand(i, 5, 4) for i in range(32)]
+    with torch.no_grad():
+        expected = [model(x) for x in inputs]
+        [fast(x) for x in inputs[:4]]
+    found: dict[int, Tensor] = {}
+
+    def work(numbers: range) -> None:
+        with torch.no_grad():
+            for i in numbers:
+                found[i] = fast(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(range(n, 32, 8),)) for n in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert_same([found[i] for i in range(32)], expected)
+
+
+@on_accelerators
+@pytest.mark.usefixtures("compiled")
+def test_compiled_code_stays_a_chain(device: torch.device, rand: Rand) -> None:
+    """What its kernels read and write is not known."""
+    model = ensemble(device)
+    fast = ol.graph(model, parallel=True, compile=True)
+    with torch.no_grad():
+        for i in range(6):
+            torch.testing.assert_close(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+    assert width(fast) == 1
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(ol.ArgumentError, match="parallel"):
+        ol.graph(lambda x: x, parallel="wide")  # pyright: ignore

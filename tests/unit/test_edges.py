@@ -1,0 +1,108 @@
+"""The order of a recording's operations by the memory that they touch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed, overlapping
+
+ACCESSES = st.lists(
+    st.builds(
+        lambda start, length, writes: Access(start, start + length, writes),
+        st.integers(0, 12),
+        st.integers(1, 5),
+        st.booleans(),
+    ),
+    max_size=3,
+)
+SHAPES = st.lists(
+    st.tuples(st.integers(1, 3), st.one_of(ACCESSES, ACCESSES, ACCESSES, st.none())), max_size=14
+)
+
+
+def groups_of(shapes: list[tuple[int, list[Access] | None]]) -> list[NodeGroup]:
+    ends = [0, *itertools.accumulate(count for count, _ in shapes)]
+    return [
+        NodeGroup(first, last, accesses)
+        for (first, last), (_, accesses) in zip(itertools.pairwise(ends), shapes, strict=True)
+    ]
+
+
+def conflict(a: NodeGroup, b: NodeGroup) -> bool:
+    if a.accesses is None or b.accesses is None:
+        return True
+    return any(
+        set(range(x.start, x.stop)) & set(range(y.start, y.stop)) and (x.writes or y.writes)
+        for x in a.accesses
+        for y in b.accesses
+    )
+
+
+@given(SHAPES)
+@settings(max_examples=400, deadline=None)
+def test_exactly_what_conflicts_is_ordered(
+    shapes: list[tuple[int, list[Access] | None]],
+) -> None:
+    groups = groups_of(shapes)
+    order = Dependencies(groups)
+    before: list[set[int]] = []
+    for number, group in enumerate(groups):
+        direct = {i for i in range(number) if conflict(groups[i], group)}
+        before.append(direct.union(*(before[i] for i in direct)))
+    for i, j in itertools.combinations(range(len(groups)), 2):
+        assert order.may_overlap(i, j) == (i not in before[j])
+    assert overlapping(groups, order) is None
+    lengths: list[int] = []
+    for group, earlier in zip(groups, before, strict=True):
+        longest = max((lengths[i] for i in earlier), default=0)
+        lengths.append(longest + group.last - group.first)
+    assert order.longest == max(lengths, default=0)
+
+
+@given(SHAPES)
+@settings(max_examples=200, deadline=None)
+def test_edges_and_another_order(shapes: list[tuple[int, list[Access] | None]]) -> None:
+    groups = groups_of(shapes)
+    order = Dependencies(groups)
+    edges = set(order.edges(groups))
+    assert all(a < b for a, b in edges)
+    reach: dict[int, set[int]] = {}
+    for node in range(order.nodes):
+        direct = {a for a, b in edges if b == node}
+        reach[node] = direct.union(*(reach[a] for a in direct))
+        for a in direct:  # no edge that others imply
+            assert not any(a in reach[other] for other in direct if other != a)
+    shuffled = order.shuffled()
+    assert sorted(shuffled) == list(range(len(groups)))
+    places = {number: place for place, number in enumerate(shuffled)}
+    for number, waits in enumerate(order.waits):
+        assert all(places[other] < places[number] for other in waits)
+
+
+def test_a_missing_edge_is_found() -> None:
+    write, read = Access(0, 8, True), Access(4, 12, False)
+    groups = [
+        NodeGroup(0, 1, [write]),
+        NodeGroup(1, 2, [Access(20, 24, True)]),
+        NodeGroup(2, 3, [read]),
+    ]
+    order = Dependencies(groups)
+    assert order.waits == [[], [], [0]]
+    assert overlapping(groups, order) is None
+    planted = Dependencies([*groups[:2], NodeGroup(2, 3, [])])
+    assert overlapping(groups, planted) == (0, 2)
+
+
+@pytest.mark.parametrize("accesses", [None, [Access(0, 1, True)]])
+def test_nodes_of_no_operation_are_barriers(accesses: list[Access] | None) -> None:
+    groups = completed([NodeGroup(1, 3, accesses), NodeGroup(4, 5, accesses)], 7)
+    spans = [(g.first, g.last, g.accesses) for g in groups]
+    assert spans == [
+        *((0, 1, None), (1, 3, accesses), (3, 4, None)),
+        *((4, 5, accesses), (5, 7, None)),
+    ]
+    assert Dependencies(groups).longest == 7

@@ -34,8 +34,8 @@ class Dealer:
         self._needed: set[int] = set()
 
     def lane(self, call: OperatorCall) -> int:
-        """Choose a lane whose last operation comes before this one anyway; else a lane that is
-        free, or has waited the longest."""
+        """Choose a lane by its last operation, which comes before this call anyway. Else take a
+        free lane, or the lane unused for longest."""
         needed = {self._writer[s] for s in call.storages.values() if s in self._writer}
         for s in _written(call):
             needed.update(self._readers.get(s, ()))

@@ -61,7 +61,7 @@ def accesses_of(
         written = (t for t in op.written(call.args, call.kwargs) if storage(t) in known)
         found += [Access(*region(t)[1:], True) for t in written]
     for t, made in call.made:
-        if made not in known:
+        if made not in known and not t._is_zerotensor():
             memory = local(t).untyped_storage()
             found.append(Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), True))
     if op.random:

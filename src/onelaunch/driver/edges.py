@@ -42,15 +42,13 @@ class NodeGroup:
     accesses: list[Access] | None = field(default_factory=list[Access])
 
 
-def accesses_of(
-    call: OperatorCall, region: Callable[[Tensor], Region], storage: Callable[[Tensor], int]
-) -> list[Access] | None:
+def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
     """List what an operation touches by its schema, once it has returned: its arguments, and the
     whole memory of its results. Operations that draw random numbers touch the generator. None for
     an operation that is not torch's, or that goes to other processes.
 
     Args:
-        region, storage: see `Driver`.
+        region: see `Driver.region`.
     """
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
@@ -58,7 +56,8 @@ def accesses_of(
     known = set(call.storages.values())
     found = [Access(*region(t)[1:], False) for t in call.on_device]
     if op.writes:
-        written = (t for t in op.written(call.args, call.kwargs) if storage(t) in known)
+        here = set(map(id, call.on_device))
+        written = (t for t in op.written(call.args, call.kwargs) if id(t) in here)
         found += [Access(*region(t)[1:], True) for t in written]
     for t, made in call.made:
         if made not in known and not t._is_zerotensor():

@@ -47,7 +47,7 @@ class TapeLanes:
 
     def note(self, call: OperatorCall) -> None:
         if len(self._steps) > self._first:
-            touched = accesses_of(call, region, lambda t: local(t).untyped_storage()._cdata)
+            touched = accesses_of(call, region)
             if touched is not None:  # with what it freed before it returned
                 touched += [Access(*span, True) for span in self._arena.allocated]
             self.groups.append(NodeGroup(self._first, len(self._steps), touched))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.memory import Allocated, live_blocks, region, storage
+from onelaunch.driver.cuda.memory import Allocated, live_blocks, region
 from onelaunch.driver.cuda.streams import bindings, new_stream
 from onelaunch.driver.dealing import LANES, Dealer
 from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
@@ -71,7 +71,7 @@ class CudaLanes:
         before, last = self._tails[lane], nodes.last(self._lanes[lane].cuda_stream)
         if last != before and last is not None:
             self._tails[lane] = last
-            self._ran.append(_Ran(accesses_of(call, region, storage), before, last))
+            self._ran.append(_Ran(accesses_of(call, region), before, last))
             self._dealer.ran(call, lane)
 
     def join(self) -> None:

@@ -153,8 +153,8 @@ def counted_numbers(
         stores: places of followed numbers that the run has stored to, perhaps what was there.
     """
     changed = {change.slot.id: change for change in found}
-    # What an object holds that the call made, in the place of another, came with it: no replay
-    # makes that object, and it would lack what is taken from it.
+    # The call made this object to replace another. Its slots are new with it, and no replay makes
+    # the object, so nothing is stored into it.
     made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
     places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
     places |= {slot.id: slot for slot in stores}

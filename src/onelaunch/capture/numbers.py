@@ -3,9 +3,8 @@
 A number that enters kernels as a scalar (``x * beta``) differs in nothing but some bytes of their
 arguments, which each launch can write. So in the capture an annealed attribute, an argument that is
 a number, or a learning rate is a `Number`: it notes what is computed from it and how comparisons
-come out, and torch hands it on to each operation as it is. There a float that occurs nowhere else
-takes its place, by which the driver finds the scalar. All else that asks for its value makes it a
-constant again.
+come out. Each operation gets a unique float in place of the stand-in, and the driver finds the
+kernel argument by that float. Any other read of the value makes the number a constant.
 
 So is a number that the callable moves on. An integer (``cache.length += 1``) is added to and
 compared, a float (``self.epsilon *= 0.99``) is computed with, and each replay moves it on. Whatever

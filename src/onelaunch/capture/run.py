@@ -341,7 +341,7 @@ class CaptureRun:
             now = places(plan.tensors, walk)
             job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
-        # Of the type of a stand-in, code may ask.
+        # Code may ask for a stand-in's type, so earlier reads are not reused.
         plain = not (self.numbers.following or optimizers_in(walk))
         watch = job.callee.read_watch(job.device, before=walk if plain else None)
         if watch is not None:
@@ -447,7 +447,7 @@ class CaptureRun:
             slots = zip((slot for slot, _ in stored), trees, strict=True)
             mark_freed(outputs, flat.tensors, slots, observer, snapshot.held)
         counted = self.numbers.counted()
-        # One may be the same after this run, though not after another.
+        # Another run may change a value that this run left equal.
         stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
         moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note, stores)
         numbers = outputs.numbers

@@ -27,7 +27,7 @@ class Dealer:
     def __init__(self) -> None:
         self.last = [-1] * LANES
         self._behind: list[int] = []
-        """OperatorCall -> a bit for each that comes before it."""
+        """Operation number -> a bit for each operation that comes before it."""
         self._writer: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
         """Storage -> the last operation that wrote it, and those that read it since."""
@@ -52,7 +52,8 @@ class Dealer:
         return min(lanes, key=self.last.__getitem__)
 
     def ran(self, call: OperatorCall, lane: int | None) -> None:
-        """Note that the operation of the last choice has work; None: in no lane."""
+        """Record the call that `lane` was last asked about: it has work of the device. `lane` is
+        None if it used none."""
         number, before = len(self._behind), 0
         for other in self._needed:
             before |= self._behind[other] | 1 << other

@@ -1,8 +1,8 @@
 """The duties of a device for onelaunch, and nothing of how it does them.
 
-Two drivers exist: `cuda` records real CUDA graphs; `tape` records ATen operations over memory of
-fixed addresses, on any machine. The packages above speak to both through this protocol, and the
-tests of the contract run on both.
+Two drivers exist. `cuda` records real CUDA graphs. `onelaunch.testing` has the tape, which records
+ATen operations over memory of fixed addresses, on any machine. The packages above speak to both
+through this protocol, and the tests of the contract run on both.
 
 A recording consists of *ports* and a body. Input ports bring the caller's bytes to a buffer of the
 recording, output ports take bytes of the recording to memory of the caller. Each launch is told

@@ -8,7 +8,6 @@ table.py      the recordings of a callable: added and freed
 why.py        why a call that no recording fits needs another one
 signature.py  the signatures of calls, which decide what a call can replay
 notices.py    the warnings of a callable, each given once
-unserved.py   calls in a row that no recording serves, which are said once
 requests.py   objects that a request makes anew and passes to the callable; those seen so far
 next_request.py  the recordings of one request's objects, taken over by the next request's
 changing.py   arguments that differ at each call, so that no signature comes again

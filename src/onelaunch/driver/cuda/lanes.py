@@ -110,8 +110,8 @@ class _Ran(NamedTuple):
 
 
 def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[NodeGroup]:
-    """Return the nodes of each operation: those of its lane since the operation before. It has none
-    where they are no chain; what belongs to no operation is a barrier."""
+    """Return the nodes of each operation: all of its lane since the operation before. Leave out an
+    operation whose nodes are not a chain. `completed` makes barriers of the nodes left over."""
     numbers = {node: number for number, node in enumerate(handles)}
     before: dict[int, list[int]] = {}
     for first, then in nodes.edges(graph):

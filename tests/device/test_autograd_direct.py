@@ -357,6 +357,27 @@ def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any
     assert len(y.grad_fn.next_functions) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("of", ["all", "one"])
+@pytest.mark.parametrize("inputs", [False, True])
+def test_a_hook_on_several_parameters_of_which_one_gets_a_gradient(
+    device: torch.device, rand: Rand, of: str, inputs: bool
+) -> None:
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        seen, bias = list[Any](), model.out.bias
+        loss = model(rand(i, 5, 4)).square().mean()
+        leaves = [bias] if of == "one" else list(model.parameters())
+        handle = register_multi_grad_hook(
+            leaves, lambda grads: seen.append([g is None for g in grads])
+        )
+        loss.backward(inputs=[bias] if inputs else None)
+        handle.remove()
+        assert len(seen) == 1
+        return seen
+
+    train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
+
+
 @pytest.mark.parametrize("asked", ["all", "some"])
 def test_a_hook_on_several_parameters_where_gradients_are_asked_for(
     device: torch.device, rand: Rand, asked: str
@@ -376,8 +397,9 @@ def test_a_hook_on_several_parameters_where_gradients_are_asked_for(
     train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
 
 
+@pytest.mark.parametrize("one", [False, True])
 def test_a_hook_on_all_of_several_parameters_raises_as_eager(
-    device: torch.device, rand: Rand
+    device: torch.device, rand: Rand, one: bool
 ) -> None:
     """Torch has none under `torch.autograd.grad`."""
 
@@ -386,7 +408,7 @@ def test_a_hook_on_all_of_several_parameters_raises_as_eager(
         loss = model(rand(i, 5, 4)).square().mean()
         handle = register_multi_grad_hook(leaves, lambda g: None)
         with pytest.raises(RuntimeError, match="currently running"):
-            torch.autograd.grad(loss, leaves)
+            torch.autograd.grad(loss, leaves[:1] if one else leaves)
         handle.remove()
 
     train(Net(device), program, steps=8, recordings=None, max_in_flight=8)

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from onelaunch.autograd.engine import roots
 from onelaunch.autograd.graph_walk import AccumulateGrad
 from onelaunch.autograd.late_hooks import backward_id, edge_to, refuse_hooks_run
 from onelaunch.driver.function_modes import wrap_engine
@@ -86,8 +87,8 @@ class Wanted:
         leaves, edges = zip(*self._hooked.values(), strict=True)
         for leaf in leaves:
             refuse_hooks_run(leaf, self._backward)
-        sums = tuple(self._sums[id(leaf)] for leaf in leaves)
-        found = run_backward(edges, sums, create_graph, create_graph, leaves, accumulate_grad=False)
+        ends = roots(edges, [self._sums[id(leaf)] for leaf in leaves])
+        found = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
         self._sums.update(zip(map(id, leaves), found, strict=True))
 
     def total(self, leaf: Tensor, of_engine: Tensor | None) -> Tensor | None:

@@ -337,7 +337,7 @@ class CaptureRun:
             bring = bringing if brings else nullcontext()
             with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
                 result = fn(*args, **kwargs)
-            generators.refuse_drawn(fn, job.callee.reads)
+            generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)
             job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
@@ -384,7 +384,7 @@ class CaptureRun:
         unseen = job.callee.unseen()
         if unseen is not None:
             raise unseen
-        generators.refuse_drawn(fn, job.callee.reads)
+        generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
         return result
 
     def _note_handed_on(self, capture: Capture, returned: Sequence[Tensor], tree: Tree) -> None:

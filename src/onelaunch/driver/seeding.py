@@ -28,7 +28,7 @@ from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.source import TORCH, Place, is_users, line_of
+from onelaunch.source import TORCH, Place, is_users, line_of, loaded_at
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
@@ -48,6 +48,7 @@ class _HostGenerator(NamedTuple):
         name: the name in a message.
         read, write: functions for its state.
         state: the state at the start, as bytes.
+        value: the generator, if the call reaches it.
         shared: the generator, if it is one of the process; None for one that the call reaches.
     """
 
@@ -56,6 +57,7 @@ class _HostGenerator(NamedTuple):
     write: Callable[[Any], object]
     state: bytes
     shared: object = None
+    value: object = None
 
     @classmethod
     def of(
@@ -64,8 +66,9 @@ class _HostGenerator(NamedTuple):
         read: Callable[[], Any],
         write: Callable[[Any], object],
         shared: object = None,
+        value: object = None,
     ) -> Self:
-        return cls(name, read, write, pickle.dumps(read()), shared)
+        return cls(name, read, write, pickle.dumps(read()), shared, value)
 
 
 class HostGenerators:
@@ -88,7 +91,7 @@ class HostGenerators:
         for name, value in reached:
             access = _access(value, numpys) if issubclass(type(value), kinds) else None
             if access is not None:
-                self._all.append(_HostGenerator.of(f"`{name}`", *access))
+                self._all.append(_HostGenerator.of(f"`{name}`", *access, value=value))
 
     def _moved(self) -> list[_HostGenerator]:
         return [one for one in self._all if pickle.dumps(one.read()) != one.state]
@@ -97,12 +100,15 @@ class HostGenerators:
         """Name a generator that has been advanced since, or None."""
         return next((one.name for one in self._moved()), None)
 
-    def refuse_drawn(self, fn: object, reads: Reads | None) -> None:
+    def refuse_drawn(
+        self, fn: object, reads: Reads | None, words: Callable[[object], Iterable[object]]
+    ) -> None:
         """Refuse a call that has advanced a generator, which no replay does.
 
         Args:
             fn: the callable.
             reads: the reads of its runs; None if they are not known.
+            words: returns the names and keys that lead to an object, the nearest first.
 
         Raises:
             CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A
@@ -116,7 +122,10 @@ class HostGenerators:
             return
         self.restore()
         what = f"the generator {found.name} is advanced in the call"
-        raise CaptureError("OL117", what, where=line_of(fn, DRAWING), fix=DRAWN)
+        codes = () if reads is None else reads.codes
+        loads = (loaded_at(codes, word) for word in words(found.value))
+        where = next(filter(None, loads), None) or line_of(fn, DRAWING)
+        raise CaptureError("OL117", what, where=where, fix=DRAWN)
 
     def restore(self) -> None:
         """Restore the states from the start: of the process's only if no other thread ran since,

@@ -237,9 +237,16 @@ class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None
+    take: Callable[[set[Any]], BaseException | None] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        if getattr(called, "__self__", None) is _PYTHONS:
+        owner = getattr(called, "__self__", None)
+        if isinstance(owner, set):
+            taken = self.take(owner) if self.take and called.__name__ == "pop" else None
+            if taken is not None:
+                raise taken
+            return
+        if owner is _PYTHONS:
             # A call that seeds it as the last call did leaves its state as it was.
             seeds = self.refusal if self.draw is not None and called.__name__ in _SEEDS else None
             error = self.draw if called.__name__ in _DRAWS else seeds
@@ -247,7 +254,7 @@ class _Watch(NamedTuple):
                 raise error(called.__name__)
             return
         watched = called.__name__ in self.methods
-        if not (watched and isinstance(getattr(called, "__self__", None), torch.Generator)):
+        if not (watched and isinstance(owner, torch.Generator)):
             return
         # A read is a checkpoint's, which Dynamo only steps around.
         steps_around = called.__name__ not in _GETTERS and _is_compiling(frame)
@@ -273,6 +280,7 @@ def watching_seeds(
     *,
     reads: bool = False,
     draw: Callable[[str], BaseException] | None = None,
+    take: Callable[[set[Any]], BaseException | None] | None = None,
     frames: FrameWatch | None = None,
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state. It
@@ -284,14 +292,16 @@ def watching_seeds(
         reads: raise also where it reads the state: for a backward that draws the numbers again.
         draw: ``draw(method)`` is raised where Python's own generator draws a number, and
             ``refusal(method)`` where it is seeded.
+        take: ``take(of)`` is raised, if it is an error, where `set.pop` takes an element. A set
+            chooses one by a place that nothing reads or puts back.
         frames: watches the functions that run, too.
     """
     before = sys.getprofile()
     if is_profiled():
         yield
         return
-    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw)
-    owners = (torch.Generator, random.Random)
+    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, take)
+    owners = (torch.Generator, random.Random, *((set,) if take is not None else ()))
     if frames is None:
         made = hook(methods=watch, owners=owners)
     else:

@@ -205,7 +205,14 @@ def _has(steps: Iterable[dis.Instruction], instructions: Collection[str], name: 
 
 
 def _change(steps: Sequence[dis.Instruction], name: object, item: bool) -> int:
-    """Return how much a line looks like the change of a name, from 0 for not at all."""
+    """Return how much a line looks like the change of a name, from 0 for not at all. A condition
+    and the statement behind it count apart."""
+    tests = [at for at, step in enumerate(steps) if "_IF_" in step.opname]
+    parts = [steps[start:end] for start, end in pairwise((0, *tests, len(steps)))]
+    return max(_part_of_change(part, name, item) for part in parts)
+
+
+def _part_of_change(steps: Sequence[dis.Instruction], name: object, item: bool) -> int:
     names = {step.opname for step in steps}
     key = _has(steps, {"LOAD_CONST"}, name)
     loads = key if item else _has(steps, _LOADS, name)

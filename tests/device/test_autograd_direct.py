@@ -355,3 +355,81 @@ def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any
         y = fast(rand(i, 5, 4))
         y.sum().backward()
     assert len(y.grad_fn.next_functions) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("of", ["all", "one"])
+@pytest.mark.parametrize("inputs", [False, True])
+def test_a_hook_on_several_parameters_of_which_one_gets_a_gradient(
+    device: torch.device, rand: Rand, of: str, inputs: bool
+) -> None:
+    def program(model: Any, i: int) -> Any:
+        model.zero_grad()
+        seen, bias = list[Any](), model.out.bias
+        loss = model(rand(i, 5, 4)).square().mean()
+        leaves = [bias] if of == "one" else list(model.parameters())
+        handle = register_multi_grad_hook(
+            leaves, lambda grads: seen.append([g is None for g in grads])
+        )
+        loss.backward(inputs=[bias] if inputs else None)
+        handle.remove()
+        assert len(seen) == 1
+        return seen
+
+    train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
+
+
+@pytest.mark.parametrize("asked", ["all", "some"])
+def test_a_hook_on_several_parameters_where_gradients_are_asked_for(
+    device: torch.device, rand: Rand, asked: str
+) -> None:
+    """It is called once, in a run of the engine."""
+
+    def program(model: Any, i: int) -> Any:
+        seen, leaves = list[Any](), list(model.parameters())
+        loss = model(rand(i, 5, 4)).square().mean()
+        handle = register_multi_grad_hook(leaves, lambda g: seen.append(type(g)), mode="any")
+        doubled = leaves[1].register_hook(lambda g: g * 2)
+        found = torch.autograd.grad(loss, leaves[:2] if asked == "some" else leaves)
+        handle.remove()
+        doubled.remove()
+        return found, seen
+
+    train(Net(device), program, steps=8, recordings=None, max_in_flight=2)
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_a_hook_on_all_of_several_parameters_raises_as_eager(
+    device: torch.device, rand: Rand, one: bool
+) -> None:
+    """Torch has none under `torch.autograd.grad`."""
+
+    def program(model: Any, i: int) -> None:
+        leaves = list(model.parameters())
+        loss = model(rand(i, 5, 4)).square().mean()
+        handle = register_multi_grad_hook(leaves, lambda g: None)
+        with pytest.raises(RuntimeError, match="currently running"):
+            torch.autograd.grad(loss, leaves[:1] if one else leaves)
+        handle.remove()
+
+    train(Net(device), program, steps=8, recordings=None, max_in_flight=8)
+
+
+@pytest.mark.parametrize("kind", ["one", "any"])
+def test_a_hook_that_would_not_see_the_sum_asked_for(
+    device: torch.device, rand: Rand, kind: str
+) -> None:
+    model = Net(device)
+    weight, bias = model.out.weight, model.out.bias
+    if kind == "any":  # then the engine has its gradient
+        bias.register_post_accumulate_grad_hook(lambda p: None)
+    fast = ol.graph(model, warmup=1)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    loss = fast(rand(4, 5, 4)).sum()
+    if kind == "any":
+        register_multi_grad_hook([weight, bias], lambda g: None, mode="any")
+    else:
+        loss = loss + weight.sum()
+        weight.register_hook(lambda g: g * 2)
+    with pytest.raises(ol.GraphError, match="OL112"):
+        torch.autograd.grad(loss, [weight, bias])

@@ -355,6 +355,12 @@ class Table:
         self.at += 2  # the attribute moves here
         return y
 
+    def attribute_on_a_line(self, x: Tensor) -> Tensor:
+        _ = self.at is None and setattr(self, "at", 0)
+        y = x * ((self.at or 0) + 0.5)
+        self.at += 2  # type: ignore[operator]  # the attribute moves here
+        return y
+
     def item(self, x: Tensor) -> Tensor:
         y = x * (self.turns["n"] + 0.5)
         self.turns["n"] = self.turns["n"] + 1  # the item moves here
@@ -449,6 +455,11 @@ def called(fast: Any, calls: int, arguments: Callable[[int], tuple[Any, ...]]) -
 
 CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
     "attribute": (lambda: Table().attribute, "OL118", "the attribute moves here"),
+    "attribute on a line": (
+        lambda: Table().attribute_on_a_line,
+        "OL118",
+        "the attribute moves here",
+    ),
     "item": (lambda: Table().item, "OL118", "the item moves here"),
     "closure": (of_a_closure, "OL118", "the variable moves here"),
     "attribute beside an item": (

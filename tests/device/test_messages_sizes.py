@@ -51,6 +51,24 @@ def test_sizes_in_random_order_are_offered_buckets(rand: Rand, dims: int) -> Non
             assert_same(fast(rand(i, n, m)), rand(i, n, m).relu())
 
 
+@pytest.mark.parametrize("tagged", [False, True])
+def test_sizes_that_hardly_come_again_are_offered_buckets(rand: Rand, tagged: bool) -> None:
+    """There are so many that none is recorded. With other tags, too, buckets would not do."""
+    fast = ol.graph(lambda x, tag: x * 2)
+    sizes = random.Random(1).sample(range(1, 500), 40)
+
+    def serve() -> None:
+        with torch.no_grad():
+            for i, n in enumerate(sizes):
+                fast(rand(i, n, 3), f"tag {i}" if tagged else "tag")
+
+    (text,) = warned(serve)
+    assert ("[OL302]" if tagged else "[OL301]") in text
+    assert "was called 24 times without a launch; " in text
+    assert ("; args[0], dim 0 varies from " in text) == (not tagged)
+    assert ("fix:   buckets=ol.Buckets(dim=0, sizes=(" in text) == (not tagged)
+
+
 def test_capture_all_without_buckets(rand: Rand) -> None:
     for fast in (ol.graph(torch.relu), ol.graph(nn.ReLU())):
         assert not hasattr(fast, "capture_all")
@@ -76,6 +94,43 @@ def test_batch_norm_in_training_is_to_be_in_eval(
     with torch.no_grad():
         for i, n in enumerate((6, 6, 5, 7)):
             torch.testing.assert_close(fast(rand(i, n, 4)), net(rand(i, n, 4)))
+    assert replays(fast) >= 1
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "instance, at one": lambda: nn.InstanceNorm1d(3).eval(),
+    "instance": lambda: nn.InstanceNorm2d(3).eval(),
+    "instance in training": lambda: nn.InstanceNorm2d(3),
+    "batch": lambda: nn.BatchNorm1d(3, track_running_stats=False).eval(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_without_running_statistics_is_never_told_to_be_in_eval(
+    device: torch.device, rand: Rand, name: str
+) -> None:
+    net = NORMS[name]().to(device)
+    more = (4,) if isinstance(net, nn.InstanceNorm2d) else ()
+    fast = ol.graph(net, buckets=ol.Buckets(2, (4, 8)), warmup=1, on_refusal="raise")
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140") as caught:
+        fast.capture(rand(0, 2, 3, 3, *more))
+    assert caught.value.fix.startswith("leave the buckets for this size out")
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 8)])
+def test_a_norm_with_running_statistics_is_to_be_in_eval(
+    device: torch.device, rand: Rand, sizes: tuple[int, ...]
+) -> None:
+    net = nn.InstanceNorm2d(3, track_running_stats=True).to(device)
+    buckets = ol.Buckets(2, sizes)
+    fast = ol.graph(net, buckets=buckets, warmup=1, on_refusal="raise")
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140") as caught:
+        fast.capture(rand(0, 2, 3, 3, 4))
+    assert caught.value.fix.startswith("call `.eval()`")
+    fast = ol.graph(net.eval(), buckets=buckets, warmup=1)  # as the message says
+    with torch.no_grad():
+        for i, n in enumerate((3, 3, 4, 2)):
+            torch.testing.assert_close(fast(rand(i, 2, 3, n, 4)), net(rand(i, 2, 3, n, 4)))
     assert replays(fast) >= 1
 
 

@@ -8,6 +8,8 @@ import importlib
 import inspect
 import operator
 import os
+import pathlib
+import shutil
 import statistics
 import sys
 import threading
@@ -318,6 +320,7 @@ ENVIRONMENT: dict[str, Callable[[], str | None]] = {
     "getenv": lambda: os.getenv(SETTING, "1"),
     "items": lambda: dict(os.environ.items())[SETTING],
     "bytes": lambda: os.environb[SETTING.encode()].decode(),
+    "expandvars": lambda: os.path.expandvars(f"${SETTING}"),
 }
 
 
@@ -327,16 +330,66 @@ def test_the_environment(device: torch.device, read: str, monkeypatch: pytest.Mo
     follows(device, environ(ENVIRONMENT[read]), recordings=2)
 
 
-@pytest.mark.parametrize("kind", [enum.Enum, enum.IntEnum, enum.Flag])
-@pytest.mark.parametrize(
-    "read", [lambda mode: mode.FAST.value, lambda mode: mode["FAST"].value], ids=["dot", "item"]
-)
-def test_the_value_of_a_member(
-    device: torch.device, kind: Any, read: Callable[[Any], float]
+PROGRAMS, PYTHON = os.path.split(sys.executable)
+BEHIND: dict[str, tuple[str, tuple[str, str], Callable[[], float]]] = {
+    "home": ("HOME", ("/a", "/bb"), lambda: len(os.path.expanduser("~"))),
+    "path": ("HOME", ("/a", "/bb"), lambda: len(str(pathlib.Path.home()))),
+    "terminal": ("COLUMNS", ("40", "50"), lambda: shutil.get_terminal_size().columns),
+    "program": ("PATH", ("", PROGRAMS), lambda: 2.0 if shutil.which(PYTHON) else 3.0),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_the_environment_behind_the_standard_library(
+    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    variable, values, read = BEHIND[name]
+
+    def change(value: float) -> None:
+        monkeypatch.setenv(variable, values[value == 3.0])
+
+    monkeypatch.setenv("LINES", "20")
+    change(2.0)
+    follows(device, lambda: (read, change), recordings=2)
+
+
+MEMBERS: dict[str, Callable[[Any], float]] = {
+    "dot": lambda mode: mode.FAST.value,
+    "item": lambda mode: mode["FAST"].value,
+    "getattr": lambda mode: getattr(mode.FAST, "value"),  # noqa: B009
+    "getter": lambda mode: operator.attrgetter("FAST.value")(mode),
+    "mapped": lambda mode: next(map(operator.attrgetter("value"), [mode.FAST])),
+    "format": lambda mode: float("{.value}".format(mode.FAST)),  # noqa: UP032
+    "repr": lambda mode: float(repr(mode.FAST).split(": ")[1][:-1]),
+    "text": lambda mode: float(f"{mode.FAST!r}".split(": ")[1][:-1]),
+}
+
+
+@pytest.mark.parametrize("kind", [enum.Enum, enum.IntEnum, enum.Flag])
+@pytest.mark.parametrize("read", MEMBERS)
+def test_the_value_of_a_member(device: torch.device, kind: Any, read: str) -> None:
     def made() -> tuple[Callable[[], float], Callable[[float], object]]:
         mode: Any = kind("Mode", {"FAST": 2, "SLOW": 4})
-        return lambda: read(mode), lambda value: setattr(mode.FAST, "_value_", int(value))
+        return lambda: MEMBERS[read](mode), lambda v: setattr(mode.FAST, "_value_", int(v))
+
+    follows(device, made)
+
+
+OF_A_DISTRIBUTION: dict[str, Callable[[Any], float]] = {
+    "property": lambda normal: normal.mean,
+    "getattr": lambda normal: getattr(normal, "mean"),  # noqa: B009
+    "method of C": lambda normal: operator.methodcaller("cdf", 1.0)(normal),
+    "operator": lambda normal: (normal + 1.0).mean,
+    "repr": lambda normal: float(repr(normal).split("mu=")[1].split(",")[0]),
+    "sorted": lambda normal: sorted([normal], key=lambda n: n.variance)[0].mean,
+}
+
+
+@pytest.mark.parametrize("read", OF_A_DISTRIBUTION)
+def test_an_object_of_the_standard_library(device: torch.device, read: str) -> None:
+    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+        normal: Any = statistics.NormalDist(2.0)
+        return lambda: OF_A_DISTRIBUTION[read](normal), lambda v: setattr(normal, "_mu", v)
 
     follows(device, made)
 

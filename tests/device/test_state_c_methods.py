@@ -97,6 +97,49 @@ def test_where_the_method_is_kept(device: torch.device, kept: Callable[[Draw], A
     refused_as_drawn(lambda: kept(random.Random(5).random), device)
 
 
+class Own:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def draw(self) -> float:
+        return self.rng.random()  # drawn inside
+
+
+class Drawing(nn.Module):
+    def __init__(self, pick: Callable[[], float]) -> None:
+        super().__init__()
+        self.pick = pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + 1
+        return y * float(self.pick())  # drawn here
+
+
+NAMED: dict[str, tuple[Callable[[], Callable[[], float]], str, str]] = {
+    "method": (lambda: random.Random(3).random, "pick.__self__", "drawn here"),
+    "numpy": (lambda: np.random.default_rng(3).random, "pick.__self__", "drawn here"),
+    "partial": (
+        lambda: functools.partial(np.random.default_rng(3).choice, 3),
+        "pick.__self__",
+        "drawn here",
+    ),
+    "method in Python": (lambda: Own().draw, "self.rng", "drawn inside"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_generator_is_named_where_it_is_drawn_from(device: torch.device, name: str) -> None:
+    make, generator, line = NAMED[name]
+    fast = ol.graph(Drawing(make()), warmup=1)
+    x = random_tensor(0, 3, device=device)
+    with torch.no_grad():
+        fast(x)
+        with pytest.raises(ol.CaptureError, match="OL117") as caught:
+            fast(x)
+    assert f"the generator `{generator}` is advanced" in caught.value.what
+    assert f"# {line}" in str(caught.value.where)
+
+
 def of_a_dict() -> Place:
     table = {"scale": 2.0}
     return functools.partial(table.get, "scale"), lambda v: table.update(scale=v)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -121,3 +122,73 @@ def test_one_that_another_thread_advances(rand: Rand) -> None:
         for i in range(3):
             assert_same(fast(rand(i, 3)), rand(i, 3) * 2.0)
     assert len(fast.recordings) == 1
+
+
+def popping(left: set[int]) -> Callable[[], int]:
+    return left.pop
+
+
+def of_another_name(left: set[int]) -> Callable[[], int]:
+    pop = left.pop
+    return lambda: pop() + 1
+
+
+class Numbers(set[int]):
+    """A set of one's own."""
+
+    def pop(self) -> int:
+        return super().pop() * 2
+
+
+TAKES: dict[str, Callable[[set[int]], Callable[[], int]]] = {
+    "method": lambda left: lambda: left.pop(),
+    "bound": popping,
+    "another name": of_another_name,
+}
+
+
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+@pytest.mark.parametrize("kind", [set, Numbers])
+@pytest.mark.parametrize("take", TAKES)
+def test_an_element_that_a_set_chooses(
+    device: torch.device, take: str, kind: type[set[int]], on_refusal: Any
+) -> None:
+    """It is refused before it is taken: no set can be told which to give next."""
+    worlds = kind(range(50)), kind(range(50))
+
+    def callable_of(left: set[int]) -> Callable[[Tensor], Tensor]:
+        taken = TAKES[take](left)
+        return lambda x: x * taken()
+
+    eager, fast = callable_of(worlds[0]), ol.graph(callable_of(worlds[1]), on_refusal=on_refusal)
+
+    def call(i: int) -> Tensor:
+        return fast(torch.full((3,), i + 1.0, device=device))
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ol.GraphWarning)
+        for i in range(12):
+            if i > 2 and on_refusal == "raise":
+                with pytest.raises(ol.CaptureError, match=r"OL117.*from the set") as caught:
+                    call(i)
+                assert "test_state_iterators.py" in str(caught.value.where)
+                break
+            assert_same(call(i), eager(torch.full((3,), i + 1.0, device=device)), f"call {i}")
+    assert sorted(worlds[0]) == sorted(worlds[1])
+    assert worlds[0].pop() == worlds[1].pop()
+
+
+def test_a_set_that_the_call_fills_itself(device: torch.device, rand: Rand) -> None:
+    todo = set[int]()
+
+    def f(x: Tensor) -> Tensor:
+        todo.update((3, 1, 2))
+        while todo:
+            x = x + todo.pop()
+        return x
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    assert replays(fast) >= 4

@@ -58,8 +58,6 @@ def program(seed: int) -> Program:
     whole = _step(r) if r.random() < 0.4 else None
     gradients = "direct" if whole is None and r.random() < 0.3 else "autograd"
     events = _around(r) if whole else _loop(r)
-    if gradients == "direct":  # gives `autograd.grad` nothing, as documented
-        events = [e for e in events if "w.grads" not in e and "w.inputs" not in e]
     middles = tuple(r.choices(tuple(MIDDLES), k=r.choice((1, 1, 2, 3))))
     optimizer = r.choice(tuple(OPTIMIZERS))
     return Program(seed, middles, optimizer, whole, gradients, r.choice((1, 1, 2)), tuple(events))

@@ -45,9 +45,16 @@ def beside_constants(o: Any, d: Any) -> None:
     del o.n  # attribute
 
 
+def after_tests(o: Any, d: Any) -> None:
+    _ = o.n is None and setattr(o, "n", 0)
+    _ = d["n"] is None and d.update(n=0)
+    o.n += 1  # attribute
+    d["n"] += 1  # item
+
+
 @pytest.mark.parametrize(
     "change",
-    [of_both, by_name, in_the_dict, by_methods, of_what_they_hold, beside_constants],
+    [of_both, by_name, in_the_dict, by_methods, of_what_they_hold, beside_constants, after_tests],
 )
 @pytest.mark.parametrize("item", [False, True])
 def test_an_attribute_is_told_from_an_item(change: Change, item: bool) -> None:

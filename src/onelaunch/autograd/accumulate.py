@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -18,17 +17,19 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from onelaunch.autograd.engine import accumulate
+from onelaunch.autograd.late_hooks import (
+    backward_id,
+    edge_to,
+    refuse_hooks_run,
+    wants,
+    will_run,
+)
 from onelaunch.autograd.wanted import lead_to, wanted_now
 from onelaunch.call.wrappers import is_wrapped
-from onelaunch.errors import GraphError
-from onelaunch.source import line_of
-from onelaunch.state.hooks import Hooked, has_hooks, node_hooks, read_hooks, read_last_hooks
+from onelaunch.state.hooks import Hooked, has_hooks, node_hooks
 from onelaunch.state.slots import is_leaf
 
 _INSIDE = "leaf variable has been moved into the graph interior"
-
-_will_run: Callable[[Any], bool] = cast(Any, torch._C)._will_engine_execute_node
-_backward_id: Callable[[], int] = cast(Any, torch._C)._current_graph_task_id
 
 
 def takes_directly(t: Tensor) -> bool:
@@ -71,7 +72,7 @@ class Anchors:
 def _is_backward(node: Any) -> bool:
     """Return whether the engine accumulates into all leaves, in a node over an anchor. It does not
     in `torch.autograd.grad` or under ``inputs=``."""
-    return _will_run(node.next_functions[0][0])
+    return will_run(node.next_functions[0][0])
 
 
 def wanted_gradients(node: Any, direct: Sequence[Tensor]) -> list[bool]:
@@ -83,15 +84,7 @@ def wanted_gradients(node: Any, direct: Sequence[Tensor]) -> list[bool]:
         rest = [leaf in wanted for leaf in direct]
     else:
         rest = [_is_backward(node)] * len(direct) if direct else []
-    return [e is not None and _wants(e) for e in edges[1 if direct else 0 :]] + rest
-
-
-def _wants(node: Any) -> bool:
-    """Return whether the engine wants the gradient of a node."""
-    try:
-        return _will_run(node)
-    except RuntimeError:  # `torch.autograd.grad` asks for this leaf, whose node does not run
-        return True
+    return [e is not None and wants(e) for e in edges[1 if direct else 0 :]] + rest
 
 
 def give_directly(
@@ -145,7 +138,7 @@ class _DeferredGradients:
     def __init__(self) -> None:
         self._sums: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._leaves: list[Tensor] = []
-        self._backward = _backward_id()
+        self._backward = backward_id()
         self._creates_graph = torch.is_grad_enabled()
 
     def add(self, leaf: Tensor, edge: GradientEdge, gradient: Tensor) -> None:
@@ -162,9 +155,7 @@ class _DeferredGradients:
             GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
         """
         for leaf in self._leaves:
-            for hook in (read_hooks(leaf) or {}).values():
-                if _cells_of(hook).get("ran_hook", {}).get(self._backward):
-                    raise _of_late_hook(leaf, hook)
+            refuse_hooks_run(leaf, self._backward)
         edges, gradients = zip(*self._sums.values(), strict=True)
         accumulate(edges, gradients, creates_graph=self._creates_graph)
 
@@ -174,44 +165,12 @@ _deferred: weakref.WeakValueDictionary[int, _DeferredGradients] = weakref.WeakVa
 
 
 def _defer(leaf: Tensor, gradient: Tensor) -> None:
-    frozen = not leaf.requires_grad
-    edge = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_())
-    if frozen:
-        leaf.requires_grad_(False)
-    hooks = [*(read_hooks(leaf) or {}).values(), *(read_last_hooks(leaf) or {}).values()]
-    if _will_run(edge.node):
-        raise _of_late_hook(leaf, hooks[-1] if hooks else None)
-    for hook in hooks:
-        if any(map(_will_run, _cells_of(hook).get("grad_fns", ()))):
-            raise _of_late_hook(leaf, hook)
-    deferred = _deferred.get(_backward_id())
+    edge = edge_to(leaf)
+    deferred = _deferred.get(backward_id())
     if deferred is None:
-        deferred = _deferred[_backward_id()] = _DeferredGradients()
+        deferred = _deferred[backward_id()] = _DeferredGradients()
         cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(deferred)
     deferred.add(leaf, edge, gradient)
-
-
-def _cells_of(hook: object) -> dict[str, Any]:
-    """Return the variables of a hook of several tensors, `register_multi_grad_hook`; nothing for
-    another hook."""
-    if not isinstance(hook, FunctionType) or not hook.__code__.co_qualname.startswith(_MULTI):
-        return {}
-    cells = (cell.cell_contents for cell in hook.__closure__ or ())
-    return dict(zip(hook.__code__.co_freevars, cells, strict=True))
-
-
-_MULTI = torch.autograd.graph.register_multi_grad_hook.__qualname__ + "."
-
-
-def _of_late_hook(leaf: Tensor, hook: object) -> GraphError:
-    what = f"a hook on a parameter of shape {list(leaf.shape)}, put there after the forward"
-    why = "other code contributes to its gradient, and the hook would not see the sum"
-    if cells := _cells_of(hook):
-        hook = cells["fn"]
-        why = "it is on other parameters too, whose gradients come in another run of the engine"
-    fix = 'put it there before the forward, or leave `gradients="direct"` off'
-    place = None if hook is None else line_of(hook)
-    return GraphError("OL112", what, where=place, why=why, fix=fix)
 
 
 def laid_out(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:

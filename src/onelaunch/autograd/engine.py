@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 
 def gradients(
@@ -35,5 +35,16 @@ def accumulate(
     edges: Sequence[GradientEdge], given: Sequence[Tensor], *, creates_graph: bool
 ) -> None:
     """Do `torch.autograd.backward` for edges alike. It keeps the graph if it creates graphs."""
-    ends = tuple(edges), tuple(given), creates_graph, creates_graph, ()
+    ends = *roots(edges, given), creates_graph, creates_graph, ()
     _engine_run_backward(*ends, allow_unreachable=True, accumulate_grad=True)
+
+
+def roots(
+    edges: Sequence[GradientEdge], given: Sequence[Tensor]
+) -> tuple[tuple[GradientEdge, ...], tuple[Tensor, ...]]:
+    """Return where a backward begins, and its gradients. The engine does not count a single root
+    among the nodes that it runs, and hooks on several tensors ask for these. So there are two."""
+    if len(edges) > 1:
+        return tuple(edges), tuple(given)
+    nothing = torch.empty(0, device=given[0].device)
+    return (*edges, get_gradient_edge(nothing.requires_grad_())), (*given, nothing.detach())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,9 @@ from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from onelaunch.autograd.engine import roots
 from onelaunch.autograd.graph_walk import AccumulateGrad
+from onelaunch.autograd.late_hooks import backward_id, edge_to, refuse_hooks_run
 from onelaunch.driver.function_modes import wrap_engine
 from onelaunch.state.hooks import read_hooks
 
@@ -53,28 +55,48 @@ class Wanted:
         self._ids = {id(leaf) for leaf in leaves}
         self.accumulates = accumulates
         self._sums: dict[int, Tensor] = {}
+        self._hooked: dict[int, tuple[Tensor, GradientEdge]] = {}
+        """The leaves whose hooks the engine has still to run."""
+        self._backward = -1
 
     def __contains__(self, leaf: Tensor) -> bool:
         return id(leaf) in self._ids
 
     def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients from one node to the wanted leaves."""
+        """Add gradients from one node to the wanted leaves.
+
+        Raises:
+            GraphError: OL112, a hook of a leaf would not see the sum.
+        """
         for leaf, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None and leaf in self:
+                if read_hooks(leaf):
+                    self._hooked[id(leaf)] = leaf, edge_to(leaf)
+                    self._backward = backward_id()
                 held = self._sums.get(id(leaf))
                 self._sums[id(leaf)] = gradient if held is None else held + gradient
+
+    def run_hooks(self, run_backward: Callable[..., Any], create_graph: bool) -> None:
+        """Have the engine run the hooks of leaves over their sums.
+
+        Raises:
+            GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
+        """
+        if not self._hooked:
+            return
+        leaves, edges = zip(*self._hooked.values(), strict=True)
+        for leaf in leaves:
+            refuse_hooks_run(leaf, self._backward)
+        ends = roots(edges, [self._sums[id(leaf)] for leaf in leaves])
+        found = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
+        self._sums.update(zip(map(id, leaves), found, strict=True))
 
     def total(self, leaf: Tensor, of_engine: Tensor | None) -> Tensor | None:
         """Return a leaf's gradient, with the engine's own share from its edges."""
         own = self._sums.get(id(leaf))
-        if own is None:
-            return of_engine
-        if of_engine is not None:
-            own = of_engine + own
-        for hook in list((read_hooks(leaf) or {}).values()):
-            changed = hook(own)
-            own = own if changed is None else changed
-        return own
+        if own is None or of_engine is None:
+            return of_engine if own is None else own
+        return of_engine + own
 
 
 class _Asking(TorchFunctionMode):
@@ -153,6 +175,7 @@ class _LeafFindingEngine:
             )
         if accumulate_grad:
             return found
+        wanted.run_hooks(self.engine.run_backward, create_graph)
         found = list(found[: len(inputs)])
         with torch.set_grad_enabled(create_graph):
             for place, leaf in leaves.items():

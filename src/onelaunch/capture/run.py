@@ -305,6 +305,7 @@ class CaptureRun:
             held=snapshot.held,
             constants=self.constants,
         )
+        made.containers = snapshot.walk.containers
         if job.compiled_study is None:
             made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)
@@ -337,7 +338,7 @@ class CaptureRun:
             bring = bringing if brings else nullcontext()
             with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
                 result = fn(*args, **kwargs)
-            generators.refuse_drawn(fn, job.callee.reads)
+            generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)
             job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
@@ -350,6 +351,7 @@ class CaptureRun:
             observer.note_seeding,
             reads=forward is not None,
             draw=observer.refuse_draw,
+            take=observer.refuse_taken,
             frames=watch,
         )
         stepping = self.steps.watched(observer)
@@ -358,19 +360,17 @@ class CaptureRun:
         numbers = self.numbers
         numbers.begin(lambda: ledger.steps > 0)
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
-        asking, noting = job.asking.answering(), noting_steps(ledger)
-        factories = HostFactories(job.device, whole=forward is None)
-        functions = Several(observer.host_reads(), factories)
+        functions = Several(observer.host_reads(), HostFactories(job.device, whole=forward is None))
         with (
             unwound(),
             self._seeds_kept(),
             stepping,
-            noting,
+            noting_steps(ledger),
             functions,
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),
             around,
-            asking,
+            job.asking.answering(),
             nullcontext() if watch is None else watch.active(),
             seeds,
             observer,
@@ -384,7 +384,7 @@ class CaptureRun:
         unseen = job.callee.unseen()
         if unseen is not None:
             raise unseen
-        generators.refuse_drawn(fn, job.callee.reads)
+        generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
         return result
 
     def _note_handed_on(self, capture: Capture, returned: Sequence[Tensor], tree: Tree) -> None:

@@ -28,7 +28,7 @@ from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.source import TORCH, Place, is_users, line_of
+from onelaunch.source import TORCH, Place, is_users, line_of, loaded_at
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
@@ -48,6 +48,7 @@ class _HostGenerator(NamedTuple):
         name: the name in a message.
         read, write: functions for its state.
         state: the state at the start, as bytes.
+        value: the generator, if the call reaches it.
         shared: the generator, if it is one of the process; None for one that the call reaches.
     """
 
@@ -56,6 +57,7 @@ class _HostGenerator(NamedTuple):
     write: Callable[[Any], object]
     state: bytes
     shared: object = None
+    value: object = None
 
     @classmethod
     def of(
@@ -64,8 +66,9 @@ class _HostGenerator(NamedTuple):
         read: Callable[[], Any],
         write: Callable[[Any], object],
         shared: object = None,
+        value: object = None,
     ) -> Self:
-        return cls(name, read, write, pickle.dumps(read()), shared)
+        return cls(name, read, write, pickle.dumps(read()), shared, value)
 
 
 class HostGenerators:
@@ -88,7 +91,7 @@ class HostGenerators:
         for name, value in reached:
             access = _access(value, numpys) if issubclass(type(value), kinds) else None
             if access is not None:
-                self._all.append(_HostGenerator.of(f"`{name}`", *access))
+                self._all.append(_HostGenerator.of(f"`{name}`", *access, value=value))
 
     def _moved(self) -> list[_HostGenerator]:
         return [one for one in self._all if pickle.dumps(one.read()) != one.state]
@@ -97,12 +100,15 @@ class HostGenerators:
         """Name a generator that has been advanced since, or None."""
         return next((one.name for one in self._moved()), None)
 
-    def refuse_drawn(self, fn: object, reads: Reads | None) -> None:
+    def refuse_drawn(
+        self, fn: object, reads: Reads | None, words: Callable[[object], Iterable[object]]
+    ) -> None:
         """Refuse a call that has advanced a generator, which no replay does.
 
         Args:
             fn: the callable.
             reads: the reads of its runs; None if they are not known.
+            words: returns the names and keys that lead to an object, the nearest first.
 
         Raises:
             CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A
@@ -116,7 +122,10 @@ class HostGenerators:
             return
         self.restore()
         what = f"the generator {found.name} is advanced in the call"
-        raise CaptureError("OL117", what, where=line_of(fn, DRAWING), fix=DRAWN)
+        codes = () if reads is None else reads.codes
+        loads = (loaded_at(codes, word) for word in words(found.value))
+        where = next(filter(None, loads), None) or line_of(fn, DRAWING)
+        raise CaptureError("OL117", what, where=where, fix=DRAWN)
 
     def restore(self) -> None:
         """Restore the states from the start: of the process's only if no other thread ran since,
@@ -228,9 +237,16 @@ class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
     draw: Callable[[str], BaseException] | None = None
+    take: Callable[[set[Any]], BaseException | None] | None = None
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        if getattr(called, "__self__", None) is _PYTHONS:
+        owner = getattr(called, "__self__", None)
+        if isinstance(owner, set):
+            taken = self.take(owner) if self.take and called.__name__ == "pop" else None
+            if taken is not None:
+                raise taken
+            return
+        if owner is _PYTHONS:
             # A call that seeds it as the last call did leaves its state as it was.
             seeds = self.refusal if self.draw is not None and called.__name__ in _SEEDS else None
             error = self.draw if called.__name__ in _DRAWS else seeds
@@ -238,7 +254,7 @@ class _Watch(NamedTuple):
                 raise error(called.__name__)
             return
         watched = called.__name__ in self.methods
-        if not (watched and isinstance(getattr(called, "__self__", None), torch.Generator)):
+        if not (watched and isinstance(owner, torch.Generator)):
             return
         # A read is a checkpoint's, which Dynamo only steps around.
         steps_around = called.__name__ not in _GETTERS and _is_compiling(frame)
@@ -264,6 +280,7 @@ def watching_seeds(
     *,
     reads: bool = False,
     draw: Callable[[str], BaseException] | None = None,
+    take: Callable[[set[Any]], BaseException | None] | None = None,
     frames: FrameWatch | None = None,
 ) -> Generator[None]:
     """Raise `refusal(method)` where this thread calls a generator's method that sets its state. It
@@ -275,14 +292,16 @@ def watching_seeds(
         reads: raise also where it reads the state: for a backward that draws the numbers again.
         draw: ``draw(method)`` is raised where Python's own generator draws a number, and
             ``refusal(method)`` where it is seeded.
+        take: ``take(of)`` is raised, if it is an error, where `set.pop` takes an element. A set
+            chooses one by a place that nothing reads or puts back.
         frames: watches the functions that run, too.
     """
     before = sys.getprofile()
     if is_profiled():
         yield
         return
-    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw)
-    owners = (torch.Generator, random.Random)
+    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, take)
+    owners = (torch.Generator, random.Random, *((set,) if take is not None else ()))
     if frames is None:
         made = hook(methods=watch, owners=owners)
     else:

@@ -96,12 +96,12 @@ def is_of_dict(function: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_standard_property(kind: type, name: str) -> bool:
-    """Return whether an attribute of a class's objects is a property of the standard library, as
-    `value` of an enumeration's members. Its code reads attributes unseen."""
-    getter = getattr(class_member(kind, name), "fget", None)
-    code = getattr(getter, "__code__", None)
-    return isinstance(code, types.CodeType) and is_standard_machinery(code.co_filename)
+def is_method(kind: type, code: types.CodeType) -> bool:
+    """Return whether code is a method or a property's getter of a class's objects, and may read
+    their attributes. `isinstance` asks for what is compared anyway."""
+    member = class_member(kind, code.co_name)
+    of = getattr(member, "fget", member)
+    return getattr(of, "__code__", None) is code and code.co_name not in _ASK_FOR_OTHERS
 
 
 def taken_apart(function: object) -> tuple[object, tuple[object, ...]]:
@@ -127,6 +127,7 @@ ITEM_METHODS = frozenset({"get", "__getitem__"})
 """Methods of dicts that read items."""
 INERT_FILES: set[str] = set()
 """Files whose functions are inert, unless their module is in `NOTED`."""
+_ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _OF_C = (

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from onelaunch.frames.loads import loads_of
-from onelaunch.frames.origins import TORCH, is_container_code, is_generated, serves_machinery
+from onelaunch.frames.origins import (
+    TORCH,
+    is_container_code,
+    is_generated,
+    is_standard_machinery,
+    serves_machinery,
+)
 from onelaunch.frames.plan import Noted
 from onelaunch.frames.stack import ITERATED, Loads, Use
 from onelaunch.frames.stores import SureStore, sure_stores
@@ -56,6 +62,7 @@ class CodeFacts:
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
+        standard: True for a function of the standard library that may be a method.
         noted: what was noted for its frames.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
@@ -75,6 +82,7 @@ class CodeFacts:
     singular: set[int] = field(default_factory=set)
     aside: bool = field(init=False)
     matters: bool = field(init=False)
+    standard: bool = field(init=False)
     _is_always_read: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +90,7 @@ class CodeFacts:
         self.aside = self.code in _IMPORTS or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
         self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
+        self.standard = self.code.co_argcount > 0 and is_standard_machinery(file)
         self._is_always_read = file != "<string>" and not is_container_code(file)
 
     def is_unread(self, frame: FrameType) -> bool:

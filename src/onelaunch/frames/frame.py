@@ -21,16 +21,14 @@ from onelaunch.frames.callees import (
     is_getattr,
     is_inert,
     is_of_dict,
-    is_standard_property,
     is_unread,
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.origins import is_machinery, is_standard_machinery
+from onelaunch.frames.origins import is_machinery
 from onelaunch.frames.peek import (
     MOST,
     attributes_of,
-    class_member,
     elements,
     global_values,
     has_attributes,
@@ -172,12 +170,9 @@ class RanFrame:
         self.of_tensors |= issubclass(kind, Tensor)
         raise_uses(self._reads.owner(value).names, known.uses)
         others = known.names.difference(attributes_of(value) or ())
-        asked = any(is_standard_property(kind, name) for name in others)
         if others != known.others:  # its class has them
-            kinds[kind] = known._replace(others=others, simple=known.simple and not asked)
+            kinds[kind] = known._replace(others=others)
             raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
-        if asked:
-            self._note_opaque([value])  # `member.value`
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
@@ -209,8 +204,8 @@ class RanFrame:
     def _note_call_of(self, function: object, call: Symbol) -> None:
         """Note the possible reads of a call's arguments by a function that is called."""
         if type(function) is types.FunctionType and not reads_attributes(function):
-            if is_standard_machinery(function.__code__.co_filename):
-                self._note_standard(function, call)
+            if function is importlib.import_module:
+                self._note_entries(sys.modules, self._arguments_of(call)[:1])
             return
         function, given = taken_apart(function)
         if function is __import__:
@@ -254,15 +249,6 @@ class RanFrame:
             elif isinstance(holder, dict) and method.__name__ in ITEM_METHODS:
                 found = [(id(holder), key) for key in keys if is_key(key)]
                 raise_uses(self._reads.items, dict.fromkeys(found, Use.READ))
-
-    def _note_standard(self, function: types.FunctionType, call: Symbol) -> None:
-        """Note a call of the standard library: a method reads its object's attributes."""
-        if function is importlib.import_module:
-            self._note_entries(sys.modules, self._arguments_of(call)[:1])
-        for value in self._values(call.parts[0]) if call.parts else ():
-            member = class_member(type(value), function.__name__)
-            if getattr(member, "__code__", None) is function.__code__:
-                self._note_opaque([value])
 
     def _note_entries(self, namespace: dict[str, Any], names: Iterable[object]) -> None:
         known = [name for name in list(names) if type(name) is str]

@@ -43,6 +43,8 @@ _READ_OF_STANDARD = (
     *(os.path.join(path, name) for path in STANDARD for name in (*_CONTAINERS, *_HOLDERS)),
 )
 """Parts of the standard library that keep the user's objects in Python; the rest is internal."""
+_ENVIRONMENT = ("<frozen os>", *(os.path.join(path, "os.py") for path in STANDARD))
+"""The part that keeps `environ`, which the standard library asks for its caller."""
 
 
 @functools.cache
@@ -120,11 +122,14 @@ def is_container_code(file: str) -> bool:
 
 
 def serves_machinery(frame: FrameType) -> bool:
-    """Return whether a frame runs a container's code that machinery called."""
-    if not is_container_code(frame.f_code.co_filename):
+    """Return whether a frame runs a container's code that machinery called. The environment serves
+    whoever calls the standard library."""
+    file = frame.f_code.co_filename
+    if not is_container_code(file):
         return False
+    passes_on = is_standard if file.startswith(_ENVIRONMENT) else is_container_code
     caller = frame.f_back
-    while caller is not None and is_container_code(caller.f_code.co_filename):
+    while caller is not None and passes_on(caller.f_code.co_filename):
         caller = caller.f_back
     return caller is not None and is_machinery(caller.f_code.co_filename)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call_events import hook, set_profile, unwatched
+from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import HANDS_ON, LOOKS_UP, RUNS_BACKWARD, CodeFacts
 from onelaunch.frames.engine import run_in_engine
 from onelaunch.frames.frame import RanFrame
@@ -30,6 +31,7 @@ from onelaunch.frames.peek import (
     LEAVES,
     MOST,
     attributes_of,
+    has_attributes,
     has_contents,
     iterated_container,
     peek,
@@ -170,6 +172,8 @@ class FrameWatch:
                 self._note_torch(known.code, frame)
             if not known.unread:
                 self._called(frame, known)
+            elif known.standard:
+                self._note_standard(frame, known.code)
         else:
             self._returned(frame, known, arg)
 
@@ -177,7 +181,7 @@ class FrameWatch:
         unread = code in self._unread or is_machinery(code.co_filename)
         known = CodeFacts(code, unread, self._past.get(code, frozenset[int]()))
         self._codes[id(code)] = known
-        if known.unread and not (known.aside or known.matters):
+        if known.unread and not (known.aside or known.matters or known.standard):
             self.skipped.add(id(code))
         return known
 
@@ -194,6 +198,22 @@ class FrameWatch:
             self.reads.takes_functions = code.co_name
             if self._step_aside is not None:
                 self._step_aside()
+
+    def _note_standard(self, frame: FrameType, code: types.CodeType) -> None:
+        """Note a call of the standard library by code that is read. Its methods and properties read
+        all of their object, as `value` of an enumeration's member."""
+        parent = frame.f_back
+        while parent is not None:
+            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            if not (caller.standard and parent.f_code.co_name == "__get__"):
+                break
+            parent = parent.f_back  # a descriptor in Python
+        else:
+            return
+        if not (caller.unread or caller.is_unread(parent)):
+            value = frame.f_locals.get(code.co_varnames[0])
+            if has_attributes(value) and is_method(type(value), code):
+                self.reads.owner(value).opaque = True
 
     def _join(self) -> None:
         """Watch the engine's thread, before this run gives it work."""

@@ -57,7 +57,8 @@ class DryRun:
             self.driver, self.device, inputs, self.reached, lambda: watch and watch.reads
         )
         with undone as effects, torch.no_grad(), mode or nullcontext(), effects.observer:
-            draws = watching_seeds(None, draw=effects.observer.refuse_draw, frames=watch)
+            refuse_draw, refuse_taken = effects.observer.refuse_draw, effects.observer.refuse_taken
+            draws = watching_seeds(None, draw=refuse_draw, take=refuse_taken, frames=watch)
             with no_collection(), seen, draws:
                 result = self.fn(*args, **kwargs)
             storages = effects.observer.memory.written.keys()

@@ -16,6 +16,7 @@ from traceback import walk_tb
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
@@ -67,6 +68,7 @@ _BATCH_NORMS = frozenset(
     }
 )
 _EVAL = "call `.eval()`: in training, BatchNorm takes the statistics of all rows, padded ones too"
+_OF_ALL = "leave the buckets for this size out: the norm takes statistics of padded elements, too"
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
@@ -186,7 +188,7 @@ class Proving:
             at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
             what = f"the callable fails {at}: {error}"
             lone = _lacks_a_batch(error)
-            fix = _EVAL if lone else "leave out the buckets that serve such sizes"
+            fix = self._of_norm() if lone else "leave out the buckets that serve such sizes"
             if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
@@ -381,6 +383,13 @@ class Proving:
         run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
         return tensors
 
+    def _of_norm(self) -> str:
+        """Return the fix for a norm that takes statistics of its argument. In eval mode, a norm
+        takes those that it keeps, if it keeps any."""
+        norms = [o for o in self.dry_run.reached.walk().owners if isinstance(o, _NormBase)]
+        keeps = any(norm.training and norm.running_mean is not None for norm in norms)
+        return _EVAL if keeps else _OF_ALL
+
     def refusal(
         self,
         what: str,
@@ -394,7 +403,7 @@ class Proving:
         alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=False))
         at_one = _ALONE if alone and reason in (DIVERGES, NUMBER) else None
         if packet_of(found.name) in _BATCH_NORMS:
-            fix = _EVAL
+            fix = self._of_norm()
         fix = fix or (_UNDRAWN if reason == DRAWN else at_one)
         return CaptureError(
             "OL140",

@@ -191,7 +191,7 @@ class Graphed(Generic[P, R]):
         reads = self._callee.reads
         result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._table.unserved.note_new(attempt.signature.warmups)
+        self._table.unserved.note_warmup(attempt, self._signatures.states)
         after = self._signatures.flat(args, kwargs)
         # An argument that is an object is taken apart into its fields. If the call has changed a
         # field, objects of that class are taken apart no more: a replay would not write the field.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from onelaunch.autograd.graph_walk import packing
+from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
 from onelaunch.errors import GraphWarning, kind_of
 from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import user_line
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.attempt import Attempt
 
 _MANY = 24
 """The calls in a row, without a launch in between, before the warning."""
@@ -58,10 +64,19 @@ class Unserved:
                 return True
         return False
 
-    def note_new(self, warmups: int) -> None:
-        """Note a warm-up, which counts if it is the first of its signature."""
-        if warmups == 1:
-            self.note("OL302", "each has other arguments than all before it", _REMADE)
+    def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
+        """Note a warm-up, which counts if it is the first of its signature.
+
+        Args:
+            specs: all signatures.
+        """
+        if attempt.signature.warmups > 1 or not self._is_due():
+            return
+        varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
+        if varied is None:
+            self._warn("OL302", "each has other arguments than all before it", _REMADE)
+        else:
+            self._warn("OL301", *varied)
 
     def note_object(self, value: object) -> None:
         """Note a call that brings a new object, for which no recording is worth its cost."""
@@ -69,11 +84,18 @@ class Unserved:
 
     def note(self, code: str, reason: str, fix: str = _OTHERWISE) -> None:
         """Count a call, and warn once there are many."""
+        if self._is_due():
+            self._warn(code, reason, fix)
+
+    def _is_due(self) -> bool:
+        """Count a call, and return whether to warn."""
         launched = self._launched()
         if launched != self._last:
             self._last, self._row = launched, 0
         self._row += 1
-        if self._row == _MANY and not self._notices.say_eager:
-            what = f"`{self._name}` was called {_MANY} times without a launch; {reason}"
-            warning = GraphWarning(code, what, where=user_line(), why=_WHY, fix=fix)
-            self._notices.give(warning, "unserved")
+        return self._row == _MANY and not self._notices.say_eager
+
+    def _warn(self, code: str, reason: str, fix: str) -> None:
+        what = f"`{self._name}` was called {_MANY} times without a launch; {reason}"
+        warning = GraphWarning(code, what, where=user_line(), why=_WHY, fix=fix)
+        self._notices.give(warning, "unserved")

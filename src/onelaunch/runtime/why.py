@@ -98,16 +98,27 @@ def varying(
     recorded = f"{called}, and {len(entries)} are recorded"
     if any(entry.spec == spec for entry in entries):
         return f"`{name}` has {len(entries)} recordings; {why(entries, spec, tensors)}", ""
-    sizes = _sizes(specs, spec)
-    if sizes:
-        paths = entries[0].paths
-        ranges = [
-            f"{paths[index]}, dim {dim} varies from {min(seen)} to {max(seen)}"
-            for (index, dim), seen in sizes.items()
-        ]
-        return f"{recorded}; {'; '.join(ranges)}", _bucketed(sizes)
+    sizes = varying_sizes(specs, spec, entries[0].paths)
+    if sizes is not None:
+        text, fix = sizes
+        return f"{recorded}; {text}", fix
     where, how = entries[0].spec.difference(spec, entries[0].paths)
     return f"{recorded}; {where} varies: {how}", ""
+
+
+def varying_sizes(
+    specs: Collection[CallSpec], spec: CallSpec, paths: Sequence[str]
+) -> tuple[str, str] | None:
+    """Describe the sizes that vary between calls that are alike otherwise, and the buckets for
+    them; None where no size varies."""
+    sizes = _sizes(specs, spec)
+    if not sizes:
+        return None
+    ranges = [
+        f"{paths[index]}, dim {dim} varies from {min(seen)} to {max(seen)}"
+        for (index, dim), seen in sizes.items()
+    ]
+    return "; ".join(ranges), _bucketed(sizes)
 
 
 _KEEP_IN_PLACE = (

@@ -199,8 +199,8 @@ class Contents:
     def _of_method(self, name: str, method: object) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slot of the object that a method is bound to, or that a view shows."""
         of = object_of(method)
-        if isinstance(method, types.MethodType):
-            name = "" if isinstance(of, nn.Module) else "self"
+        if isinstance(getattr(method, "__func__", None), types.FunctionType):
+            name = "" if isinstance(of, nn.Module) else "self"  # as its code names it
         else:
             name = f"{name}.{'mapping' if is_view(method) else '__self__'}"
         if not is_plain(of):

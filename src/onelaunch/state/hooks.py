@@ -8,6 +8,7 @@ So the hooks put on nodes are counted, and nodes are searched only after the cou
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -75,13 +76,19 @@ def same_hooks(tensors: Sequence[Tensor]) -> Callable[[], bool]:
     hides = len(of_nodes) > 2 * len(ends)
     # A tensor keeps the dict of a hook that was taken off; a new hook on a node is counted.
     own = [entries for entries in (*hooks, *last_hooks) if entries is not None]
-    dicts = own + [entries for entries in of_nodes if entries]
+    # A node that nobody holds goes, and the dict of its hooks with it.
+    kept_by_nodes = [weakref.ref(entries) for entries in of_nodes if entries]
+
+    def known_keys() -> list[list[int]]:
+        return [*map(list, own), *(list(ref() or ()) for ref in kept_by_nodes)]
 
     def all_keys(of_nodes: Sequence[Hooks]) -> list[list[int]]:
         own = (*map(read_hooks, tensors), *map(read_last_hooks, tensors))
         return [list(entries or ()) for entries in (*own, *of_nodes)]
 
-    keys, expected = list(map(list, dicts)), all_keys(of_nodes)
+    keys, expected = known_keys(), all_keys(of_nodes)
+    watches_keys = bool(keys)
+    del of_nodes
 
     def same() -> bool:
         nonlocal seen
@@ -91,7 +98,7 @@ def same_hooks(tensors: Sequence[Tensor]) -> Callable[[], bool]:
             and (not hides or handles_made() == handles)
             and all(map(operator.is_, map(read_hooks, tensors), hooks))
             and all(map(operator.is_, map(read_last_hooks, tensors), last_hooks))
-            and (not dicts or list(map(list, dicts)) == keys)
+            and (not watches_keys or known_keys() == keys)
         ):
             return True
         if hides and handles_made() != handles:

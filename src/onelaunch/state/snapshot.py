@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -156,6 +156,13 @@ class StateSnapshot:
         """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
         values: list[tuple[str, object]] = [(at, c.value) for at, c in call_constants(tree)]
         return values + [(slot.name, value) for slot, value in self._objects()]
+
+    def words(self, value: object) -> Iterator[object]:
+        """Return the names and keys by which code comes to a reached object, the last first."""
+        at = next((slot for slot, held in self._objects() if held is value), None)
+        while at is not None:
+            yield at.word
+            at = at.via
 
     def generators(self, tree: Tree) -> list[torch.Generator]:
         """Return torch's generators that a call reaches, without repeats."""

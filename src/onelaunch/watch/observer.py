@@ -31,6 +31,7 @@ from onelaunch.watch.operations import Watching
 
 T = TypeVar("T")
 
+_TAKEN_BEFORE = "take it before the call, and pass it as an argument, `y = fast(x, left.pop())`"
 
 _AS_COMPILED = frozenset({"OL101", "OL102", "OL103", "OL104"})
 """Codes of refusals that hold for compiled code as for eager code."""
@@ -101,6 +102,8 @@ class Observer(Watching):
         """The ledger that notes the operations."""
         self.lanes: Lanes | None = None
         """See `Capture.lanes`."""
+        self.containers: Mapping[int, tuple[object, str, int]] = {}
+        """id -> (container, name, length) of the state, as `StateWalk.containers`."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
@@ -234,6 +237,14 @@ class Observer(Watching):
         """Return the error for a number drawn from Python's generator in the run."""
         what = f"`random.{method}` draws a number in a capture"
         return self.note_refusal(error_here("OL117", what, fix=DRAWN))
+
+    def refuse_taken(self, found: set[Any]) -> CaptureError | None:
+        """Return the error for an element taken from a set of the state in the run, or None."""
+        _, name, length = self.containers.get(id(found), (None, "", 0))
+        if not length or len(found) == 1:  # the run put all there, or there is no choice
+            return None
+        what = f"an element is taken from the set `{name}` in a capture"
+        return self.note_refusal(error_here("OL117", what, fix=_TAKEN_BEFORE))
 
     def host_reads(self) -> HostReads:
         """Return a mode that refuses the host's reads of device memory."""

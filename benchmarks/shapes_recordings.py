@@ -100,7 +100,7 @@ def captured(model: nn.Module, sizes: Sequence[int], example: Tensor) -> Any:
     """Every size ahead of time, the largest first."""
     buckets = ol.Buckets(dim=0, sizes=tuple(sizes))
     fast: Any = ol.graph(model, buckets=buckets, warmup=1, max_recordings=len(sizes))
-    fast.capture_all(example[: max(sizes)])
+    fast.warm_up([example[: max(sizes)]])
     return fast
 
 

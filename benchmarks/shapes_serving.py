@@ -127,7 +127,7 @@ def onelaunch(model: nn.Module, load: Load, compile: bool = False) -> Engine:
     fast: Any = ol.graph(model, buckets=buckets, warmup=1, compile=compile)
     device = next(model.parameters()).device
     example = sentences(load.max_batch, load.max_length, torch.Generator().manual_seed(1))
-    fast.capture_all(*(t.to(device) for t in example))
+    fast.warm_up([tuple(t.to(device) for t in example)])
     return fast
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from onelaunch.finding import Finding
     from onelaunch.optimizers.capturable import capturable
     from onelaunch.runtime.graphed import Graphed
+    from onelaunch.runtime.metrics import Metrics
     from onelaunch.runtime.pool import Pool
+    from onelaunch.runtime.readiness import Readiness
     from onelaunch.runtime.stats import GraphStats, PoolStats
     from onelaunch.sizes.buckets import Buckets
     from onelaunch.tools.bench import Comparison, compare
@@ -46,11 +48,13 @@ __all__ = [
     "GraphStats",
     "GraphWarning",
     "Graphed",
+    "Metrics",
     "Optimized",
     "Plan",
     "Pool",
     "PoolStats",
     "Profile",
+    "Readiness",
     "Recording",
     "ReplayError",
     "capturable",
@@ -74,11 +78,13 @@ _MODULES = {
     "GraphStats": "onelaunch.runtime.stats",
     "GraphWarning": "onelaunch.errors",
     "Graphed": "onelaunch.runtime.graphed",
+    "Metrics": "onelaunch.runtime.metrics",
     "Optimized": "onelaunch.tools.checklist.optimize",
     "Plan": "onelaunch.tools.checklist.plan",
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
     "Profile": "onelaunch.tools.profiler.profile",
+    "Readiness": "onelaunch.runtime.readiness",
     "Recording": "onelaunch.capture.recording",
     "ReplayError": "onelaunch.errors",
     "capturable": "onelaunch.optimizers.capturable",

@@ -102,7 +102,7 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
 
     Returns:
         A `Graphed`, or for a module its graphed twin. Both have `capture`, `recordings`,
-        `memory_bytes` and `reset`.
+        `memory_bytes` and `reset`, and for a service `warm_up`, `ready` and `metrics`.
 
     Raises:
         ArgumentError: OL401, an option or callable of the wrong kind.

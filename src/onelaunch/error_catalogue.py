@@ -309,6 +309,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         '`torch.compile(f, backend="onelaunch")`, which records what Dynamo makes of the callable '
         "itself",
     ),
+    "OL314": CatalogueEntry(
+        "calls that warm_up left out",
+        "a budget was spent, a limit was reached, or the call is refused; a call that was left out "
+        "warms up and is captured when it comes, and a refused call raises",
+        "raise the budget, or call `warm_up` again, which goes on with the rest; change the line "
+        "of a refused call",
+    ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(
         "bad argument to onelaunch",

@@ -21,7 +21,10 @@ from onelaunch.split.forward import ModuleForward, has_forward
 
 M = TypeVar("M", bound=nn.Module)
 
-_FORWARDED = ("capture", "recordings", "memory_bytes", "stats", "reset", "capture_all")
+_FORWARDED = (
+    *("capture", "recordings", "memory_bytes", "stats", "reset"),
+    *("warm_up", "ready", "readiness", "metrics"),
+)
 
 
 class _CallPath:
@@ -107,10 +110,6 @@ class _Twin(nn.Module):
         return self._graphed[0]
 
     forward: Any = _CallPath()
-
-    def __getattr__(self, name: str) -> Any:
-        # A property that raises AttributeError comes here; `nn.Module` would not say why.
-        return getattr(_current(self), name) if name == "capture_all" else super().__getattr__(name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return graph_module(copy.deepcopy(_original(self), memo), self.__graphed__.options, None)

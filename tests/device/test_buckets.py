@@ -614,14 +614,14 @@ def test_a_fill_that_an_argument_can_hold(rand: Rand, dtype: torch.dtype, value:
 def test_an_example_without_rows(rand: Rand) -> None:
     fast = ol.graph(lambda x: x * 2, buckets=BATCH)
     with pytest.raises(ol.GraphError, match="no rows") as caught:
-        fast.capture_all(rand(1, 0, 8))
+        fast.warm_up([rand(1, 0, 8)])
     assert caught.value.code == "OL401"
 
 
 def test_all_ahead(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(3, 2).requires_grad_(False).to(device)
     fast = ol.graph(model, buckets=BATCH)
-    fast.capture_all(rand(1, 3, 3))
+    fast.warm_up([rand(1, 3, 3)])
     assert [r.spec.tensors[0].shape[0] for r in reversed(fast.recordings)] == [8, 4, 2]
     for n in range(1, 9):
         x = rand(n, n, 3)
@@ -637,7 +637,7 @@ def test_all_buckets_share_what_looks_at_the_state(device: torch.device, rand: R
     """One guard, for as long as the state is one."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).requires_grad_(False).to(device).eval()
     fast: Any = ol.graph(model, buckets=BATCH)
-    fast.capture_all(rand(1, 3, 3))
+    fast.warm_up([rand(1, 3, 3)])
     assert len({id(e.captured.guard) for e in fast.__graphed__._table.entries}) == 1
     with torch.no_grad():
         model[0].weight.data = model[0].weight.data * 2
@@ -662,7 +662,7 @@ def test_a_later_bucket_is_compared_at_one_size_only(
         return x[:-1] * 2
 
     fast = ol.graph(f, buckets=ol.Buckets(0, (4, 8, 16)))
-    fast.capture_all(rand(1, 3, 3))
+    fast.warm_up([rand(1, 3, 3)])
     assert sizes == [9, 16, 15, 16, 5, 8, 1, 4], "the first bucket at both of its ends"
     for n in range(1, 17):
         x = rand(n, n, 3)
@@ -678,7 +678,7 @@ def test_the_runs_of_the_proof_warm_a_bucket_up(rand: Rand) -> None:
 
     fast = ol.graph(f, buckets=ol.Buckets(0, (1, 4, 8)))
     with torch.no_grad():
-        fast.capture_all(rand(1, 3, 3))
+        fast.warm_up([rand(1, 3, 3)])
         first, later, exact = 4 + 1, 2 + 1, 1 + 1
         assert next(runs) == first + later + exact, "each bucket's last is its capture"
         for n in range(1, 9):
@@ -697,7 +697,7 @@ def test_a_bucket_is_not_captured_ahead_of_lasting_state(rand: Rand) -> None:
     fast = ol.graph(f, buckets=BATCH)
     for mode in (torch.no_grad, torch.enable_grad):
         with mode(), pytest.raises(ol.CaptureError, match="OL110"):
-            fast.capture_all(rand(1, 3, 3))
+            fast.warm_up([rand(1, 3, 3)])
         assert not seen
 
 

@@ -69,13 +69,6 @@ def test_sizes_that_hardly_come_again_are_offered_buckets(rand: Rand, tagged: bo
     assert ("fix:   buckets=ol.Buckets(dim=0, sizes=(" in text) == (not tagged)
 
 
-def test_capture_all_without_buckets(rand: Rand) -> None:
-    for fast in (ol.graph(torch.relu), ol.graph(nn.ReLU())):
-        assert not hasattr(fast, "capture_all")
-        with pytest.raises(AttributeError, match=r"records every bucket.*buckets=ol\.Buckets"):
-            getattr(fast, "capture_all")(rand(0, 3))  # noqa: B009 - which no type has
-
-
 @pytest.mark.parametrize("sizes", [(8,), (4, 8)])
 def test_batch_norm_in_training_is_to_be_in_eval(
     device: torch.device, rand: Rand, sizes: tuple[int, ...]

@@ -81,7 +81,7 @@ def test_inductor_compiles_once_for_all_buckets() -> None:
     eager, fast = ol.graph(model, buckets=buckets), ol.graph(model, buckets=buckets, compile=True)
     for each in (eager, fast):
         ids = torch.randint(200, (4, 16), device="cuda")
-        each.capture_all(input_ids=ids, attention_mask=mask_of(ids))
+        each.warm_up([((), {"input_ids": ids, "attention_mask": mask_of(ids)})])
         assert len(each.recordings) == 12
     assert not {r.nodes for r in fast.recordings} & {r.nodes for r in eager.recordings}
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
@@ -191,7 +191,7 @@ def test_fifty_one_sizes_of_an_encoder() -> None:
     assert len(sizes) == 51
     fast = ol.graph(model, buckets=ol.Buckets(0, sizes))
     started = time.perf_counter()
-    fast.capture_all(torch.randn(1, 16, 256, device="cuda"))
+    fast.warm_up([torch.randn(1, 16, 256, device="cuda")])
     seconds = time.perf_counter() - started
     print(f"{seconds:.2f} s, {fast.stats().capture_seconds:.2f} s of them in captures")
     x = torch.randn(77, 16, 256, device="cuda")

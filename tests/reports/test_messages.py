@@ -206,13 +206,15 @@ def test_too_many_sizes(device: torch.device, rand: Rand) -> None:
         calls()
 
 
-def test_capture_all_without_buckets(device: torch.device, rand: Rand) -> None:
+def test_all_sizes_ahead_without_buckets(device: torch.device, rand: Rand) -> None:
     """https://github.com/InternLM/lmdeploy/pull/3851
 
-    All sizes are to be captured ahead, of a callable that was given none."""
+    All sizes are to be captured ahead, of a callable that was given no buckets."""
     fast: Any = ol.graph(small_model(device))
-    with pytest.raises(AttributeError, match=r"capture_all.*ol\.graph\(f, buckets=ol\.Buckets\("):
-        fast.capture_all(rand(0, 5, 4))
+    fast.warm_up([rand(0, rows, 4) for rows in (1, 3, 5)])
+    for rows in (1, 3, 5):
+        fast(rand(0, rows, 4))
+    assert (fast.stats().replays, fast.stats().warmup_calls) == (3, 0)
 
 
 def test_compiling_what_is_graphed(

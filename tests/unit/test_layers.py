@@ -51,7 +51,9 @@ TOOLS = {name for name in RANK if name.startswith("tools")}
 OUTSIDE = {*TOOLS, "testing", "__init__", "__main__"}
 """What is no core: the core imports none of it."""
 INSTALLED = {"torch", "onelaunch", *sys.stdlib_module_names}
-"""What the core may import; and NumPy, where it asked for an array and is there."""
+"""What the core may import anywhere."""
+ASKED_FOR = {("numpy", "reads"), ("rich.console", "progress"), ("rich.progress", "progress")}
+"""(package, file): NumPy where it asked for an array and is there, rich for a bar of progress."""
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -133,10 +135,8 @@ def test_the_core_imports_torch_alone() -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                assert name.partition(".")[0] in INSTALLED or (name, file.stem) == (
-                    "numpy",
-                    "reads",
-                )
+                at = name, file.stem
+                assert name.partition(".")[0] in INSTALLED or at in ASKED_FOR, at
         assert not {top(m) for m in imports()[name_of(file)]} & OUTSIDE, file
 
 

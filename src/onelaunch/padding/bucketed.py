@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -98,7 +97,7 @@ class Bucketed(Graphed[P, R]):
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
-            self._table.counts.eager_calls += 1
+            self._table.counts.ran_eagerly("empty")
             return self._inline(driver, args, kwargs)
         if bucket is None:
             return self._above(driver, device, call, flat, args, kwargs)
@@ -118,7 +117,7 @@ class Bucketed(Graphed[P, R]):
 
     def _fell_back(self, said: tuple[str, str]) -> None:
         """Count and tell that a call ran eagerly, since a check of its values failed."""
-        self._table.counts.eager_calls += 1
+        self._table.counts.ran_eagerly("OL140")
         what, fix = said
         self._notices.warn("OL140", what.format(self._name), what, fix)
 
@@ -180,7 +179,7 @@ class Bucketed(Graphed[P, R]):
     ) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
         self._notices.give(error.warning("such calls run eagerly"))
-        self._table.counts.eager_calls += 1
+        self._table.counts.ran_eagerly(error.code)
         return self._inline(driver, args, kwargs)
 
     def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
@@ -213,35 +212,23 @@ class Bucketed(Graphed[P, R]):
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
             self._recorder.capture_ahead(self, grown, named, strategy)
 
-    def capture_all(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Record every bucket ahead of time, the largest first, which suits a shared pool.
-
-        Args:
-            args, kwargs: an example of a call, of any size but 0; its rows are repeated as needed.
-
-        On a terminal it shows the recordings so far, with seconds and bytes. Each bucket costs the
-        capture and two runs, at its smallest size and its own, which show that padding changes
-        nothing. The first bucket costs two runs more; grad mode, `compile` or a pool with
-        `max_bytes` one run more to warm up.
-        """
+    def _sized(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]:
+        """Return the makers of a call of each bucket's size, from an example of any size."""
         flat = flatten_call(args, kwargs)
         call = request(self._buckets, flat, self._names)
         if 0 in call.sizes:
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
-        every = list(self._buckets.largest_first())
-        started = time.perf_counter()
-        for number, bucket in enumerate(every, 1):
+
+        def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
             tensors = [
                 t if how is None else resized(t, how, bucket)
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
-            some, named = unflatten(flat.tree, tensors)
-            cast(Any, self).capture(*some, **named)
-            if sys.stderr.isatty():  # the bytes cost a walk over the allocator's blocks
-                seconds, size = time.perf_counter() - started, self.memory_bytes / 1e6
-                text = f"{self._name}: {number} of {len(every)} buckets, {seconds:.1f} s"
-                end = "\n" if number == len(every) else ""
-                print(f"\r{text}, {size:.1f} MB", end=end, file=sys.stderr, flush=True)
+            return unflatten(flat.tree, tensors)
+
+        return (partial(made, bucket) for bucket in self._buckets.largest_first())
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

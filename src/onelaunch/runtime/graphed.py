@@ -35,12 +35,12 @@ from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, W
 from onelaunch.runtime.pool import PoolManager, User
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
+from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
-from onelaunch.runtime.stats import GraphStats, graph_stats
+from onelaunch.runtime.stats import DEFERRED, GraphStats, graph_stats
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
-from onelaunch.runtime.why import no_buckets
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 
@@ -57,7 +57,7 @@ _OF_FUNCTIONS = frozenset(
 """Attributes of a function that torch.export reads."""
 
 
-class Graphed(Generic[P, R]):
+class Graphed(Service, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
     A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
@@ -149,6 +149,7 @@ class Graphed(Generic[P, R]):
             flat: the arguments; a `Bucketed` has padded them.
             strategy: how sizes are padded, by a `Bucketed`.
         """
+        self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
         # If none could be, and the cache is new, of a class that has taken recordings over before,
@@ -165,9 +166,11 @@ class Graphed(Generic[P, R]):
                     return result
             elif is_prompt:
                 self._table.unserved.note_object(caches[0])
+                self._table.counts.reason = "OL302"
                 return MISS
         match self._phase(driver, device, flat, strategy):
-            case Unrecorded(code, why, fix, kind):  # without a code there is nothing to tell
+            case Unrecorded(code, why, fix, kind, reason):  # without a code nothing is to be told
+                self._table.counts.reason = code or reason
                 if code:
                     self._notices.warn(code, why, kind, fix)
                 return MISS
@@ -268,6 +271,7 @@ class Graphed(Generic[P, R]):
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
                 signature.backoff.defer()  # eager for some calls, then it is tried again
+                self._table.counts.reason = "OL304"
                 return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
         return self._replay_new(entry, attempt, args, kwargs)
@@ -374,6 +378,7 @@ class Graphed(Generic[P, R]):
         `on_refusal` says. Otherwise nothing is wrong with the callable: there is no room, a
         backward or grad mode is inside, or a recording misfits its call."""
         signature.eager_code, signature.training = error.code, self._callee.training
+        self._table.counts.reason = error.code
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
         return MISS
@@ -383,7 +388,7 @@ class Graphed(Generic[P, R]):
     def _enter_eager(self) -> None:
         """Count an eager run, and list its thread, while no other thread captures. Until it is done
         no forward is captured with a backward: stand-ins would replace parameters under it."""
-        self._table.counts.eager_calls += 1
+        self._table.counts.ran_eagerly(self._table.counts.reason)
         self._table.running.append(get_ident())
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
@@ -407,17 +412,12 @@ class Graphed(Generic[P, R]):
         """Run the callable as it is; `InPieces` runs its pieces."""
         return self.fn(*args, **kwargs)
 
-    # For users.
+    # For users; see `Service`, too.
 
     @property
     def recordings(self) -> list[Recording]:
         """The figures of each recording, the newest first."""
         return self._table.figures()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Device bytes of the pool, other callables' recordings included; 0 without recordings."""
-        return self._pool.memory_bytes if self._table.entries else 0
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
@@ -456,7 +456,7 @@ class Graphed(Generic[P, R]):
         """Return attributes of the graphed function that torch.export reads."""
         if name in _OF_FUNCTIONS:
             return getattr(inspect.unwrap(self.fn), name)
-        raise AttributeError(no_buckets(self, name))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
         """Bind as a method, as the function would be."""

@@ -22,6 +22,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
+from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
 from onelaunch.runtime.why import (
     kept_in_place,
@@ -40,12 +41,17 @@ _SIGNATURES_A_RECORDING = 4
 
 
 class Unrecorded(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code."""
+    """A call that runs as it is, with a warning if there is a code.
+
+    Attributes:
+        reason: the code of an earlier warning, or a word, for the counts of calls without a code.
+    """
 
     code: str = ""
     why: str = ""
     fix: str = ""
     kind: str = ""
+    reason: str = DEFERRED
 
 
 class Refused(NamedTuple):
@@ -94,9 +100,10 @@ class Phases:
         signature = signature.for_mode(self._callee.training)
         if signature.by_gradients is not None:
             signature = signature.for_gradients(reached.walk())
-        waits = signature.backoff.waits() or signature.worth.waits()
-        if signature.eager_code is not None or waits:
-            return Unrecorded()
+        if signature.backoff.waits():
+            return Unrecorded(reason=signature.eager_code or "OL304")
+        if signature.worth.waits() or signature.eager_code is not None:
+            return Unrecorded(reason=signature.eager_code or "OL301")
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew

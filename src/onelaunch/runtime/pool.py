@@ -192,7 +192,7 @@ class PoolManager:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self.max_bytes = max_bytes
+        self.max_bytes: int | None = max_bytes
         self.clock: Callable[[], int] | None = None
         if max_bytes is not None:
             self.clock = itertools.count(1).__next__
@@ -200,6 +200,7 @@ class PoolManager:
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._evicts = True
         self._lock = threading.Lock()
         """The lock of the sets, held for nothing else."""
 
@@ -233,6 +234,22 @@ class PoolManager:
         with self._lock:
             self._apart.add(pool)
         return pool
+
+    @contextmanager
+    def held(self, max_bytes: int | None) -> Generator[None]:
+        """Keep a second limit, None for none, and evict nothing to make room for a recording. If
+        its capture leaves the pool above the limit all the same, evictions follow."""
+        before = self.max_bytes
+        self.max_bytes = most = min((n for n in (before, max_bytes) if n is not None), default=None)
+        was_within = most is not None and self.memory_bytes <= most
+        self._evicts = False
+        try:
+            yield
+        finally:
+            self._evicts = True
+            if was_within:
+                self.keep_within()
+            self.max_bytes = before
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
         """Evict until the limit is kept; return False if that is impossible.
@@ -272,7 +289,7 @@ class PoolManager:
         with self._lock:
             self._users.add(user)
         has_room = self._make_room(driver, device, need_bytes)
-        lease = PoolRoom(self, has_room, again=bool(self._by_age()))
+        lease = PoolRoom(self, has_room, again=self._evicts and bool(self._by_age()))
         try:
             yield lease
         except BaseException:  # from the callable, which runs in the capture, or Ctrl-C
@@ -333,7 +350,7 @@ class PoolManager:
         """Evict the least recently used recording; return False if there is none to evict."""
         members = (m for m in self._by_age() if m.part is not without)
         oldest = next((m for m in members if not m.busy()), None)
-        if oldest is None:
+        if oldest is None or not self._evicts:
             return False
         oldest.leave()
         self.free(oldest)

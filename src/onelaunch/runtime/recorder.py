@@ -47,6 +47,10 @@ _LEAST_BYTES = 1 << 20
 """The least bytes of a tensor that are worth a proof that it needs no copy."""
 
 
+class CannotCaptureHere(CaptureError):
+    """The refusal of a place or moment in which no callable can be captured."""
+
+
 class RecordingOwner(Protocol):
     """The graphed callable that recordings are made for."""
 
@@ -265,7 +269,8 @@ class Recorder:
         reached = self._callee.reached(flat)
         driver, device = self._callee.driver_and_device(flat, reached)
         if reason is not None or driver.capturing():
-            raise CaptureError("OL109", f"cannot capture here: {reason or 'a capture is running'}")
+            what = f"cannot capture here: {reason or 'a capture is running'}"
+            raise CannotCaptureHere("OL109", what)
         unequal = opaque(flat)
         if unequal is not None:
             raise CaptureError("OL302", unequal)
@@ -312,7 +317,7 @@ class Recorder:
 
     def _record_ahead(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():
-            raise CaptureError(
+            raise CannotCaptureHere(
                 "OL109",
                 "cannot capture here: another thread is in an eager run",
                 fix="capture before the threads call it",

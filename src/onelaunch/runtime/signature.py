@@ -20,6 +20,7 @@ from onelaunch.errors import kind_of
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
 from onelaunch.runtime.varied import Varied
 from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
@@ -34,11 +35,13 @@ class Signatures:
     Attributes:
         states: the state of each signature.
         varied: the numbers that the caller varies.
+        planned: the calls of `warm_up`, and why each has no recording if it has none.
     """
 
     def __init__(self, name: str, notices: Notices) -> None:
         self.states: dict[CallSpec, SignatureState] = {}
         self.varied = Varied()
+        self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
         self.newest = Newest()
         self._seen = Objects()
         self._come_again: set[type] = set()
@@ -54,6 +57,7 @@ class Signatures:
         self._worths.clear()
         self.newest.clear()
         self.varied.clear()
+        self.planned.clear()
 
     def state(self, spec: CallSpec) -> SignatureState:
         """Return the state of a signature, made if it is new."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from onelaunch.capture.recording import Recording
+
+DEFERRED = "deferred"
+"""The reason of an eager run whose signature is captured in a later call."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,9 @@ class GraphStats:
         replays: launches, of evicted recordings too.
         evictions: recordings freed because the pool's `max_bytes` was reached.
         warmup_calls: calls that ran the callable itself before a capture.
-        eager_calls: calls that ran it for another reason: too many signatures, a refusal, a full
-            pool.
+        eager_reasons: reason -> number of other calls that ran the callable itself. A reason is the
+            code of a refusal or warning, such as ``"OL304"``. ``"deferred"``: the capture waits for
+            a later call. ``"empty"``: with buckets, a call without rows.
         sizes: with buckets: size -> number of calls. A size is a number, or a tuple where several
             dimensions are bucketed.
         padding: the share of padding in the rows of all buckets, 0 to 1. Each call, and each chunk
@@ -55,13 +61,18 @@ class GraphStats:
     replays: int
     evictions: int
     warmup_calls: int
-    eager_calls: int
+    eager_reasons: dict[str, int]
     sizes: dict[int | tuple[int, ...], int] = field(default_factory=dict)
     padding: float = 0.0
     bucket_rows: int = 0
     split: tuple[SplitModule, ...] = ()
     split_launches: int = 0
     split_us: float = 0.0
+
+    @property
+    def eager_calls(self) -> int:
+        """Calls that ran the callable itself for another reason than a warm-up."""
+        return sum(self.eager_reasons.values())
 
     @property
     def kept_bytes(self) -> int:
@@ -134,6 +145,11 @@ class PoolStats:
         return sum(one.eager_calls for one in self.callables)
 
     @property
+    def eager_reasons(self) -> dict[str, int]:
+        """Reason -> number of these calls; see `GraphStats`."""
+        return summed(one.eager_reasons for one in self.callables)
+
+    @property
     def padding(self) -> float:
         """The share of padding in the rows of all callables' buckets, 0 to 1. Every row counts the
         same."""
@@ -143,20 +159,35 @@ class PoolStats:
 
 @dataclass(eq=False)
 class Counters:
-    """The counters of a graphed callable; a replay changes none of them."""
+    """The counters of a graphed callable; a replay changes none of them.
+
+    Attributes:
+        reason: the reason of the eager run that is to come, or `DEFERRED`.
+    """
 
     captures: int = 0
     capture_seconds: float = 0.0
     evictions: int = 0
     warmup_calls: int = 0
-    eager_calls: int = 0
+    eager_reasons: dict[str, int] = field(default_factory=dict)
+    reason: str = DEFERRED
 
     def captured(self, seconds: float) -> None:
         self.captures += 1
         self.capture_seconds += seconds
 
+    def ran_eagerly(self, reason: str) -> None:
+        self.eager_reasons[reason] = self.eager_reasons.get(reason, 0) + 1
+
+
+def summed(each: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Add up the eager calls of several callables, by reason."""
+    return dict(sum(map(Counter, each), Counter[str]()))
+
 
 def graph_stats(recordings: Sequence[Recording], counts: Counters, gone: int) -> GraphStats:
     """Return a callable's figures; `gone` is the replays of evicted recordings."""
     replays = sum(info.replays for info in recordings) + gone
-    return GraphStats(tuple(recordings), replays=replays, **asdict(counts))
+    figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
+    del figures["reason"]
+    return GraphStats(tuple(recordings), replays=replays, **figures)

@@ -198,15 +198,3 @@ def still_waiting(name: str, count: int) -> str:
     if thread is threading.main_thread():
         return text
     return f"{text}; grad mode is on in thread `{thread.name}`, whatever other threads have set"
-
-
-def no_buckets(graphed: object, name: str) -> str:
-    """Return the message for an attribute that a graphed callable does not have."""
-    missing = f"{type(graphed).__name__!r} object has no attribute {name!r}"
-    if name != "capture_all":
-        return missing
-    return (
-        f"{missing}: it records every bucket, and there are none. "
-        "Say ol.graph(f, buckets=ol.Buckets(dim=0, sizes=(1, 8))), or record one call's signature "
-        "with `capture(...)`"
-    )

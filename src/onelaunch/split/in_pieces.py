@@ -19,7 +19,7 @@ from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import SignatureState, Strategy
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.phase import Phase, Unrecorded
-from onelaunch.runtime.stats import GraphStats, SplitModule
+from onelaunch.runtime.stats import GraphStats, SplitModule, summed
 from onelaunch.source import user_line
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls", "eager_calls")
+_SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls")
 _MOST = 8
 """The most modules that a message names."""
 
@@ -77,11 +77,12 @@ class InPieces(Graphed[P, R]):
         phase = super()._phase(driver, device, flat, strategy)
         if isinstance(phase, Unrecorded) and phase.code == "OL302":
             self._split(CaptureError("OL302", phase.why))
-            return Unrecorded()
+            return Unrecorded(reason=phase.code)
         return phase
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
         signature.eager_code, signature.training = error.code, self._callee.training
+        self._table.counts.reason = error.code
         self._split(error)
         return MISS
 
@@ -129,6 +130,7 @@ class InPieces(Graphed[P, R]):
         return GraphStats(
             recordings=tuple(recording for one in every for recording in one.recordings),
             **sums,
+            eager_reasons=summed(one.eager_reasons for one in every),
             split=tuple(self._refused_parts()),
             split_launches=self._told.launches,
             split_us=self._told.host_us,

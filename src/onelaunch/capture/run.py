@@ -306,7 +306,7 @@ class CaptureRun:
             held=snapshot.held,
             constants=self.constants,
         )
-        made.containers = snapshot.walk.containers
+        made.filled_sets = snapshot.walk.filled_sets()
         if job.compiled_study is None:
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))

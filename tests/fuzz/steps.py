@@ -93,6 +93,7 @@ BETWEEN = (
     *("w.hook({n})", "w.hook({n})", "w.unhook()", "w.module_hook()", "w.grad_mode_hook({n})"),
     *("w.node_hook({n})", "w.node_prehook({n})", "w.any_hook()", "w.all_hook()", "w.unhook()"),
     *("w.train(False)", "w.train(True)", "w.seed({n})", "w.load({n})", "w.load_optimizer()"),
+    "w.let_go()",
     *("w.edit({n})", "w.data({n})", "w.drop({n})", "w.new({n})", "w.opt.zero_grad()"),
     *("w.opt.zero_grad(set_to_none=False)", "w.scale({n})", "w.look({n})", "w.drop_rate({f})"),
 )  # fmt: skip
@@ -311,6 +312,12 @@ class World:
         node = self._accumulator(number)
         if node is not None:
             self.hooks.append(node.register_prehook(lambda grads: (grads[0] * 2,)))
+
+    def let_go(self) -> None:
+        """Keep no node. With the nodes go their hooks, unless a graph has them, which it has in
+        eager alone under ``gradients="direct"``."""
+        if not self.pending:
+            self.nodes.clear()
 
     def any_hook(self) -> None:
         if used := self.used():

@@ -54,7 +54,7 @@ def rolled_back(
     rollback = RunRollback(before)
     held = held_by(driver, device, before)
     observer = watching(driver, device, inputs, held, save=True)
-    observer.containers = before.containers
+    observer.filled_sets = before.filled_sets()
     effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))
     generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
     settings = TorchSettings()

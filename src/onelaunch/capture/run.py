@@ -305,7 +305,7 @@ class CaptureRun:
             held=snapshot.held,
             constants=self.constants,
         )
-        made.containers = snapshot.walk.containers
+        made.filled_sets = snapshot.walk.filled_sets()
         if job.compiled_study is None:
             made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)

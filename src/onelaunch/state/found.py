@@ -159,6 +159,11 @@ class StateWalk:
         """id -> (container, name, length)."""
         return self.contents.containers
 
+    def filled_sets(self) -> dict[int, str]:
+        """Return id -> name of the sets that were not empty."""
+        containers = self.containers.items()
+        return {key: name for key, (c, name, count) in containers if count and isinstance(c, set)}
+
     def use(self, slot: Slot) -> Use | None:
         """Return the use of a slot's content; None for a slot that was not touched."""
         known = self.uses.get(slot.id)

@@ -102,8 +102,8 @@ class Observer(Watching):
         """The ledger that notes the operations."""
         self.lanes: Lanes | None = None
         """See `Capture.lanes`."""
-        self.containers: Mapping[int, tuple[object, str, int]] = {}
-        """id -> (container, name, length) of the state, as `StateWalk.containers`."""
+        self.filled_sets: Mapping[int, str] = {}
+        """id -> name of sets of the state, as `StateWalk.filled_sets`. It keeps none alive."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
@@ -240,8 +240,8 @@ class Observer(Watching):
 
     def refuse_taken(self, found: set[Any]) -> CaptureError | None:
         """Return the error for an element taken from a set of the state in the run, or None."""
-        _, name, length = self.containers.get(id(found), (None, "", 0))
-        if not length or len(found) == 1:  # the run put all there, or there is no choice
+        name = self.filled_sets.get(id(found))
+        if name is None or len(found) == 1:  # the run put all there, or there is no choice
             return None
         what = f"an element is taken from the set `{name}` in a capture"
         return self.note_refusal(error_here("OL117", what, fix=_TAKEN_BEFORE))

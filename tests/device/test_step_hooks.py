@@ -311,21 +311,24 @@ def test_a_hook_comes_and_goes(device: torch.device, name: str, how: str) -> Non
     assert sum(recording.replays for recording in made[0].recordings) >= 8
 
 
+def gradient_step(w: Tensor) -> Callable[[Tensor], Any]:
+    def step(x: Tensor) -> Any:
+        w.grad = None
+        (w * x).sum().backward()
+        return w.grad
+
+    return step
+
+
 @pytest.mark.filterwarnings("ignore:.*OL308")
 @pytest.mark.parametrize("name", ["node", "after a node"])
+@pytest.mark.parametrize("device", ["cpu", "tape"], indirect=True)
 def test_a_hook_goes_with_the_node_that_nobody_holds(device: torch.device, name: str) -> None:
-    if device.type == "cuda":
-        return  # a step with a hook on a node is refused: below
+    """On CUDA a step with a hook on a node is refused: below."""
 
     def world(graph: Callable[[Any], Any]) -> Callable[[int], Any]:
         w, kept = nn.Parameter(torch.ones(3, device=device)), list[Any]()
-
-        def step(x: Tensor) -> Any:
-            w.grad = None
-            (w * x).sum().backward()
-            return w.grad
-
-        run = graph(step)
+        run = graph(gradient_step(w))
 
         def call(i: int) -> Any:
             if i == 4:
@@ -352,13 +355,7 @@ def test_a_hook_of_a_parameter_comes_and_goes(device: torch.device, hook: str) -
     def world(graph: Callable[[Any], Any]) -> Callable[[int], Any]:
         w = nn.Parameter(torch.ones(3, device=device))
         kept: list[Any] = []
-
-        def step(x: Tensor) -> Any:
-            w.grad = None
-            (w * x).sum().backward()
-            return w.grad
-
-        run = graph(step)
+        run = graph(gradient_step(w))
 
         def call(i: int) -> Any:
             if i == 5:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from torch import Tensor
@@ -155,7 +156,7 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
             yield needed
             continue
         since.append(number)
-        for start, stop, writes in sorted(group.accesses, key=_reads_first):
+        for start, stop, writes in sorted(group.accesses, key=attrgetter("writes")):
             for cell in range(bisect_left(bounds, start), bisect_left(bounds, stop)):
                 last = writer[cell]
                 if last is not None:
@@ -167,10 +168,6 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
                     readers[cell].append(number)
         needed.discard(number)
         yield needed
-
-
-def _reads_first(access: Access) -> bool:
-    return access.writes
 
 
 def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:

@@ -218,7 +218,7 @@ def record(
                     if parallel:
                         recorder.lanes = CudaLanes(index, stream)
                     with rewinding():
-                        result, facts = _run(body, recorder, graph, stream)
+                        result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
                     _recover(graph, stream, pool_id, generators)
                     raise
@@ -233,7 +233,7 @@ def record(
     except CaptureError:
         graph.reset()
         raise
-    driver_bytes, longest = facts
+    longest = None if recorder.lanes is None else recorder.lanes.longest
     return Recorded(graph, *ports, driver_bytes, used, longest), result
 
 
@@ -260,9 +260,7 @@ def _run(
     recorder: CudaRecorder,
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
-) -> tuple[T, tuple[int, int | None]]:
-    """Return the result, and the bytes that the driver took with the nodes of the longest chain."""
-    longest = None
+) -> tuple[T, int]:
     try:
         with refusing_events(torch.cuda.Event, _is_capturing):
             result = body(recorder)
@@ -273,7 +271,7 @@ def _run(
         _end(graph)
         if recorder.lanes is not None:
             assert recorder.pool.allocated is not None
-            longest = recorder.lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
+            recorder.lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
         driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:
         explained = _explain(error)
@@ -284,7 +282,7 @@ def _run(
         raise explained from error
     finally:
         recorder.held.clear()
-    return result, (driver_bytes, longest)
+    return result, driver_bytes
 
 
 def _is_capturing(stream: torch.cuda.Stream | None) -> bool:

@@ -36,7 +36,12 @@ class CudaLanes:
 
     Args:
         stream: the stream under capture, on which everything else runs.
+
+    Attributes:
+        longest: the number of nodes of the longest chain, once the edges are there.
     """
+
+    longest: int
 
     def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
         self._index = index
@@ -79,9 +84,8 @@ class CudaLanes:
         for lane in self._tails:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
-    def connect(self, graph: int, allocated: Allocated) -> int:
-        """Give a graph its edges, before it is instantiated. Return the number of nodes of its
-        longest chain.
+    def connect(self, graph: int, allocated: Allocated) -> None:
+        """Give a graph its edges, before it is instantiated.
 
         Args:
             allocated: the blocks that were allocated in the capture.
@@ -94,11 +98,10 @@ class CudaLanes:
         order = Dependencies(groups)
         if order.longest > _WORTH * order.nodes:
             edges = [(n, n + 1) for n in range(len(handles) - 1)]
-            longest = len(handles)
+            self.longest = len(handles)
         else:
-            edges, longest = [*order.edges(groups)], order.longest
+            edges, self.longest = [*order.edges(groups)], order.longest
         nodes.connect(graph, [(handles[a], handles[b]) for a, b in edges])
-        return longest
 
 
 class _Ran(NamedTuple):

@@ -163,9 +163,9 @@ def copy(target: int, source: int, nbytes: int, stream: int) -> None:
 
 def latest(stream: int) -> int:
     """Find the node that was captured last on a stream under capture."""
-    dependencies = _call("cuStreamGetCaptureInfo", stream)[3]
-    (node,) = dependencies
-    return int(node)
+    node = last(stream)
+    assert node is not None
+    return node
 
 
 def last(stream: int) -> int | None:

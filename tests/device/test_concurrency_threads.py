@@ -258,31 +258,33 @@ def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(
 
 
 def test_a_call_that_no_graph_can_hold_waits_for_a_capture(device: torch.device) -> None:
-    """The capture puts stand-ins in place of the parameters: such a call would train those."""
+    """The capture puts stand-ins in place of the parameters: such a call would train those. The
+    signals are locks: they have no attributes, which would be state."""
     layer = torch.nn.Linear(4, 4, device=device)
     weight, known = layer.weight, id(layer.weight)
-    captures, called = threading.Event(), threading.Event()
+    captures, called = threading.Lock(), threading.Lock()  # free is given
+    assert captures.acquire() and called.acquire()
 
     def f(x: Tensor) -> Tensor:
         if id(layer.weight) != known:
-            captures.set()
-            called.wait(0.5)
+            captures.release()
+            called.acquire(timeout=0.5)
         return layer(x)
 
     fast, x = ol.graph(f, warmup=1), torch.ones(2, 4, device=device)
 
     def packs() -> None:
-        captures.wait(20)
+        assert captures.acquire(timeout=20)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
             fast(x).sum().backward()
-        called.set()
+        called.release()
 
     thread = threading.Thread(target=packs)
     thread.start()
     for _ in range(3):
         fast(x)  # without a backward: the gradient is the other thread's
     thread.join(20)
-    assert captures.is_set()
+    assert captures.locked()  # by the other thread, which was given it
     assert_same(weight.grad, torch.full_like(weight, 2.0))
 
 

@@ -201,8 +201,7 @@ class FrameWatch:
 
     def _note_standard(self, frame: FrameType, code: types.CodeType) -> None:
         """Note a call of the standard library by code that is read. Its methods and properties read
-        all of their object, as `value` of an enumeration's member. Signals between threads are no
-        state: a replay neither gives nor awaits them."""
+        all of their object, as `value` of an enumeration's member."""
         parent = frame.f_back
         while parent is not None:
             caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
@@ -213,8 +212,7 @@ class FrameWatch:
             return
         if not (caller.unread or caller.is_unread(parent)):
             value = frame.f_locals.get(code.co_varnames[0])
-            signals = type(value).__module__ == threading.__name__
-            if has_attributes(value) and not signals and is_method(type(value), code):
+            if has_attributes(value) and is_method(type(value), code):
                 self.reads.owner(value).opaque = True
 
     def _join(self) -> None:

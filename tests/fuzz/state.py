@@ -170,6 +170,11 @@ def program(seed: int) -> Program:
     events: list[str | None] = [None] * r.choice((1, 1, 2, 3, 4, 5))
     for _ in range(r.randint(2, 5)):
         events.extend([r.choice(changes), *[None] * r.choice((1, 1, 2, 3))])
+    if r.random() < 0.4:  # the caller replaces something before each call, as servers do
+        few = r.sample(found := r.choice(places).changes, min(len(found), r.choice((1, 2, 3))))
+        for _ in range(r.randint(6, 12)):
+            events.extend([r.choice(few), None])
+        events.extend([r.choice(changes), None, None])
     form = r.choice(("function", "function", "module", "partial", "method"))
     return Program(seed, form, places, tuple(events))
 

@@ -188,7 +188,7 @@ def flatten(
     root: str = "",
     *,
     objects: bool | Literal["made"] | Mapping[type, bool] = False,
-    known: Mapping[int, Same] = types.MappingProxyType({}),
+    known: Mapping[int, Same | Constant] = types.MappingProxyType({}),
     number: Callable[[object], int] | None = None,
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
@@ -229,7 +229,7 @@ class _Flattening:
     def __init__(
         self,
         objects: bool | Literal["made"] | Mapping[type, bool],
-        known: Mapping[int, Same],
+        known: Mapping[int, Same | Constant],
         number: Callable[[object], int] | None = None,
     ) -> None:
         self._made = objects == "made"

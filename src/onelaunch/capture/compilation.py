@@ -21,6 +21,8 @@ from onelaunch.watch.compiled_accesses import note_host_inputs
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
+_MOST = 200
+"""The most characters of an error's first line."""
 _COMPILES = 1 << 16
 """The most times that Dynamo may compile one function. After its default of 8 Dynamo would silently
 run it eagerly. Our own options bound the number of recordings."""
@@ -222,3 +224,14 @@ def _recorded_backward() -> Generator[None]:
     metadata = _metadata()
     if metadata is not None:  # else a backward with `retain_graph` asks for the setting again
         metadata.bw_donated_idxs = []
+
+
+def failed_in_capture(error: Exception) -> CaptureError:
+    """Return the refusal of compiled code that fails under capture alone. AOTAutograd's code does
+    so for arguments that share memory and require grad: their stand-ins are no views of each
+    other."""
+    line = str(error).partition("\n")[0]
+    what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
+    refusal = CaptureError("OL109", what)
+    refusal.__cause__ = error
+    return refusal

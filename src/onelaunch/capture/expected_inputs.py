@@ -55,7 +55,7 @@ class ExpectedInputs(NamedTuple):
         twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
         travels = list(enumerate(inputs.travels))
         held = captured.guard.tensor_ids()
-        arguments = inputs.tensors[: len(inputs.tensors) - len(captured.hidden)]
+        arguments = inputs.tensors[: captured.given]
         movable = [i for i, how in travels if how in (Travel.NODE, Travel.COPY, Travel.PAD)]
         fixed = list(captured.writes.tensors)
         if captured.writes.inputs:

@@ -37,6 +37,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import is_number
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.slots import Slot
+from onelaunch.watch.difference import RunDifference
+from onelaunch.watch.ledger import Ledger
 
 _C: Any = torch._C
 
@@ -401,3 +403,21 @@ class _Trial:
 
     def _bits(self, result: Any) -> list[bytes]:
         return [bytes_of(t.detach().cpu()) for t in (*tensors(result), *self._written)]
+
+
+@dataclass(slots=True, eq=False)
+class PlainRun:
+    """A run without stand-ins for numbers, as the baseline of a run with stand-ins.
+
+    Attributes:
+        due: True if the next attempt is this run.
+        ledger: its operations.
+        differs: its difference from the run before it.
+    """
+
+    due: bool = False
+    ledger: Ledger | None = None
+    differs: RunDifference | None = None
+
+    def note(self, ledger: Ledger) -> None:
+        self.due, self.ledger, self.differs = False, ledger, ledger.difference

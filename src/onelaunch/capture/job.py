@@ -15,6 +15,7 @@ from onelaunch.driver.protocol import DevicePool, Driver, InPlace
 from onelaunch.driver.seeding import SEEDING
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
+from onelaunch.state.brought import Brought
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.compiled_accesses import CompiledAccesses
 from onelaunch.watch.ledger import Ledger
@@ -46,6 +47,7 @@ class CaptureJob:
         follows: for each tensor of the result, the dimensions that follow sizes of arguments.
         following: numbers that the caller was seen to vary, or the callable to move on, without
             constants.
+        brought: state that the caller replaces between calls, which becomes inputs.
         parallel: whether operations may run at the same time.
     """
 
@@ -67,6 +69,7 @@ class CaptureJob:
     varying: Mapping[int, Varying]
     follows: Sequence[tuple[SizeLink, ...]]
     following: Following
+    brought: tuple[Brought, ...]
     parallel: bool
 
     def line(self, code: str = "") -> str | None:

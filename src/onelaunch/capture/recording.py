@@ -173,6 +173,8 @@ class CapturedCall:
     inputs: Inputs
     hidden: list[Slot]
     """Slots whose tensors are inputs, after the arguments."""
+    given: int
+    """The number of inputs from the caller: the arguments, and state that the caller replaces."""
     outputs: Outputs
     tree: Tree
     output_indices: tuple[int, ...]

@@ -48,6 +48,7 @@ def captured_call(
     rebound = {state.slot.id for state in run.effects.state}
     restore(change for change in run.effects.changes if change.slot.id in rebound)
     guard, untraced = _reliance(run, rebound)
+    brought = {b.slot.id for b in job.brought}
     writes = _writes(run)
     plan.release()
     for own in outputs.groups:
@@ -65,6 +66,7 @@ def captured_call(
         graph=graph,
         inputs=plan,
         hidden=list(run.state_inputs),
+        given=len(plan.tensors) - sum(whole_of(s).id not in brought for s in run.state_inputs),
         outputs=outputs,
         tree=run.returned.tree,
         output_indices=run.returned.output_indices,
@@ -106,7 +108,9 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
-    inputs = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
+    brought = {b.slot.id for b in run.job.brought}
+    ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
+    inputs = ids - brought
     slots = dependencies(
         snapshot.walk,
         run.effects.changes,
@@ -117,9 +121,12 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         device,
         run.effects.stored,
         run.returned.outputs.from_before(),
+        brought,
+        run.staged.gone,
     )
     followed = {*run.numbers.counted(), *(slot.id for slot in run.numbers.following.slots)}
     slots = [(slot, value) for slot, value in slots if slot.id not in followed]
+    slots += run.staged.guards()
     slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
     external = [t for tensors in observer.memory.external.values() for t in tensors]
     external += [value for _, value in slots if isinstance(value, Tensor)]
@@ -149,7 +156,8 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
     replaced = {change.slot.id for change in run.effects.changes}
     every = snapshot.walk.sized(replaced)
-    sized = {id(c): (c, names) for c, names in every if id(c) not in groups}
+    without = groups | run.staged.gone
+    sized = {id(c): (c, names) for c, names in every if id(c) not in without}
     return list(sized.values())
 
 

@@ -38,6 +38,7 @@ from onelaunch.capture.effects import (
     refuse_renewed,
     refuse_reordered,
 )
+from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import (
     Argument,
     CannotPadInside,
@@ -65,6 +66,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
+from onelaunch.state.brought import Staged
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk, note_uncounted
 from onelaunch.unwinding import unwound
@@ -88,24 +90,6 @@ class Retry(Exception):
 _GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
 """Exceptions after which the callable always runs once more for the same call."""
-
-
-@dataclass(slots=True, eq=False)
-class PlainRun:
-    """A run without stand-ins for numbers, as the baseline of a run with stand-ins.
-
-    Attributes:
-        due: True if the next attempt is this run.
-        ledger: its operations.
-        differs: its difference from the run before it.
-    """
-
-    due: bool = False
-    ledger: Ledger | None = None
-    differs: RunDifference | None = None
-
-    def note(self, ledger: Ledger) -> None:
-        self.due, self.ledger, self.differs = False, ledger, ledger.difference
 
 
 @dataclass(slots=True, eq=False)
@@ -167,6 +151,7 @@ class CaptureRun:
         missing_inputs: slots that have to be inputs of the next attempt.
         host_inputs, marks: the host values that compiled code got; see `marks_read`.
         reads: the reads of the callable, this run included, if it was watched.
+        staged: the contents of slots that the caller replaces.
     """
 
     job: CaptureJob
@@ -185,6 +170,10 @@ class CaptureRun:
     host_inputs: list[object] = field(default_factory=list)
     reads: Reads | None = None
     marks: dict[int, Check] = field(default_factory=dict)
+    staged: Staged = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.staged = Staged(self.job.brought, self.snapshot.walk.held.values())
 
     def runs_again(self, error: BaseException) -> bool:
         """Return whether the callable runs again after an error: a stand-in may be its cause."""
@@ -210,6 +199,7 @@ class CaptureRun:
                     statics[index] = proxy_for(statics[index])
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
+        self.staged.begin()
         self.observer = self._observer(capture)
         self.observer.host_scalars = {storage: frozenset({storage}) for storage in self.filled}
 
@@ -217,8 +207,10 @@ class CaptureRun:
         """Run the callable, and copy its results out; call `stage` first."""
         job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
         memory = observer.memory
+        if self.staged.changed:
+            raise Retry("state that the caller replaces is reached by other ways, too")
         arguments = plan.statics[: len(plan.statics) - len(self.state_inputs)]
-        give_marks(arguments, plan.tensors)
+        give_marks(plan.statics, plan.tensors)
         tree = self.numbers.given(tree)
         args, kwargs = unflatten(tree, list(arguments))
         addresses = [(t.data_ptr(), t.grad_fn) for t in arguments]
@@ -235,12 +227,15 @@ class CaptureRun:
             if self.runs_again(error):
                 generators.restore()
             raise
+        finally:
+            self.staged.put_back()
         after = references(kept)
         job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
         codes = job.callee.codes
         if self.reads is not None:
             paths = flatten_call(args, kwargs, kinds_in(tree)).paths
-            self.marks = marks_read(self.reads, arguments, plan.tensors, paths, codes)
+            paths = [*paths, *(slot.name for slot in self.state_inputs)]
+            self.marks = marks_read(self.reads, plan.statics, plan.tensors, paths, codes)
         inspect_arguments(tree, (args, kwargs), arguments, plan, observer, codes)
         refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=False)
         for t, spec, (address, graph) in zip(arguments, plan.specs, addresses, strict=False):
@@ -267,6 +262,9 @@ class CaptureRun:
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
         note_uncounted(snapshot.walk, self.effects.changes)
+        self.staged.note_handed_on([result, *(change.after for change in self.effects.changes)])
+        if self.staged.changed:
+            raise Retry("the callable changes state that the caller replaces, or hands it on")
         self._note_handed_on(capture, returned, flat.tree)
         self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
         self.effects.moved = self.steps.moved(

@@ -14,15 +14,15 @@ from torch import Tensor
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
-from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.followed import FollowedNumbers, NumberTrials
+from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
+from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import Inputs, plan_inputs
 from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
-from onelaunch.capture.run import CaptureRun, PlainRun, Retry
+from onelaunch.capture.run import CaptureRun, Retry
 from onelaunch.capture.survivors import late_refusal
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.errors import CaptureError, let_go
@@ -33,12 +33,10 @@ from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import TRIES, RunDifference
-from onelaunch.watch.ledger import moved, optimizers_in
+from onelaunch.watch.ledger import Ledger, moved, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
-_MOST = 200
-"""The most characters of an error's first line."""
 _OF_DEVICES = ("OL103", "OL109")
 """Refusals of a device, in code whose operations nobody watches."""
 
@@ -72,6 +70,8 @@ class CaptureSession:
     """The host values that the callable copies to the device."""
     _host_inputs: list[object] | None = None
     """The values that compiled code got in the run before this attempt, if known."""
+    _ran_before: Ledger | None = None
+    """The operations of an attempt with which the next one is compared."""
     _resized: bool = False
     """True if the run before found state of another size, and not only a smaller one."""
     _differing: int = 0
@@ -100,6 +100,8 @@ class CaptureSession:
                 return self._try_once(tree, tensors, started)
             except Retry as retry:
                 self._retries.append(str(retry))
+                changed = {i for run in self._runs for i in run.staged.changed}
+                job.brought = tuple(b for b in job.brought if b.slot.id not in changed)
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)
                 raise
@@ -136,7 +138,7 @@ class CaptureSession:
 
     def _refusal(self, error: Exception) -> CaptureError:
         """Return the refusal of the capture, with a line."""
-        found = error if isinstance(error, CaptureError) else _only_here(error)
+        found = error if isinstance(error, CaptureError) else failed_in_capture(error)
         if self._constants is not None and self._constants.exhausted:
             found = self._changed() or found
         found = self._as_written(found)
@@ -231,10 +233,9 @@ class CaptureSession:
         job, driver, device = self.job, self.job.driver, self.job.device
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
-        state = [cast(Tensor, slot.read()) for slot in self._state_inputs]
-        gone = next(
-            (s for s, t in zip(self._state_inputs, state, strict=True) if t is MISSING), None
-        )
+        inputs = (*(slot for b in job.brought for slot in b.inputs()), *self._state_inputs)
+        state = [cast(Tensor, slot.read()) for slot in inputs]
+        gone = next((s for s, t in zip(inputs, state, strict=True) if t is MISSING), None)
         if gone is not None:  # it came in the attempt before, which was undone
             what = f"the callable adds to `{whole_of(gone).name}`, and puts another in its place"
             raise CaptureError("OL105", what, fix="make one container with all of it")
@@ -249,7 +250,6 @@ class CaptureSession:
         if self._baseline.due:
             following = Following(counted=following.counted)
         numbers = Numbers(following, device, self._number_trials.seed)
-        inputs = tuple(self._state_inputs)
         run = CaptureRun(job, snapshot, plan, steps, numbers, inputs, self._constants)
         run.baseline = self._baseline
         graph: Graph | None = None
@@ -417,7 +417,8 @@ class CaptureSession:
             Retry: the run before found state of another size. The next attempt is compared with
                 this one.
         """
-        earlier, differs = self.job.previous_run, run.differs or self._baseline.differs
+        job, differs = self.job, run.differs or self._baseline.differs
+        earlier = job.previous_run
         brought = run.numbers.brought  # to the device, which did not need them in the run before
         if earlier is None or differs is None or captured.changed_numbers or brought:
             return None
@@ -433,17 +434,24 @@ class CaptureSession:
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if moved(earlier, guarded):
             return None
+        if job.brought and earlier is not self._ran_before:
+            # It had other numbers, perhaps, in what the caller has replaced since.
+            raise self._comparing(run, "the run before it found what the caller has replaced")
         # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it
         # only ever grows, beyond what a call brings, none of them comes again.
         described = [(s.id, s.read()) for s in map(description_slot, captured.hidden)]
         sizes = [math.prod(spec.shape) for spec in captured.inputs.specs]
-        brought = len(sizes) - len(captured.hidden)
-        grows = differs.grows and max(sizes[brought:], default=0) > max(sizes[:brought], default=0)
-        if not moved(earlier, described) or (grows and not self.job.shrinks):
+        given, kept = sizes[: captured.given], sizes[captured.given :]
+        grows = differs.grows and max(kept, default=0) > max(given, default=0)
+        if not moved(earlier, described) or (grows and not job.shrinks):
             return differs
         self._resized |= not grows
-        self.job.previous_run = run.observer.ledger
-        raise Retry("the run before it found state of another size")
+        raise self._comparing(run, "the run before it found state of another size")
+
+    def _comparing(self, run: CaptureRun, why: str) -> Retry:
+        """Return the sign for another attempt, which is compared with this one."""
+        self.job.previous_run = self._ran_before = run.observer.ledger
+        return Retry(why)
 
     def _rebound(self, graph: Graph, run: CaptureRun, tree: Tree, in_place: InPlace) -> Graph:
         """Make kernels reach the caller's memory, as far as that is proven right. The callable is
@@ -457,7 +465,8 @@ class CaptureSession:
             steps = Steps(every_key, driver.demands_capturable)
             own = job if forward is None else replace(job, forward=copy.copy(forward))
             none = Numbers.none()
-            again = CaptureRun(own, snapshot, plan, steps, none, constants=self._constants)
+            inputs = run.state_inputs
+            again = CaptureRun(own, snapshot, plan, steps, none, inputs, self._constants)
             self._run(again, capture, tree)
             if forward is not None:  # nothing of its autograd graph is to outlive it
                 again.job, again.returned.tensors, again.returned.outputs = job, None, None
@@ -476,17 +485,6 @@ class CaptureSession:
         if forward is not None:
             forward.pair.reach(in_place, readable, _rebound_inputs(run.plan, graph))
         return graph
-
-
-def _only_here(error: Exception) -> CaptureError:
-    """Return the refusal of compiled code that fails under capture alone. AOTAutograd's code does
-    so for arguments that share memory and require grad: their stand-ins are no views of each
-    other."""
-    line = str(error).partition("\n")[0]
-    what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
-    refusal = CaptureError("OL109", what)
-    refusal.__cause__ = error
-    return refusal
 
 
 def _rebound_inputs(plan: Inputs, graph: Graph) -> set[int]:

@@ -24,6 +24,7 @@ from onelaunch.replay.checks import (
 )
 from onelaunch.replay.generated import GeneratedFunction
 from onelaunch.replay.launch import expression, write_launch
+from onelaunch.state.parts import ContainerPart
 from onelaunch.trace_names import sizes
 
 
@@ -54,9 +55,18 @@ def build_call(
     source.miss_if(f"{source.name('capturing', driver.capturing)}()")
     numbers = match(source, spec.tree, "args", "kwargs", leaves)
     inputs = [leaves[i] for i in range(len(leaves))]
+    containers: dict[object, str] = {}
     for slot in captured.hidden:
-        name = f"h{len(inputs)}"
-        source.line(f"{name} = {source.name('slot', slot.reader)}()")
+        part, name = slot.key, f"h{len(inputs)}"
+        if not isinstance(part, ContainerPart):
+            source.line(f"{name} = {source.name('slot', slot.reader)}()")
+        else:
+            every = containers.get(part.whole.id)
+            if every is None:
+                every = containers[part.whole.id] = f"c{len(inputs)}"
+                source.line(f"{every} = {source.name('tensors', part.all)}()")
+                source.miss_if(f"{every} is None")
+            source.line(f"{name} = {every}[{part.index}]")
         inputs.append(name)
     check_tensors(source, expected, inputs)
     check_values(source, captured, inputs)

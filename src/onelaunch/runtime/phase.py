@@ -106,6 +106,9 @@ class Phases:
             return Unrecorded(reason=signature.eager_code or "OL301")
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
+        alike = [entry for entry in self._table.entries if entry.spec == spec]
+        if self._signatures.replacements.note(driver, alike):
+            signature.warmups = self._options.enough_warmups - 1
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
         refused = self._refusal(signature, reached) or moving

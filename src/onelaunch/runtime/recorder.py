@@ -121,9 +121,10 @@ class Recorder:
         uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
-        session, following = CaptureSession(job), job.following
+        session, following, brought = CaptureSession(job), job.following, job.brought
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
+        self._signatures.replacements.note_recorded(brought, job.brought)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         refresh_mode_flag()
@@ -168,7 +169,7 @@ class Recorder:
     def _job(self, attempt: Attempt) -> CaptureJob:
         """Return the job of capturing an attempt, from the options and the facts of its warm-up."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
-        callee, options = self._callee, self._options
+        callee, options, plain = self._callee, self._options, attempt.strategy is UNPADDED
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
         forward = None
         if signature.has_backward:
@@ -201,6 +202,7 @@ class Recorder:
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
             following=following,
+            brought=() if hidden or not plain else self._signatures.replacements.expected(),
             parallel=options.parallel and not hidden,
         )
 

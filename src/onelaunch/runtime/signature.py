@@ -18,6 +18,7 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import kind_of
 from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.brought import Replacements
 from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
@@ -41,6 +42,7 @@ class Signatures:
     def __init__(self, name: str, notices: Notices) -> None:
         self.states: dict[CallSpec, SignatureState] = {}
         self.varied = Varied()
+        self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
         self.newest = Newest()
         self._seen = Objects()
@@ -57,6 +59,7 @@ class Signatures:
         self._worths.clear()
         self.newest.clear()
         self.varied.clear()
+        self.replacements.clear()
         self.planned.clear()
 
     def state(self, spec: CallSpec) -> SignatureState:

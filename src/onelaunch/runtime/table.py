@@ -21,6 +21,7 @@ from onelaunch.runtime.varied import Varied
 from onelaunch.runtime.why import why
 from onelaunch.source import changed_at
 from onelaunch.state.guard import StateGuard
+from onelaunch.state.parts import whole_of
 from onelaunch.watch.difference import TRIES
 
 
@@ -135,11 +136,17 @@ class Table:
         self._warn_omitted(entry.captured)
 
     def drop_superseded(self, entry: Entry, varied: Varied) -> None:
-        """Free recordings of single values of numbers that a newer recording follows."""
+        """Free recordings of single values of numbers that a newer recording follows, or of single
+        contents of slots that are its inputs."""
         followed = {slot.id for slot in entry.captured.followed.counted}
+        inputs = {whole_of(slot).id for slot in entry.captured.hidden}
         for other in self.entries:
             moves = {slot.id for slot in other.captured.changed_numbers}
-            if other.spec == entry.spec and moves and moves <= followed:
+            alike = other.spec == entry.spec
+            changed = {slot.id for slot, _ in other.captured.guard.changed()} if alike else set()
+            if alike and (
+                0 < len(moves & followed) == len(moves) or 0 < len(changed & inputs) == len(changed)
+            ):
                 self.drop(other)
             elif varied.covers(entry, other):
                 entry.captured.launches[0] += other.captured.launches[0]

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec, tree_difference
-from onelaunch.call.tree import flatten
 from onelaunch.errors import ReplayError
 from onelaunch.sizes.fit import fit
 from onelaunch.state.host_values import bytes_of
-from onelaunch.state.parts import ContainerPart
+from onelaunch.state.parts import ContainerPart, apart
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
@@ -65,7 +64,7 @@ def _other_build(entry: Entry) -> str | None:
     for slot in entry.captured.hidden:
         if isinstance(slot.key, ContainerPart):
             whole = slot.key.whole
-            now = flatten(whole.read(), whole.name).tree
+            now = apart(whole.read(), slot.key.kept, whole.name).tree
             if now != slot.key.tree:
                 where, how = tree_difference(slot.key.tree, now, whole.name)
                 return f"{where}: {how}"

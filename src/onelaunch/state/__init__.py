@@ -8,7 +8,8 @@ scripted.py     the slots of a TorchScript module
 hooks.py        the hooks that a backward runs, of tensors and of nodes
 slots.py        Slot: a place that holds a value the callable reads
 iterators.py    iterators that a call advances
-parts.py        the tensors in a container that each call replaces
+parts.py        the tensors in a container that is replaced
+brought.py      state that the caller replaces between calls, which becomes inputs
 rollback.py     RunRollback: the slots and containers that a run may change, to put them back
 snapshot.py     StateSnapshot: the state before a capture, to compare with and to restore
 dependencies.py the slots that a recording relies on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -43,6 +43,8 @@ def dependencies(
     device: torch.device,
     sure: Collection[tuple[int, object]] = (),
     passed_on: Iterable[Tensor] = (),
+    brought: Collection[tuple[int, object]] = (),
+    gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
     """Return the slots that a call must find as the capture did, each with its content.
 
@@ -54,6 +56,8 @@ def dependencies(
         external: the storages that the capture read or wrote by address.
         sure: ids of slots that the capture stored to for sure.
         passed_on: tensors from before that the capture returned or stored, itself or as a view.
+        brought: ids of the slots that are inputs because the caller replaces their contents.
+        gone: ids of the objects that the caller replaces with them, and of their dicts.
     """
     now = {change.slot.id: change.after for change in found}
     again = _stored_again(before, now)
@@ -66,6 +70,8 @@ def dependencies(
     guarded: list[tuple[Slot, object]] = []
     uses = before.uses
     for key, (slot, value) in before.held.items():
+        if key in brought or id(slot.holder) in gone:
+            continue
         use, changed = uses.get(key), key in now
         match isinstance(value, Tensor) and is_memory(value), key in rebound:
             case True, True:
@@ -112,7 +118,12 @@ def dependencies(
     known = {slot.id for slot, _ in guarded}
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(value) for value in values if (id(value), type) not in known]
-    return guarded + [pair for pair in bases(before) if pair[0].id not in known]
+    guarded += [pair for pair in bases(before) if pair[0].id not in known]
+    return [
+        (slot, value)
+        for slot, value in guarded
+        if slot.id not in brought and gone.isdisjoint((id(slot.holder), id(slot.owner)))
+    ]
 
 
 def _is_parameter(slot: Slot) -> bool:

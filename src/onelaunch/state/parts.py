@@ -1,4 +1,5 @@
-"""The tensors in a container that each call replaces: `self.state = cell(x, self.state)`.
+"""The tensors in a container that is replaced: by each call, as in `self.state = cell(x,
+self.state)`, or by the caller between two calls, as the context of a step.
 
 No call finds the container of the capture, but one that is built alike. So its tensors are inputs
 by their places in whatever the slot holds.
@@ -6,12 +7,37 @@ by their places in whatever the slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onelaunch.call.containers import parts_of
-from onelaunch.call.tree import Container, Leaf, Tree, constants, flatten, unflatten
+from onelaunch.call.tree import (
+    Constant,
+    Container,
+    Flat,
+    Leaf,
+    Tree,
+    constants,
+    flatten,
+    unflatten,
+)
 from onelaunch.state.slots import MISSING, Slot
+
+Kept = Mapping[int, Constant]
+"""id of an object -> the object."""
+
+
+def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
+    """Flatten the content of a slot.
+
+    Args:
+        kept: None if containers alone are flattened. Else objects that hold tensors are, but for
+            these, which each content has.
+        root: the beginning of paths.
+    """
+    if kept is None:
+        return flatten(value, root)
+    return flatten(value, root, objects=True, known=kept)
 
 
 class ContainerPart:
@@ -21,12 +47,13 @@ class ContainerPart:
         whole: the slot of the container.
         tree: the build that the container must have.
         index: the number of the tensor among those of the container.
+        kept: see `apart`.
     """
 
-    __slots__ = ("_flat", "_read", "index", "tree", "whole")
+    __slots__ = ("_flat", "_read", "index", "kept", "tree", "whole")
 
-    def __init__(self, whole: Slot, tree: Tree, index: int) -> None:
-        self.whole, self.tree, self.index = whole, tree, index
+    def __init__(self, whole: Slot, tree: Tree, index: int, kept: Kept | None = None) -> None:
+        self.whole, self.tree, self.index, self.kept = whole, tree, index, kept
         self._read: Callable[[], Any] = whole.reader
         flat = isinstance(tree, Container) and tree.kind in (tuple, list)
         leaves = tree.children if flat and isinstance(tree, Container) else ()
@@ -34,23 +61,27 @@ class ContainerPart:
         """Number of its items, if it is a tuple or list of tensors alone; else 0."""
 
     def __call__(self, holder: object = None) -> object:
+        every = self.all()
+        return MISSING if every is None else every[self.index]
+
+    def all(self) -> Sequence[object] | None:
+        """Return all tensors of the container; None if it is built otherwise."""
         value = self._read()
         if self._flat:
             assert isinstance(self.tree, Container)
-            alike = type(value) is self.tree.kind and len(value) == self._flat
-            return value[self.index] if alike else MISSING
-        flat = flatten(value)
-        return flat.tensors[self.index] if flat.tree == self.tree else MISSING
+            return value if type(value) is self.tree.kind and len(value) == self._flat else None
+        flat = apart(value, self.kept)
+        return flat.tensors if flat.tree == self.tree else None
 
     def write(self, holder: object, value: object) -> None:
         """Put a container into the slot that has another tensor here."""
-        flat = flatten(self._read())
+        flat = apart(self._read(), self.kept)
         tensors = [value if i == self.index else t for i, t in enumerate(flat.tensors)]
         self.whole.write(unflatten(flat.tree, tensors))
 
     def at(self, place: Callable[[Slot], Slot]) -> ContainerPart:
         """Return the same of another slot."""
-        return ContainerPart(place(self.whole), self.tree, self.index)
+        return ContainerPart(place(self.whole), self.tree, self.index, self.kept)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ContainerPart) and self._key() == other._key()
@@ -67,9 +98,10 @@ class ContainerBuild(NamedTuple):
 
     whole: Slot
     tree: Tree
+    kept: Kept | None
 
     def __call__(self, holder: object) -> bool:
-        return flatten(self.whole.read()).tree == self.tree
+        return apart(self.whole.read(), self.kept).tree == self.tree
 
     def at(self, place: Callable[[Slot], Slot]) -> ContainerBuild:
         """Return the same of another slot."""
@@ -85,20 +117,20 @@ class ContainerBuild(NamedTuple):
         return hash(self.whole.id)
 
 
-def build_slot(slot: Slot, container: object) -> Slot:
+def build_slot(slot: Slot, container: object, kept: Kept | None = None) -> Slot:
     """Return a slot that is true while a slot holds a container that is built like this one."""
-    build = ContainerBuild(slot, flatten(container).tree)
+    build = ContainerBuild(slot, apart(container, kept).tree, kept)
     return Slot("contents", slot.holder, build, f"the build of `{slot.name}`", None)
 
 
-def parts_of_slot(slot: Slot, value: object) -> list[Slot]:
+def parts_of_slot(slot: Slot, value: object, kept: Kept | None = None) -> list[Slot]:
     """Return a slot for each tensor in the container that a slot holds. There are none if it holds
-    what no other call can have alike: an object, or a function."""
-    flat = flatten(value, slot.name)
-    if not all(constant.is_plain for _, constant in constants(flat.tree)):
+    what no other call can have alike: an object, or a function; see `apart` for `kept`."""
+    flat = apart(value, kept, slot.name)
+    if kept is None and not all(constant.is_plain for _, constant in constants(flat.tree)):
         return []
     return [
-        Slot("contents", slot.holder, ContainerPart(slot, flat.tree, i), path, None, slot)
+        Slot("contents", slot.holder, ContainerPart(slot, flat.tree, i, kept), path, None, slot)
         for i, path in enumerate(flat.paths)
     ]
 

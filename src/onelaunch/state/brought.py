@@ -1,0 +1,153 @@
+"""State that the caller replaces between calls, such as the context of a step in a global.
+
+Each call finds a content that is built alike: a tensor of the same layout, or an object with such
+tensors and equal numbers. A recording takes the tensors as inputs, and is guarded by the build.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.containers import composites_in, is_ordinary, parts_of
+from onelaunch.call.spec import TensorSpec
+from onelaunch.call.tree import Constant, Flat, unique
+from onelaunch.call.wrappers import is_compound
+from onelaunch.frames.peek import attributes_of
+from onelaunch.state.parts import Kept, apart, build_slot, parts_of_slot
+from onelaunch.state.slots import Slot
+
+
+class Brought(NamedTuple):
+    """A slot whose content the caller replaces between calls.
+
+    Attributes:
+        kept: the objects that all contents have.
+    """
+
+    slot: Slot
+    kept: Kept
+
+    def inputs(self) -> list[Slot]:
+        """Return the slots of the tensors in the present content."""
+        value = self.slot.read()
+        if isinstance(value, Tensor):
+            return [self.slot]
+        return parts_of_slot(self.slot, value, self.kept)
+
+    def guard(self, value: object) -> list[tuple[Slot, object]]:
+        """Return the check of the build of a content without tensors: no input checks it."""
+        if apart(value, self.kept).tensors:
+            return []
+        return [(build_slot(self.slot, value, self.kept), True)]
+
+    def objects(self, value: object) -> list[object]:
+        """Return the containers and objects of a content that the next one has others for."""
+        return [part for part in composites_in([value]) if id(part) not in self.kept]
+
+
+def replaced_alike(slot: Slot, before: object, written: Callable[[Tensor], bool]) -> Brought | None:
+    """Return the slot as one that the caller replaces, if its content is built like another one.
+
+    Args:
+        before: the content that it had.
+        written: whether a recording writes to a tensor, which is then no input but memory.
+    """
+    now = slot.read()
+    if not (_holds_any(slot) and _is_whole(before) and _is_whole(now)):
+        return None
+    inside = {id(part) for part in composites_in([before])}
+    kept = {id(part): Constant(part) for part in composites_in([now]) if id(part) in inside}
+    kept.pop(id(now), None)
+    found = Brought(slot, kept)
+    old, new = apart(before, kept), apart(now, kept)
+    alike = old.tree == new.tree and [*map(TensorSpec.of, old.tensors)] == [
+        *map(TensorSpec.of, new.tensors)
+    ]
+    free = all(map(_is_free, (*old.tensors, *new.tensors)))
+    return found if alike and free and not any(map(written, old.tensors)) else None
+
+
+def _holds_any(slot: Slot) -> bool:
+    """Return whether another content can be put into a slot, and back."""
+    if slot.kind == "contents":
+        return isinstance(slot.holder, contextvars.ContextVar)
+    fits = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
+    return slot.kind == "cell" or (slot.kind == "item" and fits)
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether a content can be taken apart."""
+    return isinstance(value, Tensor) or parts_of(value) is not None or is_ordinary(type(value))
+
+
+def _is_free(t: Tensor) -> bool:
+    """Return whether a tensor has only values: no gradient, and no parts."""
+    parameter = isinstance(t, torch.nn.Parameter) or t.requires_grad
+    return t.layout is torch.strided and not (parameter or is_compound(t))
+
+
+class Staged:
+    """The contents that a run finds in place of the caller's.
+
+    Args:
+        brought: the slots, which hold the caller's contents now.
+        held: all slots that the callable reaches, with their contents.
+
+    Attributes:
+        changed: ids of the slots whose contents cannot be replaced. The run changed such a
+            content, stored or returned it, or another slot leads to a part of it.
+        gone: ids of the caller's objects that the next call has others for, and of their dicts.
+    """
+
+    def __init__(self, brought: Sequence[Brought], held: Iterable[tuple[Slot, object]]) -> None:
+        self._originals = [(b, b.slot.read()) for b in brought]
+        self._staged: list[tuple[Any, Flat]] = []
+        self.changed: set[tuple[int, object]] = set()
+        self.gone: set[int] = set()
+        owners: dict[int, tuple[int, object]] = {}
+        """id of an object or tensor -> id of the slot that leads to it."""
+        for b, value in self._originals:
+            objects = b.objects(value)
+            attributes = [a for o in objects if (a := attributes_of(o)) is not None]
+            self.gone |= {*map(id, objects), *map(id, attributes)}
+            for part in (*objects, *unique(apart(value, b.kept).tensors)):
+                if owners.setdefault(id(part), b.slot.id) != b.slot.id:
+                    self.changed |= {b.slot.id, owners[id(part)]}
+        own = {b.slot.id for b in brought}
+        for slot, value in held if owners else ():
+            known = owners.get(id(value))
+            if known is not None and slot.id not in own and id(slot.holder) not in self.gone:
+                self.changed.add(known)
+
+    def begin(self) -> None:
+        """Note the contents for the run, which the slots hold now."""
+        found = [(b, b.slot.read()) for b, _ in self._originals]
+        self._staged = [(value, apart(value, b.kept)) for b, value in found]
+
+    def put_back(self) -> None:
+        """Put the caller's contents back."""
+        for (b, original), (staged, flat) in zip(self._originals, self._staged, strict=False):
+            if b.slot.read() is not staged:
+                self.changed.add(b.slot.id)
+                continue
+            now = apart(staged, b.kept)
+            same = all(t is was for t, was in zip(now.tensors, flat.tensors, strict=False))
+            if now.tree != flat.tree or not same:
+                self.changed.add(b.slot.id)
+            b.slot.write(original)
+
+    def note_handed_on(self, values: Iterable[object]) -> None:
+        """Note the contents that the run returned or stored: eager has the caller's object there,
+        and a replay would have a copy."""
+        handed = {id(part) for part in composites_in(values)}
+        for (b, _), (staged, _) in zip(self._originals, self._staged, strict=False):
+            if any(id(part) in handed for part in b.objects(staged)):
+                self.changed.add(b.slot.id)
+
+    def guards(self) -> list[tuple[Slot, object]]:
+        return [pair for b, value in self._originals for pair in b.guard(value)]

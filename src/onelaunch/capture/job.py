@@ -13,6 +13,7 @@ from onelaunch.capture.numbers import Following
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import DevicePool, Driver, InPlace
 from onelaunch.driver.seeding import SEEDING
+from onelaunch.errors import CaptureError
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
 from onelaunch.state.brought import Brought
@@ -22,6 +23,13 @@ from onelaunch.watch.ledger import Ledger
 
 if TYPE_CHECKING:
     from onelaunch.capture.forward import Forward
+
+
+class NeedsTheCaller(CaptureError):
+    """The refusal of a capture beside calls: it would put stand-ins into state that they read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("OL109", f"it is captured in the thread of a call: {what}")
 
 
 @dataclass(slots=True, eq=False)

@@ -50,7 +50,7 @@ from onelaunch.capture.io_plan import (
     plan_outputs,
     stage,
 )
-from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.job import CaptureJob, NeedsTheCaller
 from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
@@ -61,6 +61,7 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import HostGenerators, seeded_once, watching_seeds
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
@@ -218,7 +219,8 @@ class CaptureRun:
             codes = job.callee.codes
             refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=True)
         generators = HostGenerators(snapshot.values(tree))
-        kept = self._on_host() if job.forward is not None else []
+        ways = zip(plan.statics, plan.travels, strict=False) if job.forward is not None else ()
+        kept = [t for t, how in ways if how == Travel.HOST]
         before = references(kept)
         try:
             result = self._called(args, kwargs, generators)
@@ -262,6 +264,8 @@ class CaptureRun:
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
         note_uncounted(snapshot.walk, self.effects.changes)
+        if is_beside() and self.effects.changes:
+            raise NeedsTheCaller("the callable changes state")
         self.staged.note_handed_on([result, *(change.after for change in self.effects.changes)])
         if self.staged.changed:
             raise Retry("the callable changes state that the caller replaces, or hands it on")
@@ -317,12 +321,6 @@ class CaptureRun:
         on_host = (i for i, how in enumerate(plan.travels) if how == Travel.HOST)
         made.host.note_arguments({i: statics[i] for i in on_host})
         return made
-
-    def _on_host(self) -> list[Tensor]:
-        """Return the arguments that are host tensors."""
-        plan = self.plan
-        ways = zip(plan.statics, plan.travels, strict=False)
-        return [t for t, how in ways if how == Travel.HOST]
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer
@@ -484,7 +482,7 @@ class CaptureRun:
         return outputs
 
     def _seeds_kept(self) -> AbstractContextManager[None]:
-        if self.job.driver.computes_on_host:
+        if self.job.driver.computes_on_host or is_beside():
             return nullcontext()  # a recording advances the host's generator, which is watched
 
         def refusal() -> CaptureError:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.driver.refusals import DRAWN
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
@@ -193,7 +194,8 @@ class RandomState:
     """The generators that a capture may advance: the default generator, and the given ones."""
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self._generators = [torch.default_generator, *generators]
+        # Beside calls the callable draws nothing, and other threads may.
+        self._generators = [] if is_beside() else [torch.default_generator, *generators]
         self._before = self._read()
         self._now = self._before
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any, ParamSpec, TypeVar
 
 from onelaunch.capture.callee import Callee
@@ -13,6 +13,13 @@ from onelaunch.runtime.pool import PoolManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_KINDS = {
+    (True, "call"): "onelaunch.padding.bucketed:Bucketed",
+    (False, "background"): "onelaunch.runtime.background:CapturesBeside",
+    (True, "background"): "onelaunch.padding.background:BucketedBeside",
+}
+"""(with buckets, the option `capture`) -> the class, imported where it is asked for."""
 
 
 def graphed(
@@ -25,6 +32,7 @@ def graphed(
     """Return the graphed callable for these options. Padding takes 20 ms to import: it is imported
     for buckets alone."""
     kind: Any = Graphed
-    if options.buckets is not None:
-        kind = importlib.import_module("onelaunch.padding.bucketed").Bucketed
+    where = _KINDS.get((options.buckets is not None, options.capture))
+    if where is not None:
+        kind = resolve_name(where)
     return kind(fn, options, pool, root, callee)

@@ -14,6 +14,7 @@ changing.py   arguments that differ at each call, so that no signature comes aga
 unserved.py   calls that no recording serves, told of once, with the reason
 worth.py      whether another recording pays, after some that did not
 varied.py     numbers that the caller varies, to be read at each call
+background.py  captures in a thread of their own, while calls run eagerly
 brought.py    state that the caller replaces between calls, to be inputs
 warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget

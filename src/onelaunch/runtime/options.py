@@ -15,6 +15,7 @@ Inputs = Literal["copy", "rebind"]
 Gradients = Literal["autograd", "direct"]
 OnMismatch = Literal["record", "raise"]
 OnRefusal = Literal["raise", "eager", "split"]
+CaptureWhen = Literal["call", "background"]
 
 
 class GraphOptions(TypedDict, total=False):
@@ -27,6 +28,7 @@ class GraphOptions(TypedDict, total=False):
     capturable: bool
     compile: bool | str
     parallel: bool
+    capture: CaptureWhen
     pool: Pool | None
     max_recordings: int
     max_in_flight: int
@@ -46,6 +48,7 @@ class Options:
     capturable: bool = False
     compile: bool | str = False
     parallel: bool = False
+    capture: CaptureWhen = "call"
     max_recordings: int = 64
     max_in_flight: int = 4
     on_mismatch: OnMismatch = "record"
@@ -60,6 +63,7 @@ class Options:
         _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
         _one_of("capturable", self.capturable, (False, True))
         _one_of("parallel", self.parallel, (False, True))
+        _one_of("capture", self.capture, ("call", "background"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
@@ -94,6 +98,7 @@ class Options:
 _SPLIT = (
     ("buckets", None, "graph the children that take a batch, each with buckets of its own"),
     ("outputs", "fresh", 'outputs="fresh": a piece may not overwrite what another returned'),
+    ("capture", "call", 'capture="call": each piece is captured in the call that needs it'),
     ("on_mismatch", "record", 'on_mismatch="record": pieces get what the module makes of a call'),
 )
 """(name, value, fix of another value) of the options that ``on_refusal="split"`` asks for."""

@@ -17,13 +17,14 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.io_plan import CannotPadInside
-from onelaunch.capture.job import CaptureJob
+from onelaunch.capture.job import CaptureJob, NeedsTheCaller
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver, InPlace
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
@@ -179,10 +180,13 @@ class Recorder:
             top = callee.state_root
             forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
         following = Following()
+        brought = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
             following = self._signatures.varied.following(attempt.spec, self._table.entries)
         elif numbers := numbers_read(attempt.spec.tree):
             raise Unfollowed(numbers)
+        if is_beside() and (forward is not None or brought or following):
+            raise NeedsTheCaller("stand-ins take the place of its state")
         return CaptureJob(
             driver=driver,
             device=device,
@@ -202,7 +206,7 @@ class Recorder:
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
             following=following,
-            brought=() if hidden or not plain else self._signatures.replacements.expected(),
+            brought=brought,
             parallel=options.parallel and not hidden,
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import imagined, operator
+from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.unwinding import DispatchMode
@@ -57,6 +58,7 @@ class Watching(DecomposingMode):
             return NotImplemented  # its own dispatch comes back with this process's parts
         if imagined():
             return func(*args, **(kwargs or {}))
+        make_way()
         if not isinstance(func, torch._ops.OpOverload):
             return self.higher_order(func, args, kwargs or {})
         does = self.decompose if operator(func).composite else self.operation

@@ -1,0 +1,284 @@
+"""`capture="background"`: calls run eagerly while a thread captures them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch.driver.select import is_beside
+from onelaunch.runtime.background import CapturesBeside
+
+from .drop_in import assert_same, random_tensor, replays
+
+Rand = Callable[..., Tensor]
+
+
+@pytest.fixture
+def rand(device: torch.device) -> Rand:
+    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
+
+
+def captured(fast: Any, count: int, call: Callable[[], object]) -> None:
+    """Call until there are so many recordings, and none is being made."""
+    captures = getattr(fast, "__graphed__", fast)._captures
+    end = time.monotonic() + 60
+    while (len(fast.recordings) < count or captures.busy) and time.monotonic() < end:
+        call()
+        time.sleep(0.002)
+    assert len(fast.recordings) >= count
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device).eval()
+
+
+def test_calls_are_right_until_and_after_it_is_captured(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    with torch.inference_mode():
+
+        def call() -> None:
+            for rows in (1, 2, 3):
+                x = rand(rows, rows, 4)
+                assert_same(fast(x), net(x))
+
+        captured(fast, 3, call)
+        before = replays(fast)
+        call()
+        assert replays(fast) == before + 3
+    assert fast.stats().warmup_calls == 3
+    assert set(fast.stats().eager_reasons) <= {"background"}
+
+
+def test_no_call_waits_for_a_capture(device: torch.device, rand: Rand) -> None:
+    """The capture is held up until the calls are made."""
+    inside, go = threading.Lock(), threading.Lock()  # free is given; a lock is no state
+    assert inside.acquire()
+    assert go.acquire()
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside() and inside.locked():
+            inside.release()
+            go.acquire(timeout=20)
+        return x * 2
+
+    fast = ol.graph(f, capture="background")
+    fast(rand(0, 3))
+    fast(rand(0, 3))
+    assert inside.acquire(timeout=20)
+    for rows in (3, 4, 5):
+        assert_same(fast(rand(1, rows)), f(rand(1, rows)))
+    go.release()
+    assert fast.stats().warmup_calls == 1
+    fast.reset()
+
+
+def test_other_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    sizes = range(1, 9)
+    with torch.inference_mode():
+        expected = {n: net(rand(n, n, 4)) for n in sizes}
+    failed: list[BaseException] = []
+
+    def body(seed: int) -> None:
+        order = random.Random(seed)
+        try:
+            with torch.inference_mode():
+                for _ in range(120):
+                    n = order.choice(sizes)
+                    assert_same(fast(rand(n, n, 4)), expected[n])
+        except BaseException as error:  # noqa: BLE001  shown in the main thread
+            failed.append(error)
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+    with torch.inference_mode():
+        captured(fast, 8, lambda: [fast(rand(n, n, 4)) for n in sizes])
+    fast.reset()
+
+
+class Counting(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(4))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "number":
+            self.calls += 1
+        elif self.how == "buffer":
+            self.total.add_(x.sum(0))
+        elif self.how == "statistics":
+            return self.norm(x)
+        elif self.how == "dropout":
+            return nn.functional.dropout(x, 0.5)
+        else:
+            self.total = self.total + x.sum(0)
+        return x + self.total
+
+
+@pytest.mark.parametrize("how", ["number", "buffer", "statistics", "dropout", "replaced"])
+def test_what_changes_state_is_captured_by_a_call(
+    device: torch.device, rand: Rand, how: str
+) -> None:
+    models = [Counting(how).to(device) for _ in range(2)]
+    fast = ol.graph(models[0], capture="background")
+    results: list[list[Tensor]] = []
+    for call in (fast, models[1]):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            results.append([call(rand(i, 3, 4)) for i in range(10)])
+    assert_same(*results)
+    assert models[0].calls == models[1].calls
+    assert_same(*[list(model.buffers()) for model in models])
+    assert replays(fast) == 7
+    assert not fast.stats().eager_reasons
+
+
+def test_gradients(device: torch.device, rand: Rand) -> None:
+    """A forward with a backward is captured by a call."""
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    for i in range(8):
+        found: list[Any] = []
+        for call in (fast, net):
+            net.zero_grad()
+            call(rand(i, 3, 4)).sum().backward()
+            found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        assert_same(*found)
+    assert replays(fast) >= 5
+
+
+def test_modes_are_those_of_the_calls(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    for mode in (torch.no_grad, torch.inference_mode):
+        count = len(fast.recordings)
+        with mode():
+            captured(fast, count + 1, lambda: assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4))))
+            result = fast(rand(1, 2, 4))
+        assert result.is_inference() == (mode is torch.inference_mode)
+
+
+def test_a_refusal_is_raised_by_the_next_call(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > -1e9 else x
+
+    fast = ol.graph(f, capture="background")
+
+    def call() -> None:
+        for _ in range(400):
+            fast(rand(0, 3))
+            time.sleep(0.005)
+
+    with pytest.raises(ol.CaptureError, match="OL101") as caught:
+        call()
+    assert "x.sum().item()" in (caught.value.where or "")
+    eager = ol.graph(f, capture="background", on_refusal="eager")
+    with warnings.catch_warnings(record=True, action="always") as told:
+        end = time.monotonic() + 30
+        while not told and time.monotonic() < end:
+            assert_same(eager(rand(0, 3)), f(rand(0, 3)))
+            time.sleep(0.002)
+    assert "OL101" in str(told[0].message)
+
+
+def test_an_error_of_the_callable_is_the_calls(device: torch.device, rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        if x.shape[0] == 3:
+            raise KeyError("three")
+        return x * 2
+
+    fast = ol.graph(f, capture="background")
+    for _ in range(6):
+        with pytest.raises(KeyError, match="three"):
+            fast(rand(0, 3))
+        assert_same(fast(rand(0, 4)), rand(0, 4) * 2)
+    captured(fast, 1, lambda: fast(rand(0, 4)))
+
+
+def test_weights_that_move_are_recorded_again(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+
+    def call() -> None:
+        assert_same(fast(rand(0, 2, 4)), net(rand(0, 2, 4)))
+
+    with torch.no_grad():
+        captured(fast, 1, call)
+        net[0].weight.data = net[0].weight.data * 2  # pyright: ignore
+        call()
+        end, before = time.monotonic() + 60, fast.stats().captures
+        while fast.stats().captures == before and time.monotonic() < end:
+            call()
+            time.sleep(0.002)
+        made = replays(fast)
+        call()
+    assert replays(fast) == made + 1
+
+
+def test_random_numbers_of_other_threads(device: torch.device, rand: Rand) -> None:
+    """A capture puts no generator back: other threads have drawn from it meanwhile."""
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = [(torch.rand(2), torch.rand(2, device=device), random.random()) for _ in range(300)]
+    torch.manual_seed(5)
+    random.seed(5)
+    drawn: list[Any] = []
+    with torch.no_grad():
+        for i in range(300):
+            fast(rand(i, 1 + i // 50, 4))
+            drawn.append((torch.rand(2), torch.rand(2, device=device), random.random()))
+            time.sleep(0.001)
+    assert_same(drawn, expected)
+    assert fast.recordings
+
+
+def test_buckets(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, buckets=ol.Buckets(dim=0, sizes=(2, 4, 8)), capture="background")
+    with torch.inference_mode():
+
+        def call() -> None:
+            for rows in (1, 2, 3, 4, 6, 8):
+                x = rand(rows, rows, 4)
+                torch.testing.assert_close(fast(x), net(x))
+
+        captured(fast, 3, call)
+        before = replays(fast)
+        call()
+        assert replays(fast) == before + 6
+
+
+def test_nothing_stays_of_a_callable_that_is_gone(device: torch.device, rand: Rand) -> None:
+    fast: Any = ol.graph(lambda x: x * 2, capture="background")
+    assert isinstance(fast, CapturesBeside)
+    with torch.no_grad():
+        captured(fast, 1, functools.partial(fast, rand(0, 3)))
+    captures = fast._captures
+    del fast
+    gc.collect()
+    assert captures.graphed() is None
+    captures.end()
+    assert captures._thread is None

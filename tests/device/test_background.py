@@ -33,7 +33,7 @@ def captured(fast: Any, count: int, call: Callable[[], object]) -> None:
     """Call until there are so many recordings, and none is being made."""
     captures = getattr(fast, "__graphed__", fast)._captures
     end = time.monotonic() + 60
-    while (len(fast.recordings) < count or captures.busy) and time.monotonic() < end:
+    while (len(fast.recordings) < count or captures.worker.busy) and time.monotonic() < end:
         call()
         time.sleep(0.002)
     assert len(fast.recordings) >= count
@@ -280,5 +280,5 @@ def test_nothing_stays_of_a_callable_that_is_gone(device: torch.device, rand: Ra
     del fast
     gc.collect()
     assert captures.graphed() is None
-    captures.end()
-    assert captures._thread is None
+    captures.worker.end()
+    assert not captures.worker.alive

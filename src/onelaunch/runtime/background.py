@@ -9,38 +9,29 @@ into state that other calls would read.
 
 from __future__ import annotations
 
-import atexit
 import copy
-import sys
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Generator, Hashable
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import beside_calls
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
-from onelaunch.unwinding import AUTOCAST
+from onelaunch.runtime.worker import Footprint, Modes, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_IDLE_S = 5.0
-"""The seconds after which a thread without captures ends; the next one starts another."""
-_STEP_S = 2e-5
-"""The interpreter's switch interval during a capture: a call waits so long for the interpreter,
-after each operation, and not the usual 5 ms."""
 _TRY_S = 5e-4
 """The seconds between looks at who has the lock."""
 _MOST = 8
@@ -71,80 +62,24 @@ class _Wanted:
     calls: int = 0
     made: int = 0
     example: Flat | None = None
-    modes: _Modes | None = None
+    modes: Modes | None = None
 
 
-class _Modes:
-    """The modes of this thread that belong to a signature, to be entered in another thread."""
-
-    def __init__(self) -> None:
-        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self._cache = torch.is_autocast_cache_enabled()
-        self._casts = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in AUTOCAST
-        ]
-
-    @contextmanager
-    def entered(self) -> Generator[None]:
-        with ExitStack() as entered:
-            entered.enter_context(torch.inference_mode(self._inference))
-            entered.enter_context(torch.set_grad_enabled(self._grad))
-            for kind, enabled, dtype in self._casts:
-                if enabled:
-                    cast = torch.autocast(kind, dtype, cache_enabled=self._cache)
-                    entered.enter_context(cast)
-            yield
-
-
-class _Footprint:
-    """The changes by a call that other threads could notice."""
-
-    def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
-        self._device = device
-        self._reached = graphed._callee.reached(flat)
-        self._walk = self._reached.walk()
-        self._tensors = [t for _, t in self._walk.tensors()]
-        self._versions = list(map(_version, self._tensors))
-        self._drawn = self._random_state()
-
-    def _random_state(self) -> list[Tensor]:
-        device: Any = torch.get_device_module(self._device)
-        return [torch.get_rng_state(), getattr(device, "get_rng_state", torch.get_rng_state)()]
-
-    def none(self) -> bool:
-        """Return whether the call has changed nothing, and drawn nothing."""
-        return (
-            all(v is not None for v in self._versions)
-            and list(map(_version, self._tensors)) == self._versions
-            and all(map(torch.equal, self._random_state(), self._drawn))
-            and not self._reached.changed(self._walk)[1]
-        )
-
-
-def _version(t: Tensor) -> int | None:
-    """Return the number of in-place writes; None if torch does not count them."""
-    return None if t.is_inference() else t._version
-
-
-@dataclass(eq=False)
 class Captures:
-    """The captures of one callable beside its calls, by a thread that starts with the first.
+    """The captures of one callable beside its calls, in a thread.
 
     Attributes:
-        busy: True while the thread captures.
         off: True if the callable is captured in the threads of calls.
     """
 
-    graphed: weakref.ref[CapturesBeside[..., Any]]
-    busy: bool = False
-    off: bool = False
-    _wanted: dict[Hashable, _Wanted] = field(default_factory=dict[Hashable, _Wanted])
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _thread: threading.Thread | None = None
-    _ended: bool = False
-    _runs: int = 0
-    """The calls that run eagerly beside captures."""
+    def __init__(self, graphed: CapturesBeside[..., Any]) -> None:
+        self.graphed = weakref.ref(graphed)
+        self.off = False
+        self.worker = Worker(f"onelaunch captures of {graphed._name}", self._next)
+        self._wanted: dict[Hashable, _Wanted] = {}
+        self._changed = self.worker.changed
+        self._runs = 0
+        """The calls that run eagerly beside captures."""
 
     def call(
         self,
@@ -197,9 +132,9 @@ class Captures:
 
     def _alone(self, normal: Callable[[], R]) -> R:
         """Make a call that may be captured in its thread, once no call runs beside captures."""
-        if self._runs or self.busy:
+        if self._runs or self.worker.busy:
             with self._changed:
-                self._changed.wait_for(lambda: not (self._runs or self.busy))
+                self._changed.wait_for(lambda: not (self._runs or self.worker.busy))
         return normal()
 
     def _of(self, key: Hashable) -> _Wanted:
@@ -211,7 +146,7 @@ class Captures:
     def _lock(self, driver: Driver) -> bool:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it."""
         while not driver.lock.acquire(timeout=_TRY_S):
-            if self.busy:
+            if self.worker.busy:
                 return False
         return True
 
@@ -224,12 +159,12 @@ class Captures:
         normal: Callable[[], R],
     ) -> R:
         """Make the first call of a signature, and learn whether it can be captured beside calls."""
-        example = _copied(flat)
-        before = _Footprint(graphed, flat, device)
+        example = copied(flat)
+        before = Footprint(graphed, flat, device)
         result = normal()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         if example is not None and free and before.none():
-            wanted.example, wanted.modes = example, _Modes()
+            wanted.example, wanted.modes = example, Modes()
             wanted.state = _State.WANTED
             graphed._table.unserved.clear()  # its recording is on the way
         else:
@@ -240,52 +175,28 @@ class Captures:
         """Have a signature captured."""
         with self._changed:
             if wanted.example is None:
-                wanted.example, wanted.modes = _copied(flat), _Modes()
-            if self._thread is None and not self._ended:
-                name = f"onelaunch captures of {cast(Any, self.graphed())._name}"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
-                _running.add(self)
-            self._changed.notify_all()
+                wanted.example, wanted.modes = copied(flat), Modes()
+            self.worker.wake()
 
-    def _work(self) -> None:
-        """Capture the signatures that are wanted, the one with most calls first."""
-        while True:
-            with self._changed:
-                due = self._due()
-                if not due and not self._ended:
-                    self._changed.wait(_IDLE_S)
-                    due = self._due()
-                if self._ended or not due:
-                    self._thread = None
-                    return
-                wanted = max(due, key=lambda w: w.calls)
-                self.busy = True
-            try:
-                self._capture(wanted)
-            finally:
-                wanted.example = None
-                with self._changed:
-                    self.busy = False
-                    self._changed.notify_all()
-
-    def _due(self) -> list[_Wanted]:
+    def _next(self) -> Callable[[], None] | None:
+        """Return the capture of the signature that was called most."""
         wanted = self._wanted.values()
-        return [w for w in wanted if w.state is _State.WANTED and w.example and w.modes]
+        due = [w for w in wanted if w.state is _State.WANTED and w.example and w.modes]
+        if not due:
+            return None
+        return functools.partial(self._capture, max(due, key=lambda w: w.calls))
 
     def _capture(self, wanted: _Wanted) -> None:
         graphed, example, modes = self.graphed(), wanted.example, wanted.modes
+        wanted.example = None
         if graphed is None or example is None or modes is None:
             wanted.state = _State.ITS_OWN
             return
         args, kwargs = unflatten(example.tree, example.tensors)
         driver, device = graphed._callee.driver_and_device(example)
         try:
-            with modes.entered(), _on(device), _switching():
-                driver.synchronize(device)  # the copies were made on streams of other threads
-                running = graphed._table.running
-                with beside_calls(lambda: running):
-                    graphed.capture(*args, **kwargs)
+            with capturing(modes, driver, device, graphed):
+                graphed.capture(*args, **kwargs)
         except CaptureError as error:
             let_go(error)
             wanted.state = _State.ITS_OWN
@@ -300,54 +211,12 @@ class Captures:
             wanted.state = _State.DONE
             wanted.made += 1
 
-    def end(self) -> None:
-        """End the thread after the capture that is under way, and wait for it."""
-        with self._changed:
-            self._ended, thread = True, self._thread
-            self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
 
 _OF_LIMITS = frozenset({"OL301", "OL304"})
 """The refusals for want of room, which a call warns of."""
-_running: weakref.WeakSet[Captures] = weakref.WeakSet()
 
 
-@atexit.register
-def _end_all() -> None:
-    for captures in list(_running):
-        captures.end()
-
-
-def _copied(flat: Flat) -> Flat | None:
-    """Return a call with copies of its tensors; None if a copy has another layout."""
-    with torch.no_grad():
-        tensors = [t.clone().requires_grad_(t.requires_grad) for t in flat.tensors]
-    alike = all(a.stride() == b.stride() for a, b in zip(tensors, flat.tensors, strict=True))
-    return flat._replace(tensors=tensors) if alike else None
-
-
-@contextmanager
-def _on(device: torch.device) -> Generator[None]:
-    """Make a device the current one of this thread."""
-    chosen = getattr(torch.get_device_module(device), "device", None)
-    with nullcontext() if chosen is None else chosen(device):
-        yield
-
-
-@contextmanager
-def _switching() -> Generator[None]:
-    """Have the interpreter switch threads often."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_STEP_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def _refuse(graphed: Graphed[..., Any], example: Flat, error: CaptureError, modes: _Modes) -> None:
+def _refuse(graphed: Graphed[..., Any], example: Flat, error: CaptureError, modes: Modes) -> None:
     """Have the next call of a refused signature raise, or run eagerly, as `on_refusal` says."""
     driver, device = graphed._callee.driver_and_device(example)
     with modes.entered():
@@ -365,7 +234,7 @@ class CapturesBeside(Graphed[P, R]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._captures = Captures(weakref.ref(self))
+        self._captures = Captures(self)
 
     def served_alike(self, flat: Flat, spec: CallSpec) -> Hashable:
         """Return a key of all calls that the recording for this call will serve."""
@@ -391,6 +260,6 @@ class CapturesBeside(Graphed[P, R]):
 
     def reset(self) -> None:
         """Free every recording and forget every signature; see `Graphed.reset`."""
-        self._captures.end()
-        self._captures = Captures(weakref.ref(self))
+        self._captures.worker.end()
+        self._captures = Captures(self)
         super().reset()

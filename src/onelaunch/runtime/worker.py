@@ -1,0 +1,187 @@
+"""A thread for captures beside calls: its jobs, and what they need to know of the calls."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.tree import Flat
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import beside_calls
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.unwinding import AUTOCAST
+
+_IDLE_S = 5.0
+"""The seconds after which a thread without jobs ends; the next job starts another."""
+_STEP_S = 2e-5
+"""The interpreter's switch interval during a capture. A call waits so long for the interpreter
+after each operation; the usual interval is 5 ms."""
+
+
+class Worker:
+    """A thread that starts with its first job, and ends when there is none for a while.
+
+    Args:
+        name: of the thread.
+        next_job: returns the next job, or None. Called under `changed`.
+
+    Attributes:
+        busy: True during a job.
+        changed: to be held while jobs are added, and notified of each.
+    """
+
+    def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
+        self.busy = False
+        self.changed = threading.Condition()
+        self._name, self._next = name, next_job
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def wake(self) -> None:
+        """Start the thread, or tell it of a job. Hold `changed`."""
+        if self._thread is None and not self._ended:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+            _running.add(self)
+        self.changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                job = self._next()
+                if job is None and not self._ended:
+                    self.changed.wait(_IDLE_S)
+                    job = self._next()
+                if self._ended or job is None:
+                    self._thread = None
+                    return
+                self.busy = True
+            try:
+                job()
+            finally:
+                del job  # it keeps tensors
+                with self.changed:
+                    self.busy = False
+                    self.changed.notify_all()
+
+    def end(self) -> None:
+        """End the thread after the job that is under way, and wait for it."""
+        with self.changed:
+            self._ended, thread = True, self._thread
+            self.changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """True while there is a thread."""
+        return self._thread is not None
+
+
+_running: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for worker in list(_running):
+        worker.end()
+
+
+class Modes:
+    """The modes of this thread that belong to a signature, to be entered in another thread."""
+
+    def __init__(self) -> None:
+        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._cache = torch.is_autocast_cache_enabled()
+        self._casts = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in AUTOCAST
+        ]
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        with ExitStack() as entered:
+            entered.enter_context(torch.inference_mode(self._inference))
+            entered.enter_context(torch.set_grad_enabled(self._grad))
+            for kind, enabled, dtype in self._casts:
+                if enabled:
+                    cast = torch.autocast(kind, dtype, cache_enabled=self._cache)
+                    entered.enter_context(cast)
+            yield
+
+
+class Footprint:
+    """The changes by a call that other threads could notice."""
+
+    def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
+        self._device = device
+        self._reached = graphed._callee.reached(flat)
+        self._walk = self._reached.walk()
+        self._tensors = [t for _, t in self._walk.tensors()]
+        self._versions = list(map(_version, self._tensors))
+        self._drawn = self._random_state()
+
+    def _random_state(self) -> list[Tensor]:
+        device: Any = torch.get_device_module(self._device)
+        return [torch.get_rng_state(), getattr(device, "get_rng_state", torch.get_rng_state)()]
+
+    def none(self) -> bool:
+        """Return whether the call has changed nothing, and drawn nothing."""
+        return (
+            all(v is not None for v in self._versions)
+            and list(map(_version, self._tensors)) == self._versions
+            and all(map(torch.equal, self._random_state(), self._drawn))
+            and not self._reached.changed(self._walk)[1]
+        )
+
+
+def _version(t: Tensor) -> int | None:
+    """Return the number of in-place writes; None if torch does not count them."""
+    return None if t.is_inference() else t._version
+
+
+def copied(flat: Flat) -> Flat | None:
+    """Return a call with copies of its tensors; None if a copy has another layout."""
+    with torch.no_grad():
+        tensors = [t.clone().requires_grad_(t.requires_grad) for t in flat.tensors]
+    alike = all(a.stride() == b.stride() for a, b in zip(tensors, flat.tensors, strict=True))
+    return flat._replace(tensors=tensors) if alike else None
+
+
+@contextmanager
+def _on(device: torch.device) -> Generator[None]:
+    """Make a device the current one of this thread."""
+    chosen = getattr(torch.get_device_module(device), "device", None)
+    with nullcontext() if chosen is None else chosen(device):
+        yield
+
+
+@contextmanager
+def _switching() -> Generator[None]:
+    """Have the interpreter switch threads often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_STEP_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextmanager
+def capturing(
+    modes: Modes, driver: Driver, device: torch.device, graphed: Graphed[..., Any]
+) -> Generator[None]:
+    """Return a context for captures beside the calls of a callable, under the modes of a call."""
+    running = graphed._table.running
+    with modes.entered(), _on(device), _switching():
+        driver.synchronize(device)  # the copies were made on streams of other threads
+        with beside_calls(lambda: running):
+            yield

@@ -82,8 +82,10 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
         capturable: True to call `ol.capturable(optimizer)` for each optimizer that steps in `fn`
             and could not be captured, at its first step. It stays capturable.
         compile: capture Inductor's kernels instead of eager's, in training for the backward too;
-            ``"max-autotune"`` for its slow search. The second call of a signature compiles. On a
-            CPU it has no effect.
+            ``"max-autotune"`` for its slow search. The second call of a signature compiles.
+            ``"later"``: eager's kernels are captured, and a thread compiles meanwhile; its
+            recording takes over once its result agrees with eager's (inference only). On a CPU
+            none has an effect.
         parallel: let kernels run at the same time that need not wait for each other: branches of a
             network, the gradients of a layer. The kernels and the bits are the same. Takes more
             memory, and about a third more time to capture. Not of compiled code.

@@ -316,6 +316,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "raise the budget, or call `warm_up` again, which goes on with the rest; change the line "
         "of a refused call",
     ),
+    "OL316": CatalogueEntry(
+        "a call that is not compiled later",
+        "another thread compiles, and compares with eager, only what changes no state, draws no "
+        "random numbers and has no backward",
+        "`compile=True`, which compiles in the second call, or leave it: the recording is right",
+    ),
     # 4xx: how onelaunch was called.
     "OL401": CatalogueEntry(
         "bad argument to onelaunch",

@@ -33,6 +33,8 @@ def graphed(
     for buckets alone."""
     kind: Any = Graphed
     where = _KINDS.get((options.buckets is not None, options.capture))
+    if options.compile == "later":
+        where = "onelaunch.runtime.later:CompilesLater"
     if where is not None:
         kind = resolve_name(where)
     return kind(fn, options, pool, root, callee)

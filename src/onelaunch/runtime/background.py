@@ -195,7 +195,7 @@ class Captures:
         args, kwargs = unflatten(example.tree, example.tensors)
         driver, device = graphed._callee.driver_and_device(example)
         try:
-            with capturing(modes, driver, device, graphed):
+            with capturing(modes, driver, device, graphed._table):
                 graphed.capture(*args, **kwargs)
         except CaptureError as error:
             let_go(error)

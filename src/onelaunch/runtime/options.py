@@ -64,7 +64,12 @@ class Options:
         _one_of("capturable", self.capturable, (False, True))
         _one_of("parallel", self.parallel, (False, True))
         _one_of("capture", self.capture, ("call", "background"))
-        _one_of("compile", self.compile, (False, True, "default", "max-autotune"))
+        _one_of("compile", self.compile, (False, True, "default", "max-autotune", "later"))
+        if self.compile == "later":
+            for name, allowed in (("buckets", None), ("capture", "call")):
+                if getattr(self, name) != allowed:
+                    what = f'compile="later" with {name}={getattr(self, name)!r}'
+                    raise ArgumentError("OL401", what, fix="compile=True")
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             fix = "buckets=ol.Buckets(dim=0, sizes=(1, 4, 16))"
             raise ArgumentError("OL401", f"buckets={self.buckets!r}", fix=fix)
@@ -78,6 +83,9 @@ class Options:
         _positive("max_in_flight", self.max_in_flight)
 
     def _refuse_unsplit(self) -> None:
+        if self.compile == "later":
+            what = 'on_refusal="split" with compile="later"'
+            raise ArgumentError("OL401", what, fix="compile=True: each piece is compiled")
         for name, allowed, fix in _SPLIT:
             if getattr(self, name) != allowed:
                 what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
@@ -86,7 +94,8 @@ class Options:
     @property
     def fit_split(self) -> bool:
         """True if ``on_refusal="split"`` goes with the other options."""
-        return all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
+        fit = all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
+        return fit and self.compile != "later"
 
     @property
     def enough_warmups(self) -> int:

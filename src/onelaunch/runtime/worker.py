@@ -17,6 +17,7 @@ from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import beside_calls
 from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.table import Table
 from onelaunch.unwinding import AUTOCAST
 
 _IDLE_S = 5.0
@@ -66,6 +67,8 @@ class Worker:
                 self.busy = True
             try:
                 job()
+            except Exception:  # noqa: BLE001  shown as any thread's; the thread goes on
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
             finally:
                 del job  # it keeps tensors
                 with self.changed:
@@ -176,12 +179,13 @@ def _switching() -> Generator[None]:
 
 
 @contextmanager
-def capturing(
-    modes: Modes, driver: Driver, device: torch.device, graphed: Graphed[..., Any]
-) -> Generator[None]:
-    """Return a context for captures beside the calls of a callable, under the modes of a call."""
-    running = graphed._table.running
+def capturing(modes: Modes, driver: Driver, device: torch.device, table: Table) -> Generator[None]:
+    """Return a context for captures beside the calls of a callable, under the modes of a call.
+
+    Args:
+        table: the recordings of the callable.
+    """
     with modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
-        with beside_calls(lambda: running):
+        with beside_calls(lambda: table.running):
             yield

@@ -1,0 +1,195 @@
+"""`graph(f, compile="later")`: eager's kernels are replayed until Inductor's are there.
+
+A thread compiles and captures a signature once it is recorded. If the result of the new recording
+agrees with eager's, later calls replay it in place of the old one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.ambient import refresh_mode_flag, runs_inline
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat, flatten, unflatten
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.recording import Recording
+from onelaunch.driver.distance import close
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.replay.call_path import MISS, CallPath, Miss
+from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.stats import GraphStats
+from onelaunch.runtime.table import Entry
+from onelaunch.runtime.worker import Footprint, Modes, Worker, capturing, copied
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TRIES, _WAIT_S = 20, 0.01
+"""The tries to replay a new recording, and the seconds between two of them."""
+_MOST = 2
+"""The attempts at each signature: it is compiled again if its state has moved."""
+
+
+class CompilesLater(Graphed[P, R]):
+    """A callable that replays eager's kernels until compiled kernels are there."""
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        options: Options,
+        pool: PoolManager | None = None,
+        root: tuple[str, object] | None = None,
+        callee: Callee | None = None,
+    ) -> None:
+        super().__init__(fn, replace(options, compile=False), pool, root, callee)
+        self.options = options
+        self._compiled: Graphed[P, R] = Graphed(fn, replace(options, compile=True), None, root)
+        self._agreed: set[CallPath] = set()
+        """The call paths of compiled recordings that agree with eager."""
+        self._due = deque[Callable[[], None]]()
+        self._tried = Counter[CallSpec]()
+        this: Any = weakref.ref(self)
+        self._worker = Worker(f"onelaunch compiles {self._name}", lambda: _next_of(this))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if runs_inline(self):
+            return self.fn(*args, **kwargs)
+        result = self._replayed(args, kwargs)
+        return self._miss(args, kwargs) if result is MISS else result
+
+    def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
+        """See `Graphed._replayed`. Compiled recordings come first."""
+        for launch_if_fits in self._compiled._table.calls:
+            if launch_if_fits in self._agreed:
+                result = launch_if_fits(args, kwargs)
+                if result is not MISS:
+                    return result
+        return super()._replayed(args, kwargs)
+
+    def _replay_new(
+        self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R | Miss:
+        """See `Graphed._replay_new`. A recording that stays is to be compiled."""
+        example = copied(self._signatures.flat(args, kwargs))
+        before = Footprint(self, attempt.flat, attempt.device)
+        result = super()._replay_new(entry, attempt, args, kwargs)
+        if entry in self._table.entries and self._tried[attempt.spec] < _MOST:
+            self._tried[attempt.spec] += 1
+            if example is None or entry.captured.pair is not None or not before.none():
+                self._tell("it changes state, draws random numbers, or has a backward")
+            else:
+                job = functools.partial(self._compile, attempt.spec, example, Modes())
+                with self._worker.changed:
+                    self._due.append(job)
+                    self._worker.wake()
+        return result
+
+    def _compile(self, spec: CallSpec, example: Flat, modes: Modes) -> None:
+        """Compile and capture a call, and have it replayed if it agrees with eager."""
+        args, kwargs = unflatten(example.tree, example.tensors)
+        driver, device = self._callee.driver_and_device(example)
+        compiled: Any = self._compiled
+        fn: Any = self.fn
+        try:
+            with capturing(modes, driver, device, self._table):
+                compiled.capture(*args, **kwargs)
+                found, made = _replayed(compiled, args, kwargs)
+                agrees = _agree(found, fn(*args, **kwargs))
+        except CaptureError as error:
+            let_go(error)
+            self._tell(f"compiled, it is refused: [{error.code}] {error.what}")
+            return
+        except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
+            let_go(error)
+            line = str(error).partition("\n")[0][:200]
+            self._tell(f"the compiler failed, {type(error).__name__}: {line}")
+            return
+        if made is None:
+            return  # what it relies on has moved meanwhile
+        if not agrees:
+            compiled._table.drop(made)
+            self._tell("the compiled result differs from eager's")
+            return
+        self._agreed.add(made.call)
+        with driver.exclusive():
+            for entry in self._table.entries:
+                if entry.spec == spec:
+                    self._table.drop(entry)
+
+    def _tell(self, why: str) -> None:
+        what = f"`{self._name}` keeps eager's kernels for a signature: {why}"
+        self._notices.warn("OL316", what, "later")
+
+    # For users.
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The figures of each recording, the compiled ones first."""
+        return [*self._compiled.recordings, *super().recordings]
+
+    def stats(self) -> GraphStats:
+        """Return the figures of all recordings and calls; see `Graphed.stats`."""
+        mine, theirs = super().stats(), self._compiled.stats()
+        return replace(
+            mine,
+            recordings=(*theirs.recordings, *mine.recordings),
+            captures=mine.captures + theirs.captures,
+            capture_seconds=mine.capture_seconds + theirs.capture_seconds,
+            replays=mine.replays + theirs.replays,
+            evictions=mine.evictions + theirs.evictions,
+        )
+
+    def reset(self) -> None:
+        """Free every recording and forget every signature; see `Graphed.reset`."""
+        with self._worker.changed:
+            self._due.clear()
+        self._agreed.clear()
+        self._tried.clear()
+        self._compiled.reset()
+        super().reset()
+
+
+def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] | None:
+    """Return the next job of a callable, if it is still there."""
+    graphed = this()
+    return graphed._due.popleft() if graphed is not None and graphed._due else None
+
+
+def _replayed(
+    graphed: Graphed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Entry | None]:
+    """Replay a call, and return its result with the recording; None if none fits."""
+    for _ in range(_TRIES):
+        refresh_mode_flag()  # modes that other threads are in leave it wrong now and then
+        for entry in graphed._table.entries:
+            result = entry.call(args, kwargs)
+            if result is not MISS:
+                return result, entry
+        time.sleep(_WAIT_S)
+    return MISS, None
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    """Return whether two results agree, but for the rounding of other kernels."""
+    mine, theirs = flatten(found), flatten(expected)
+    return mine.tree == theirs.tree and all(
+        _alike(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True)
+    )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    same: Sequence[bool] = (a.shape == b.shape, a.dtype == b.dtype, a.device == b.device)
+    with torch.no_grad():
+        return all(same) and close(a, b)

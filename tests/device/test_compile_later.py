@@ -1,0 +1,170 @@
+"""`compile="later"`: eager's kernels are replayed until compiled ones are there."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+from onelaunch.capture.callee import Callee
+
+from .drop_in import assert_same, random_tensor, replays
+
+pytestmark = pytest.mark.usefixtures("compiled")
+Rand = Callable[..., Tensor]
+
+
+@pytest.fixture
+def rand(device: torch.device) -> Rand:
+    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
+
+
+def network(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device).eval()
+
+
+def finished(fast: Any) -> Any:
+    """Wait until everything was compiled."""
+    own = getattr(fast, "__graphed__", fast)
+    end = time.monotonic() + 100
+    while (own._due or own._worker.busy) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not own._due
+    assert not own._worker.busy
+    return own
+
+
+def test_compiled_code_takes_over(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+    with torch.inference_mode():
+        for i in range(5):
+            assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+        assert replays(fast) >= 2  # nothing waits for the compiler
+        own = finished(fast)
+        before = own._compiled.stats().replays
+        for i in range(4):
+            torch.testing.assert_close(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+    assert own._compiled.stats().replays == before + 4
+    assert len(fast.recordings) == 1
+    assert not own.stats().eager_reasons
+
+
+def test_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+    failed: list[BaseException] = []
+
+    def body(k: int) -> None:
+        try:
+            with torch.inference_mode():
+                for i in range(40):
+                    x = rand(i, 1 + (i + k) % 3, 4)
+                    torch.testing.assert_close(fast(x), net(x))
+        except BaseException as error:  # noqa: BLE001  shown in the main thread
+            failed.append(error)
+
+    threads = [threading.Thread(target=body, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+    assert len(finished(fast)._compiled.recordings) == 3
+
+
+@pytest.mark.parametrize("how", ["wrong", "fails"])
+def test_what_the_compiler_gets_wrong(
+    device: torch.device, rand: Rand, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def form(callee: Any, driver: Any) -> Any:
+        if not callee.compile:
+            return callee.fn
+        return bad
+
+    def bad(x: Tensor) -> Tensor:
+        if how == "fails":
+            raise RuntimeError("no such kernel")
+        return net(x) * 1.5
+
+    monkeypatch.setattr(Callee, "captured_form", form)
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+    with torch.inference_mode(), warnings.catch_warnings(record=True, action="always") as told:
+        for i in range(5):
+            assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+        own = finished(fast)
+        before = replays(fast)
+        for i in range(4):
+            assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+    (text,) = [str(w.message) for w in told]
+    assert "OL316" in text
+    assert {"wrong": "differs from eager's", "fails": "no such kernel"}[how] in text
+    assert replays(fast) == before + 4
+    assert not own._compiled.recordings
+
+
+def test_state_and_gradients_keep_eagers_kernels(device: torch.device, rand: Rand) -> None:
+    total = torch.zeros(4, device=device)
+
+    def f(x: Tensor) -> Tensor:
+        total.add_(x.sum(0))
+        return x * 2
+
+    for f_, grad in ((f, False), (network(device), True)):
+        fast = ol.graph(f_, compile="later")
+        with warnings.catch_warnings(record=True, action="always") as told:
+            for i in range(6):
+                with torch.set_grad_enabled(grad):
+                    result = fast(rand(i, 2, 4))
+                if grad:
+                    result.sum().backward()
+        (text,) = [str(w.message) for w in told]
+        assert "OL316" in text
+        assert "keeps eager's kernels" in text
+        assert replays(fast) >= 3
+
+
+def test_weights_that_move(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+    with torch.inference_mode():
+        for i in range(5):
+            fast(rand(i, 2, 4))
+        finished(fast)
+    net[0].weight.data = net[0].weight.data * 2  # pyright: ignore
+    with torch.inference_mode():
+        for i in range(8):
+            torch.testing.assert_close(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+        own = finished(fast)
+        before = own._compiled.stats().replays
+        torch.testing.assert_close(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))
+    assert own._compiled.stats().replays == before + 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"buckets": ol.Buckets(sizes=(1, 2))}, {"capture": "background"}]
+)
+def test_options_that_do_not_go_together(options: Any) -> None:
+    with pytest.raises(ol.ArgumentError, match=r"OL401.*later"):
+        ol.graph(lambda x: x, compile="later", **options)
+
+
+def test_reset(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+    with torch.inference_mode():
+        for i in range(5):
+            fast(rand(i, 2, 4))
+        finished(fast)
+        fast.reset()
+        assert not fast.recordings
+        assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,12 @@ from benchmarks.processes import (
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.reference import first_line
 
-AT_ONCE = max(2, 5 * (os.cpu_count() or 1) // 4)
-"""Processes that build at once: some of them wait for the device."""
-MEASURE_SECONDS = 30.0
+AT_ONCE = os.cpu_count() or 2
+"""Processes that build at once. Half as many more may be built: all of them hold memory."""
+MEASURE_SECONDS = 60.0
+TOGETHER = ("training", "plans", "replay")
+"""The groups of which a process builds several, if they take less than so many seconds."""
+TOGETHER_SECONDS = 30.0
 BUILDERS: dict[str, Callable[[str, Sequence[str]], built.Finish]] = {
     "calls": built.calls,
     "training": built.trained,
@@ -68,26 +71,45 @@ BUILDERS: dict[str, Callable[[str, Sequence[str]], built.Finish]] = {
 }
 
 
-# One process for each group.
+# A process for each group, or for some that are soon built.
 
 
-def one(group: str, variants: Sequence[str]) -> dict[str, Any]:
-    """Build, say so, wait to be told, measure. What goes wrong with all of them is in each row."""
+def one(groups: dict[str, list[str]]) -> dict[str, Any]:
+    """Build, say so, wait to be told, measure."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # the processes share the cores
     no_silent_eager()
+    found: dict[str, Any] = {"environment": environment()}
+    finish = {group: built_of(group, variants) for group, variants in groups.items()}
+    wait_for_turn()
+    rows = {group: named(groups[group], finish[group]) for group in groups}
+    return found | {"groups": {group: [asdict(row) for row in rows[group]] for group in groups}}
+
+
+def built_of(group: str, variants: Sequence[str]) -> built.Finish:
+    """Build a group; what goes wrong with all of it is in each row."""
     kind, _, name = group.partition("#")[0].partition(":")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ol.GraphWarning)
-        try:
-            finish = BUILDERS[kind](name, variants)
-            wait_for_turn()
-            rows = finish()
-        except Exception as error:  # noqa: BLE001  an engine may raise anything
-            rows = [built.Found(variant) for variant in variants]
-            for row in rows:
-                row.fail(f"{type(error).__name__}: {first_line(error)}")
-    return {"environment": environment(), "rows": [asdict(row) for row in rows]}
+    finish: list[built.Finish] = []
+
+    def build() -> list[built.Found]:
+        finish.append(BUILDERS[kind](name, variants))
+        return []
+
+    wrong = named(variants, build)
+    return finish[0] if finish else lambda: wrong
+
+
+def named(variants: Sequence[str], run: built.Finish) -> list[built.Found]:
+    """Run, a warning of ours an error; what it raises is in each row."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ol.GraphWarning)
+            return run()
+    except Exception as error:  # noqa: BLE001  an engine may raise anything
+        rows = [built.Found(variant) for variant in variants]
+        for row in rows:
+            row.fail(f"{type(error).__name__}: {first_line(error)}")
+        return rows
 
 
 # Judging.
@@ -138,12 +160,38 @@ def place(row: dict[str, Any]) -> tuple[str, ...]:
     return row["table"], row["group"], row["ours"], row.get("figure", "wall")
 
 
+def variants_of(group: Sequence[Claim]) -> list[str]:
+    """List the rows of a group that are built: ours first."""
+    names = [claim.ours for claim in group] + [claim.theirs for claim in group if claim.theirs]
+    return list(dict.fromkeys(names))
+
+
+def shared_out(groups: Mapping[str, Sequence[Claim]]) -> list[list[str]]:
+    """Share the groups out over processes, those that take long first: a wave of processes lasts
+    as long as its slowest. CUDA graphs of `torch.compile` share state, so that they are alone."""
+    seconds = {name: max(claim.seconds for claim in group) for name, group in groups.items()}
+    shared: list[list[str]] = []
+    alone: list[list[str]] = []
+    for name in sorted(groups, key=lambda name: -seconds[name]):
+        graphs = [
+            v for v in variants_of(groups[name]) if "reduce-overhead" in v or v == "cudagraphs"
+        ]
+        if name.partition(":")[0] not in TOGETHER or graphs:
+            alone.append([name])
+            continue
+        room = (s for s in shared if sum(map(seconds.__getitem__, [*s, name])) <= TOGETHER_SECONDS)
+        if (process := next(room, None)) is not None:
+            process.append(name)
+        else:
+            shared.append([name])
+    return sorted(alone + shared, key=lambda names: -sum(map(seconds.__getitem__, names)))
+
+
 def run_all(wanted: Sequence[Claim], out: Path, build_seconds: float) -> int:
     """Measure and write; returns how many claims do not hold."""
-    groups: dict[str, dict[str, float]] = {}
+    groups: dict[str, list[Claim]] = {}
     for claim in wanted:
-        needed = groups.setdefault(claim.group, {})
-        needed |= {name: claim.seconds for name in (claim.ours, claim.theirs) if name}
+        groups.setdefault(claim.group, []).append(claim)
     before = json.loads(out.read_text())["rows"] if out.exists() else []
     others = {place(asdict(claim)) for claim in claims(list(TABLES))}
     others -= {place(asdict(claim)) for claim in wanted}
@@ -152,12 +200,13 @@ def run_all(wanted: Sequence[Claim], out: Path, build_seconds: float) -> int:
     broken = 0
     started = time.monotonic()
 
-    def done(group: str, data: dict[str, Any] | None) -> None:
+    def done(process: str, data: dict[str, Any] | None) -> None:
         nonlocal broken
-        rows = {row["variant"]: row for row in data["rows"]} if data else {}
         if data:
             results["environment"] = data["environment"]
-        for claim in (c for c in wanted if c.group == group):
+        for claim in (c for group in processes[process] for c in groups[group]):
+            found_there = data["groups"][claim.group] if data else []
+            rows = {row["variant"]: row for row in found_there}
             holds, said, lead = verdict(claim, rows)
             broken += not holds
             found = {"holds": holds, "said": said, "found_lead": lead}
@@ -165,23 +214,26 @@ def run_all(wanted: Sequence[Claim], out: Path, build_seconds: float) -> int:
             print(f"{'holds ' if holds else 'BROKEN'} {claim.name}: {said}", flush=True)
         write(out, results)
 
-    # A wave lasts as long as its slowest: those that take long build at once.
-    names = sorted(groups, key=lambda name: -sum(groups[name].values()))
-    for at in range(0, len(names), AT_ONCE):
+    processes = {str(i): names for i, names in enumerate(shared_out(groups))}
+    variants = {
+        process: {name: variants_of(groups[name]) for name in names}
+        for process, names in processes.items()
+    }
+    wave = AT_ONCE + AT_ONCE // 2
+    for at in range(0, len(processes), wave):
         begun = time.monotonic()
-        wave = names[at : at + AT_ONCE]
-        # Within a process what is soon built comes first: it is there when the time is up.
-        ordered = {name: sorted(groups[name], key=groups[name].__getitem__) for name in wave}
-        variants = json.dumps(ordered)
+        names = list(processes)[at : at + wave]
         run_together(
             "benchmarks.claims",
-            wave,
-            ["--variants", variants],
+            names,
+            ["--groups", json.dumps({name: variants[name] for name in names})],
             build_seconds=build_seconds,
             measure_seconds=MEASURE_SECONDS,
             done=done,
+            at_once=AT_ONCE,
         )
-        print(f"{len(wave)} processes, {time.monotonic() - begun:.0f} s: {', '.join(wave)}")
+        which = ", ".join("+".join(processes[name]) for name in names)
+        print(f"in {time.monotonic() - begun:.0f} s: {which}", flush=True)
     held = sum(row["holds"] for row in results["rows"])
     print(f"{held} of {len(results['rows'])} hold; {time.monotonic() - started:.0f} s; {out}")
     return broken
@@ -190,18 +242,17 @@ def run_all(wanted: Sequence[Claim], out: Path, build_seconds: float) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", default=",".join(TABLES), help="names, with commas")
-    parser.add_argument("--build-seconds", type=float, default=120.0, help="for each wave")
+    parser.add_argument("--build-seconds", type=float, default=120.0, help="for each process")
     parser.add_argument("--match", default="", help="only claims whose names match")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--variants", default="{}", help=argparse.SUPPRESS)
+    parser.add_argument("--groups", default="{}", help=argparse.SUPPRESS)
     options = parsed(parser, "claims", argv)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if options.one:
-        found = one(options.one, json.loads(options.variants)[options.one])
+        found = one(json.loads(options.groups)[options.one])
         options.out.write_text(json.dumps(found))
-        sys.stdout.flush()
-        os._exit(0)  # the driver frees all at once: the next waits for it
+        os._exit(0)  # the next waits for it, and the driver frees its memory at once
     tables = options.tables.split(",")
     if unknown := [name for name in tables if name not in TABLES]:
         parser.error(f"{', '.join(unknown)}: is none of {', '.join(TABLES)}")

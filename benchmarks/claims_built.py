@@ -33,7 +33,7 @@ from onelaunch.tools.bench.reference import first_line, outputs
 from onelaunch.tools.bench.timers import Timing
 from onelaunch.tools.bench.workload import Workload
 
-SAMPLES, SECONDS = 45, 1.0
+SAMPLES, SECONDS = 45, 0.8
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import backend, claims_table, training
@@ -19,7 +19,7 @@ AHEAD = 1.05
 """A lead that counts as one: timings of one run differ by less."""
 PLAIN = ("eager", "no_grad", "eager-fused", "by-hand", "make_graphed_callables", "cudagraphs")
 """Others that are soon built, for they generate no code."""
-SOON, LONG = 40.0, 60.0
+SOON, LONG = 30.0, 50.0
 """Seconds to build. Another that takes longer than the first is not built again; a group that takes
 longer than the second has a process for each row."""
 Results = dict[str, Any]
@@ -39,7 +39,7 @@ class Claim:
         recordings: their number, as far as the row says it.
         launches: those of a later call; None: not of one call.
         eager: calls of ours within it that are no launches.
-        seconds: about how long row and theirs take to build.
+        seconds: about how long its process builds.
     """
 
     table: str
@@ -90,11 +90,18 @@ def claims_of(table: str) -> Iterator[Claim]:
     results = json.loads((RESULTS / f"{table}.json").read_text())
     for group, rows in TABLES[table](results):
         found = [claim for row in rows if row.ours for claim in _of_row(table, group, row, rows)]
-        built = {name for claim in found for name in (claim.ours, claim.theirs)}
-        shared_out = sum(row.seconds for row in rows if row.name in built) > LONG
-        for claim in found:
-            name = f"{group}#{claim.ours}" if shared_out and len(found) > 1 else group
-            yield Claim(**vars(claim) | {"group": name})
+        parts = {group: found}
+        if _seconds(found, rows) > LONG:
+            parts = {f"{group}#{c.ours}": [o for o in found if o.ours == c.ours] for c in found}
+        for name, part in parts.items():
+            seconds = _seconds(part, rows)
+            yield from (replace(claim, group=name, seconds=seconds) for claim in part)
+
+
+def _seconds(found: Iterable[Claim], rows: Iterable[Told]) -> float:
+    """Return how long the rows of the claims take to build, and the others beside them."""
+    built = {name for claim in found for name in (claim.ours, claim.theirs)}
+    return sum(row.seconds for row in rows if row.name in built)
 
 
 def _of_row(table: str, group: str, row: Told, rows: Iterable[Told]) -> Iterator[Claim]:
@@ -103,10 +110,9 @@ def _of_row(table: str, group: str, row: Told, rows: Iterable[Told]) -> Iterator
         theirs = _behind(figure, mine, others)
         lead = theirs.figures[figure] / mine if theirs else None
         if theirs or i == 0:
-            seconds = row.seconds + (theirs.seconds if theirs else 0.0)
             yield Claim(
                 *(table, group, row.name, figure, theirs.name if theirs else None, lead),
-                *(row.recordings, row.launches, row.eager, seconds),
+                *(row.recordings, row.launches, row.eager),
             )
 
 
@@ -168,7 +174,15 @@ def _of_training(results: Results) -> Iterator[Group]:
     """The tables of training show wall times only."""
     for part in training.PARTS:
         for name, data in results[part].items():
-            rows = [row | {"host": None} for row in data["rows"]]
+            seconds = 3.0 if name in training.SMALL else 8.0
+            rows = [
+                row
+                | {
+                    "host": None,
+                    "build_seconds": seconds * (3 if "compile" in row["variant"] else 1),
+                }
+                for row in data["rows"]
+            ]
             yield f"training:{part}:{name}", [told for _, told in _ways(rows, _is_shown)]
 
 
@@ -196,7 +210,9 @@ def _of_optimize(results: Results) -> Iterator[Group]:
                 graphed = int("graph" in found["steps"])
                 launches = graphed * (len(LENGTHS) if cycle else 1)
                 recordings = None if cycle else graphed
-                rows.append(Told(f"onelaunch {name}", True, figures, recordings, launches))
+                seconds = 10.0 if any("inductor" in step for step in found["steps"]) else 3.0
+                told = Told(f"onelaunch {name}", True, figures, recordings, launches)
+                rows.append(replace(told, seconds=seconds))
             else:
                 plain = found["engine"] in PLAIN
                 rows.append(Told(f"{name} ({found['engine']})", False, figures, plain=plain))
@@ -241,7 +257,7 @@ def shape_of(what: str) -> str:
 
 
 def _served(name: str, row: Results) -> Told:
-    seconds = row["build seconds"]
+    seconds = row["build seconds"] / 2  # fewer requests go through it
     return Told(name, is_ours(name), served(row), None, 1, plain=True, seconds=seconds)
 
 
@@ -296,22 +312,22 @@ def _of_generate(results: Results) -> Iterator[Group]:
 
 def _of_coverage(results: Results) -> Iterator[Group]:
     """A row for each engine of ours and mode, and for each code that models are refused with."""
-    engines = {
-        f"{name}, {mode}": 60.0
+    engines = [
+        f"{name}, {mode}"
         for mode, found in results["counts"].items()
         for name in found["engines"]
         if is_ours(name)
-    }
+    ]
     ran = [case["engines"] for case in results["cases"].values() if "engines" in case]
     ours = [row for rows in ran if (row := rows.get("onelaunch"))]
     codes = sorted({row["code"] for row in ours if row["verdict"] == "refused"})
     names = [*engines, *codes]
-    yield "coverage:models", [Told(name, True, seconds=60.0 / len(names)) for name in names]
+    yield "coverage:models", [Told(name, True, seconds=LONG / len(names)) for name in names]
 
 
 def _of_doctor(results: Results) -> Iterator[Group]:
     kinds = sorted({case["on the GPU"]["verdict"] for case in results["cases"].values()})
-    yield "doctor:models", [Told(kind, True, seconds=25.0) for kind in kinds]
+    yield "doctor:models", [Told(kind, True, seconds=LONG / len(kinds)) for kind in kinds]
 
 
 TABLES: dict[str, Callable[[Results], Iterator[Group]]] = {

@@ -34,7 +34,7 @@ from onelaunch.driver.distance import relative_error
 from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.tools.bench.reference import outputs
 
-REQUESTS = 1500
+REQUESTS = 2500
 CHURNED = 20_000
 TIMED = 3
 """Requests to a decoder, or iterations of learning, that are timed."""

@@ -140,6 +140,40 @@ def test_the_table_names_what_broke() -> None:
     assert "training, step:mlp, onelaunch, host (refused)" in claims_table.text_of(results)
 
 
+def test_groups_share_processes() -> None:
+    def group(name: str, seconds: float, theirs: str | None = None) -> list[Claim]:
+        return [replace(CLAIM, group=name, seconds=seconds, theirs=theirs)]
+
+    groups = {
+        "plans:a": group("plans:a", 9.0),
+        "plans:b": group("plans:b", 12.0, "incumbent (reduce-overhead)"),
+        "training:c": group("training:c", 15.0),
+        "plans:d": group("plans:d", 10.0),
+        "backend:e": group("backend:e", 40.0),
+    }
+    shared = [["backend:e"], ["training:c", "plans:d"], ["plans:b"], ["plans:a"]]
+    assert claims.shared_out(groups) == shared
+    assert claims.variants_of(groups["plans:b"]) == ["onelaunch", "incumbent (reduce-overhead)"]
+
+
+@pytest.mark.thorough
+def test_claims_are_run_again_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was kept from an earlier run stays, one that no table makes any more goes."""
+    out = tmp_path / "claims.json"
+    kept, gone = (c for c in claims.claims(["training"]) if c.group == "training:pair:cnn")
+    found = {"holds": True, "said": "runs", "found_lead": None}
+    rows = [vars(kept) | found, vars(gone) | found | {"ours": "onelaunch-gone"}]
+    out.write_text(json.dumps({"rows": rows}))
+    argv = ["--tables", "training", "--match", "pair:mlp, onelaunch$", "--out", str(out)]
+    assert claims.main(argv) == 0
+    written = {(row["group"], row["ours"]): row for row in json.loads(out.read_text())["rows"]}
+    assert set(written) == {("training:pair:cnn", "onelaunch"), ("training:pair:mlp", "onelaunch")}
+    assert written["training:pair:mlp", "onelaunch"]["holds"]
+    said = capsys.readouterr().out
+    assert "holds  training: pair:mlp, onelaunch: " in said
+    assert "2 of 2 hold" in said
+
+
 # Groups that are built.
 
 
@@ -154,8 +188,9 @@ def _a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_is_built_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "wait_for_turn", lambda: None)
     monkeypatch.setattr(claims, "no_silent_eager", lambda: None)
-    data = json.loads(json.dumps(claims.one("calls:mlp", ["onelaunch", "no_grad", "eager"])))
-    rows = {row["variant"]: row for row in data["rows"]}
+    group = {"calls:mlp": ["onelaunch", "no_grad", "eager"]}
+    data = json.loads(json.dumps(claims.one(group)))
+    rows = {row["variant"]: row for row in data["groups"]["calls:mlp"]}
     assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(rows, "ok")
     ours = rows["onelaunch"]
     assert [ours[what] for what in ("recordings", "launches", "eager")] == [1, 1, 0]
@@ -183,15 +218,26 @@ def test_each_kind_of_way_is_counted(
 
 def test_what_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "no_silent_eager", lambda: None)
+    monkeypatch.setattr(claims, "wait_for_turn", lambda: None)
 
     def builder(name: str, variants: Sequence[str]) -> claims_built.Finish:
         warnings.warn(ol.GraphWarning("OL304", "it runs eagerly"), stacklevel=1)
         raise AssertionError("the warning is an error")
 
+    def late(name: str, variants: Sequence[str]) -> claims_built.Finish:
+        def finish() -> list[Found]:
+            raise ValueError("late")
+
+        return finish
+
     monkeypatch.setitem(claims.BUILDERS, "calls", builder)
-    (found,) = claims.one("calls:mlp#onelaunch", ["onelaunch"])["rows"]
-    assert found["status"] == "failed"
-    assert "OL304" in found["reason"]
+    monkeypatch.setitem(claims.BUILDERS, "plans", late)
+    groups = {"calls:mlp#onelaunch": ["onelaunch"], "plans:mlp": ["onelaunch exact"]}
+    data = claims.one(groups)["groups"]
+    (warned,), (failed,) = (data[group] for group in groups)
+    assert warned["status"] == failed["status"] == "failed"
+    assert "OL304" in warned["reason"]
+    assert failed["reason"] == "ValueError: late"
 
 
 def test_a_call_that_fails_when_timed_is_named() -> None:

@@ -9,8 +9,8 @@ warning, in as many recordings, and each later call is that many launches and no
 the table has it ahead of the others by 5%, it is ahead, in each figure that the table has. Each is
 built once and timed a little, beside the one other that it is ahead of.
 
-Rows that are whole sweeps are run in part: few requests, tokens and iterations, and of the models
-of coverage and doctor a sample of three a row, drawn with a seed. The counts of tests on each
+Rows that are whole sweeps are run in part: few requests and iterations, and of the models of
+coverage and doctor a sample of at most three a row, drawn with a seed. The counts of tests on each
 release of torch are no claims: `scripts/test` makes them.
 
 The exit code is 1 if one does not hold; its line says why. Run it after each change to how calls

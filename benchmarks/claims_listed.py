@@ -128,25 +128,26 @@ def _behind(figure: str, mine: float, others: Iterable[Told]) -> Told | None:
 # One row for each way to run a workload.
 
 
-def _ways(rows: Iterable[Results], shown: Callable[[str], bool]) -> Iterator[tuple[Results, Told]]:
-    """Read the rows that are right: ours, and of the others those that a table shows."""
+OURS_OF_BACKEND = ("backend", "backend-eager", "graph", "graph-compile")
+OTHERS = (*INCUMBENTS, *PLAIN)
+FIGURES = ("wall", "host", "gpu")
+
+
+def _ways(
+    rows: Iterable[Results], others: Sequence[str] = OTHERS, figures: Sequence[str] = FIGURES
+) -> list[Told]:
+    """Read the rows that are right, of ours and of the others that a table shows."""
+    told: list[Told] = []
     for row in rows:
         name = row.get("variant") or row["engine"]
-        ours = name.startswith("onelaunch") or name in OURS_OF_BACKEND
-        if row["status"] != "ok" or not (ours or shown(name)):
+        ours = is_ours(name) or name in OURS_OF_BACKEND
+        if row["status"] != "ok" or not (ours or name in others):
             continue
-        timings = {figure: row.get(figure) for figure in ("wall", "host", "gpu")}
-        figures = {figure: t["median_us"] for figure, t in timings.items() if t}
+        times = {figure: row[figure]["median_us"] for figure in figures if row.get(figure)}
         recordings = recordings_of(row["notes"]) if ours else None
-        told = Told(
-            *(name, ours, figures, recordings, recordings),
-            plain=name in PLAIN,
-            seconds=row.get("build_seconds") or 5.0,
-        )
-        yield row, told
-
-
-OURS_OF_BACKEND = ("backend", "backend-eager", "graph", "graph-compile")
+        found = Told(name, ours, times, recordings, recordings, plain=name in PLAIN)
+        told.append(replace(found, seconds=row.get("build_seconds") or found.seconds))
+    return told
 
 
 def recordings_of(notes: Iterable[str]) -> int:
@@ -161,43 +162,30 @@ def recordings_of(notes: Iterable[str]) -> int:
     return lines or 1
 
 
-def _is_shown(name: str) -> bool:
-    return name in (*INCUMBENTS, *PLAIN)
-
-
 def _by_workload(results: Results) -> Iterator[Group]:
     for name, data in results["workloads"].items():
-        yield f"calls:{name}", [told for _, told in _ways(data["rows"], _is_shown)]
+        yield f"calls:{name}", _ways(data["rows"])
 
 
 def _of_training(results: Results) -> Iterator[Group]:
-    """The tables of training show wall times only."""
     for part in training.PARTS:
         for name, data in results[part].items():
-            seconds = 3.0 if name in training.SMALL else 8.0
+            each = 3.0 if name in training.SMALL else 8.0
             rows = [
-                row
-                | {
-                    "host": None,
-                    "build_seconds": seconds * (3 if "compile" in row["variant"] else 1),
-                }
-                for row in data["rows"]
+                replace(told, seconds=3 * each if "compile" in told.name else each)
+                for told in _ways(data["rows"], figures=("wall",))
             ]
-            yield f"training:{part}:{name}", [told for _, told in _ways(rows, _is_shown)]
+            yield f"training:{part}:{name}", rows
 
 
 def _of_backend(results: Results) -> Iterator[Group]:
     for dtype in backend.TYPES:
         for name, data in results.get(dtype, {}).items():
-            yield f"backend:{dtype}:{name}", [told for _, told in _ways(data["rows"], _of_torch)]
-
-
-def _of_torch(name: str) -> bool:
-    return name in ("reduce-overhead", "cudagraphs")
+            yield f"backend:{dtype}:{name}", _ways(data["rows"], ("reduce-overhead", "cudagraphs"))
 
 
 def _of_optimize(results: Results) -> Iterator[Group]:
-    """Plans are ours. Those of sizes that change have a call for each in a round."""
+    """Read plans as ours. Those of sizes that change have a call for each in a round."""
     for workload, data in results["workloads"].items():
         rows: list[Told] = []
         for name in ("eager", "incumbent", "exact incumbent", "exact", "1e-2"):
@@ -223,7 +211,7 @@ def _of_optimize(results: Results) -> Iterator[Group]:
 
 
 def _of_shapes(results: Results) -> Iterator[Group]:
-    """Targets of each part, and the engines that serve requests, each beside buckets by hand."""
+    """Read the targets of each part, and our engines that serve requests beside buckets by hand."""
     engines = results["parts"]["requests"]["engines"]
     parts = ("memory", "capture", "overhead", "churn")
     wheres = {f"shapes:{part}": what for part, what in zip(parts, SHAPES, strict=True)}
@@ -247,7 +235,7 @@ SHAPES = ("memory of", "sizes of a", "host time of", "requests under")
 
 
 def is_ours(name: str) -> bool:
-    """Whether an engine is ours."""
+    """Return whether an engine is ours."""
     return name.startswith("onelaunch")
 
 
@@ -268,7 +256,7 @@ def served(row: Results) -> dict[str, float]:
 
 
 def _of_first_replay(results: Results) -> Iterator[Group]:
-    """Of ours, which is nowhere ahead of by hand; the targets that are met stay so."""
+    """Read our rows, which are nowhere ahead of by hand; the targets that are met stay so."""
     rows = [r for r in results["fresh"] if r["engine"] == "onelaunch"]
     yield "replay:fresh", [Told(f"onelaunch, {row['kind']}", True) for row in rows]
     for row in results["warm"]:
@@ -283,7 +271,7 @@ def _of_first_replay(results: Results) -> Iterator[Group]:
 
 
 def _of_learning(results: Results) -> Iterator[Group]:
-    """A call is an iteration."""
+    """Read the engines; a call is an iteration."""
     updates = train_rl.EPOCHS * train_rl.BATCHES
     launches = train_rl.HORIZON + 1 + updates
     rows: list[Told] = []
@@ -294,8 +282,8 @@ def _of_learning(results: Results) -> Iterator[Group]:
 
 
 def _of_generate(results: Results) -> Iterator[Group]:
-    """A call is a request: the prompt is no launch, and passes by ours in `generate` alone. Ranges
-    that overlap are no lead: our slowest request, and their fastest."""
+    """Read the engines of each way; a call is a request. The prompt is no launch, and is a call of
+    ours in `generate` alone. Ranges that overlap are no lead: our slowest, and their fastest."""
     groups: dict[str, list[Told]] = {}
     for row in results["rows"]:
         engine, pick, way = row["engine"], row["pick"], row["way"]
@@ -311,7 +299,7 @@ def _of_generate(results: Results) -> Iterator[Group]:
 
 
 def _of_coverage(results: Results) -> Iterator[Group]:
-    """A row for each engine of ours and mode, and for each code that models are refused with."""
+    """Make a row for each engine of ours and mode, and for each code of a refusal."""
     engines = [
         f"{name}, {mode}"
         for mode, found in results["counts"].items()

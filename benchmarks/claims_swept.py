@@ -110,8 +110,7 @@ def requested(name: str, variants: Sequence[str]) -> Finish:
                 if row["status"] != "ok":
                     found.reason = f"error {row['error']:.1e}"
                 if is_ours(one):
-                    before = Counts(0, 0, 0)
-                    count(found, partial(session.engine, *session.work[0]), before)
+                    count(found, partial(session.engine, *session.work[0]), Counts.now())
             rows.append(found)
         return [*rows, *judged(shapes.judge_requests({"engines": engines}), variants)]
 

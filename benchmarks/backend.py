@@ -168,9 +168,7 @@ def start_compilers(work: Work, caches: str) -> None:
     torch._dynamo.reset()
 
 
-def build_all(
-    name: str, dtype: str, last: float, variants: Sequence[str] = tuple(ENGINES)
-) -> list[Contestant]:
+def build_all(name: str, dtype: str, last: float) -> list[Contestant]:
     """Build engines on a workload, each with caches that plain `torch.compile` has filled."""
     eager = made(name, TYPES[dtype])
     expected = warm(eager.step(lambda fn: fn, None))
@@ -178,7 +176,7 @@ def build_all(
     contestants: list[Contestant] = []
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     start_compilers(made(name, TYPES[dtype]), folder.name)
-    for engine in variants:
+    for engine in ENGINES:
         if engine == "dynamo" and eager.train:
             continue
         work, deadline = made(name, TYPES[dtype]), min(last, time.time() + ENGINE_SECONDS)

@@ -41,7 +41,7 @@ from onelaunch.tools.bench import ENGINES
 from onelaunch.tools.bench.engines.engine import Built, Engine
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.reference import first_line, outputs
-from onelaunch.tools.bench.timers import HostTimer, Timing, WallTimer, timers_for
+from onelaunch.tools.bench.timers import Timing, timers_for
 from onelaunch.tools.bench.workload import Workload
 
 ORDER = ("mlp", "cnn", "rnn", "resnet50", "bert")
@@ -163,12 +163,16 @@ def measure(
     device: torch.device,
     samples: int,
     seconds: float = LIMIT_SECONDS,
+    kinds: int = 2,
 ) -> None:
-    """Interleaved rounds, until each variant has so many samples of its host time."""
+    """Interleaved rounds, until each variant has so many samples of its host time.
+
+    Args:
+        kinds: how many timers of the device: wall, host, and its own.
+    """
     running = [c for c in contestants if c.row.status == "ok"]
-    wall, host = timers_for(device)[:2]
-    assert isinstance(wall, WallTimer)
-    assert isinstance(host, HostTimer)
+    timers = timers_for(device)[:kinds]
+    wall = timers[0]
     for contestant in running:  # clocks up, caches warm; a call may take long, so one at first
         try:
             (contestant.about_us,) = wall.sample(contestant.call, math.inf)
@@ -184,7 +188,7 @@ def measure(
             len(c.samples.get("host", ())) < samples for c in running
         ):
             for contestant in running[turn:] + running[:turn]:
-                for timer in (wall, host):
+                for timer in timers:
                     found = timer.sample(contestant.call, contestant.about_us)
                     contestant.samples.setdefault(timer.name, []).extend(found)
                 contestant.about_us = contestant.samples["wall"][-1]

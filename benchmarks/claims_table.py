@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-HEAD = ("table", "rows of ours", "hold", "ahead of another", "still ahead")
+HEAD = ("table", "claims", "hold", "ahead of another", "still ahead")
 
 
 def rows_of(results: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -19,10 +19,18 @@ def rows_of(results: dict[str, Any]) -> list[tuple[str, ...]]:
     return made
 
 
+def named(row: dict[str, Any]) -> str:
+    """Name a claim within its table."""
+    group, ours = row["group"].partition(":")[2].partition("#")[0], row["ours"]
+    figure = row.get("figure", "wall")
+    shown = figure not in ("", "wall") and not ours.endswith(figure)
+    return f"{group}, {ours}{f', {figure}' if shown else ''}"
+
+
 def text_of(results: dict[str, Any]) -> str:
     """Name the rows that do not hold, and the code that ran."""
     broken = [
-        f"{row['table']}, {row['group'].partition(':')[2]}, {row['ours']} ({row['said']})"
+        f"{row['table']}, {named(row)} ({row['said']})"
         for row in results["rows"]
         if not row["holds"]
     ]

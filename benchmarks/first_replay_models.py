@@ -102,7 +102,7 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
         for _ in range(1 + repeats):
             note("eager", _timed(lambda: model(inputs[BUCKETS[-1]])))
             fast = ol.graph(model)
-            note("onelaunch", _timed(lambda fast=fast: _first_replay(fast, inputs[BUCKETS[0]])))
+            note("onelaunch", _timed(lambda fast=fast: first_replay(fast, inputs[BUCKETS[0]])))
             fast.reset()
             if device().type == "cuda":
                 graph = torch.cuda.CUDAGraph()
@@ -129,9 +129,9 @@ def _buckets(
     """Time each further bucket, the largest first as both ways have it."""
     sizes = sorted(BUCKETS, reverse=True)
     fast = ol.graph(model, buckets=ol.Buckets(dim=0, sizes=BUCKETS))
-    _first_replay(fast, inputs[sizes[0]])
+    first_replay(fast, inputs[sizes[0]])
     for size in sizes[1:]:
-        note("onelaunch bucket", _timed(lambda size=size: _first_replay(fast, inputs[size])))
+        note("onelaunch bucket", _timed(lambda size=size: first_replay(fast, inputs[size])))
     fast.reset()
     if device().type != "cuda":
         return
@@ -145,7 +145,7 @@ def _buckets(
         graph.reset()
 
 
-def _first_replay(fast: Any, x: Tensor) -> None:
+def first_replay(fast: Any, x: Tensor) -> None:
     """Call until a replay is made."""
     before = fast.stats().replays
     while fast.stats().replays == before:

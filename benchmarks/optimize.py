@@ -54,7 +54,8 @@ COMPARE_SECONDS = 3.0
 EXACT, LOOSE = 0.0, 1e-2
 Found = dict[str, Any]
 Mode = Callable[[], AbstractContextManager[object]]
-Contestant = tuple[Mode, Callable[[], object]]
+Contestant = tuple[Mode, Callable[[], object], Callable[..., Any]]
+"""The mode of a callable, a round of its calls, and the callable."""
 
 
 def given(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -215,7 +216,7 @@ def built(
     with mode():
         for _ in range(6):
             cycle()
-    contest[row] = mode, cycle
+    contest[row] = mode, cycle, call
     return {}
 
 
@@ -228,7 +229,7 @@ def in_turns(contest: dict[str, Contestant], fn: Any, args: tuple[Any, ...]) -> 
     for i in range(-1, ROUNDS if order else -1):
         turn = max(i, 0) % len(order)
         for row in order[turn:] + order[:turn]:
-            mode, cycle = contest[row]
+            mode, cycle, _ = contest[row]
             with mode():
                 about[row] = timer.sample(cycle, about[row])[-1]
             if i >= 0:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,7 @@ def run_together(
     build_seconds: float,
     measure_seconds: float,
     done: Callable[[str, dict[str, Any] | None], None],
+    at_once: int | None = None,
 ) -> None:
     """Run ``python -m module --one NAME --out FILE`` for each name.
 
@@ -177,22 +179,26 @@ def run_together(
         module: what is run.
         names: what the children are told to measure, in the order in which they do.
         options: further arguments for each of them.
-        build_seconds: how long they may build, their start included; then those that are not
-            ready are ended.
+        build_seconds: how long each may build, its start included; then it is ended if it is not
+            ready.
         measure_seconds: how long each may measure.
         done: called after each with its name and what it wrote, None where that is nothing.
+        at_once: how many build at the same time; default all.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder) / f"{name}.json" for name in names}
-        deadline = time.time() + build_seconds
-        children = {n: _start(module, n, files[n], options, deadline) for n in names}
+        children: dict[str, subprocess.Popen[str]] = {}
+
+        def build(name: str) -> None:
+            deadline = time.time() + build_seconds
+            child = children[name] = _start(module, name, files[name], options, deadline)
+            _until_ready(child, build_seconds + GRACE_SECONDS)
+
         try:
-            _all_ready(list(children.values()), build_seconds + GRACE_SECONDS)
-            for name, child in children.items():
-                try:
-                    child.communicate("go\n", measure_seconds + GRACE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    child.kill()
+            with ThreadPoolExecutor(at_once or len(names)) as pool:
+                list(pool.map(build, names))
+            for name in names:
+                _measured(children[name], measure_seconds + GRACE_SECONDS)
                 there = files[name].exists()
                 done(name, json.loads(files[name].read_text()) if there else None)
         finally:
@@ -214,17 +220,34 @@ def _start(
     return subprocess.Popen(command, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True)
 
 
-def _all_ready(children: list[subprocess.Popen[str]], seconds: float) -> None:
-    """Wait until each has said so or is gone; end those that take longer."""
-    deadline = time.monotonic() + seconds
-    waiting = [threading.Thread(target=_listen, args=(child,), daemon=True) for child in children]
-    for thread in waiting:
-        thread.start()
-    for thread, child in zip(waiting, children, strict=True):
-        thread.join(max(0.0, deadline - time.monotonic()))
-        if thread.is_alive():
-            child.kill()
-            thread.join()
+def _until_ready(child: subprocess.Popen[str], seconds: float) -> None:
+    """Wait until it says so or is gone; end it if it takes longer."""
+    listener = threading.Thread(target=_listen, args=(child,), daemon=True)
+    listener.start()
+    listener.join(seconds)
+    if listener.is_alive():
+        child.kill()
+        listener.join()
+
+
+def _measured(child: subprocess.Popen[str], seconds: float) -> None:
+    """Tell it to measure, and wait until it is gone; processes that it began may be there still."""
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it is gone
+        child.stdin.write("go\n")
+        child.stdin.close()
+    threading.Thread(target=_read, args=(child,), daemon=True).start()
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _read(child: subprocess.Popen[str]) -> None:
+    """Read what it still says, so that it never waits for a reader."""
+    assert child.stdout is not None
+    with child.stdout as told:
+        told.read()
 
 
 def _listen(child: subprocess.Popen[str]) -> None:

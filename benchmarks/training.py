@@ -79,16 +79,13 @@ def build(
     return contestant
 
 
-def build_all(
-    part: str, workload: str, deadline: float, variants: Sequence[str] | None = None
-) -> list[Contestant]:
-    """Build the engines of a part, or those that are named, each by the deadline."""
+def build_all(part: str, workload: str, deadline: float) -> list[Contestant]:
+    """Build the engines of a part, each by the deadline."""
     model, batches = network(workload)
     reference = Reference(part, model, batches)
     return [
         build(engine, model, batches, reference, min(deadline, time.time() + ENGINE_SECONDS))
         for engine in PARTS[part]
-        if variants is None or engine.name in variants
     ]
 
 

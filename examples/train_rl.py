@@ -11,8 +11,9 @@ the same for every engine, which only wraps them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,24 +157,19 @@ ENGINES: dict[str, Wrap] = {
 }
 
 
-def learn(engine: str, iterations: int = ITERATIONS, seed: int = 1) -> Curve:
-    """Train from one seed."""
+def learning(wrap: Wrap, seed: int = 1) -> Iterator[float]:
+    """Train from one seed, an iteration at a time; the mean return of the episodes that ended."""
     torch.manual_seed(seed)
     where = device()
     policy = Policy().to(where)
     # The kinds of Adam that count their steps in a tensor.
     kind: dict[str, Any] = {"capturable": True} if where.type == "cuda" else {"fused": True}
     learner = Learner(policy, torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE, **kind))
-    wrap = ENGINES[engine]
     act, advantages, update = map(wrap, (learner.act, learner.advantages, learner.update))
     state = torch.rand(ENVIRONMENTS, 4, device=where) * 0.1 - 0.05
     age = torch.zeros(ENVIRONMENTS, device=where)
     size = ENVIRONMENTS * HORIZON
-    returns: list[float] = []
-    started = time.perf_counter()
-    for i in range(iterations):
-        if i == iterations // 2:
-            started = time.perf_counter()
+    while True:
         states: list[Tensor] = []
         seen: list[tuple[Tensor, ...]] = []
         for _ in range(HORIZON):
@@ -190,10 +186,18 @@ def learn(engine: str, iterations: int = ITERATIONS, seed: int = 1) -> Curve:
             for batch in torch.randperm(size, device=where).split(size // BATCHES):
                 update(*(t[batch] for t in flat))
         episodes = ended.sum().item()
-        returns.append(results.sum().item() / episodes if episodes else float(LONGEST))
+        yield results.sum().item() / episodes if episodes else float(LONGEST)
+
+
+def learn(engine: str, iterations: int = ITERATIONS, seed: int = 1) -> Curve:
+    """Train from one seed."""
+    run = learning(ENGINES[engine], seed)
+    warm = iterations // 2
+    returns = list(itertools.islice(run, warm))
+    started = time.perf_counter()
+    returns += itertools.islice(run, iterations - warm)
     seconds = time.perf_counter() - started
-    timed = iterations - iterations // 2
-    return Curve(returns, timed * size / seconds)
+    return Curve(returns, (iterations - warm) * ENVIRONMENTS * HORIZON / seconds)
 
 
 def main(engines: list[str], iterations: int = ITERATIONS) -> dict[str, Curve]:

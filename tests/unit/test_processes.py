@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +71,52 @@ def test_without_a_gpu_no_figures_of_one_are_written_over(
     assert out("--out", str(tmp_path / "mine.json")) == tmp_path / "mine.json"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert out() == processes.RESULTS / "some.json"
+
+
+CHILD = """
+import json, os, subprocess, sys, time
+name, out = sys.argv[2], sys.argv[4]
+began = time.time()
+if name == "late":
+    time.sleep(60)
+if name == "dies":
+    sys.exit(3)
+time.sleep(0.3)
+built = time.time()
+print("something else", flush=True)
+print("ready", flush=True)
+assert sys.stdin.readline() == "go\\n"
+if name == "leaves":
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    began = left.pid
+print("x" * 100_000, flush=True)
+with open(out, "w") as file:
+    json.dump([began, built, time.time()], file)
+os._exit(0)
+"""
+
+
+def test_processes_build_at_once_and_measure_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that dies, or is late, gives nothing; what one leaves behind is not waited for."""
+    (tmp_path / "some_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.0)
+    found: dict[str, Any] = {}
+    names = ["late", "dies", "leaves", "a", "b"]
+    processes.run_together(
+        "some_child",
+        names,
+        [],
+        build_seconds=5.0,
+        measure_seconds=20.0,
+        done=found.__setitem__,
+        at_once=2,
+    )
+    assert list(found) == names
+    assert found["late"] is found["dies"] is None
+    os.kill(int(found["leaves"][0]), signal.SIGKILL)
+    (a, a_built, a_done), (b, *_, b_done) = found["a"], found["b"]
+    assert a < a_built <= b  # the one that is late takes the other of two places
+    assert a_done < b_done

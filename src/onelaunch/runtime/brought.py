@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
 _OFTEN = 2
-"""The replacements from which on the next are expected. One is enough if it came right after the
-call of the capture."""
+"""The replacements from which on the next are expected. One is enough for a small content, if it
+came right after the call of the capture."""
+_SMALL = 1 << 24
+"""The most bytes of a small content: each call may copy it, in 10 us."""
 
 
 class Replacements:
@@ -44,7 +46,7 @@ class Replacements:
                     continue
                 _, count, last = self._seen.get(slot.id, (found, 0, 0))
                 content = id(slot.read())
-                at_once = captured.launches[0] <= 1
+                at_once = captured.launches[0] <= 1 and found.nbytes() <= _SMALL
                 if content != last:
                     count = _OFTEN if at_once else count + 1
                 self._seen[slot.id] = found, count, content

@@ -39,6 +39,10 @@ class Brought(NamedTuple):
             return [self.slot]
         return parts_of_slot(self.slot, value, self.kept)
 
+    def nbytes(self) -> int:
+        """Return the bytes of the tensors in the present content."""
+        return sum(t.nbytes for t in apart(self.slot.read(), self.kept).tensors)
+
     def guard(self, value: object) -> list[tuple[Slot, object]]:
         """Return the check of the build of a content without tensors: no input checks it."""
         if apart(value, self.kept).tensors:

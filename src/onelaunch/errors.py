@@ -10,7 +10,13 @@ An exception raised by the user's own callable is never wrapped: it comes throug
 
 from __future__ import annotations
 
+import enum
+import functools
 import traceback
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, cast
 
 from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.finding import Finding, of_refusal
@@ -115,6 +121,25 @@ def kind_of(value: object) -> str:
     """Return the kind of a value for a message: "a Linear", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def text_of(value: object, depth: int = 3) -> str:
+    """Return the text of a value for a message, or its kind: a class may make its texts in Python,
+    which fails, or reads the device."""
+    return repr(value) if _made_in_c(value, depth) else kind_of(value)
+
+
+def _made_in_c(value: object, depth: int) -> bool:
+    if not isinstance(type(value).__repr__, types.WrapperDescriptorType):
+        return isinstance(value, enum.Enum)
+    if isinstance(value, types.MethodType | functools.partial):  # the text of another object inside
+        return False
+    if isinstance(value, dict):
+        value = [*cast(dict[Any, Any], value).items()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        parts = cast(Iterable[object], value)
+        return depth > 0 and all(_made_in_c(part, depth - 1) for part in parts)
+    return True
 
 
 def _rebuild(

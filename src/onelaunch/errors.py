@@ -15,7 +15,8 @@ import functools
 import traceback
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from onelaunch.error_catalogue import CATALOGUE
@@ -124,8 +125,8 @@ def kind_of(value: object) -> str:
 
 
 def text_of(value: object, depth: int = 3) -> str:
-    """Return the text of a value for a message, or its kind: a class may make its texts in Python,
-    which fails, or reads the device."""
+    """Return the text of a value for a message, or its kind. A class may make its texts in Python,
+    where that may fail, or read the device."""
     return repr(value) if _made_in_c(value, depth) else kind_of(value)
 
 
@@ -151,7 +152,19 @@ def _rebuild(
 def let_go(error: BaseException | None) -> None:
     """Clear the frames of a refusal, whose tensors are memory of the pool."""
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # updates an earlier copy
+            with suppress(RuntimeError):  # it still runs: an update would add the error to a copy
+                frame.clear()
+                _ = frame.f_locals  # updates an earlier copy
         error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def letting_go() -> Generator[None]:
+    """Clear the frames of a refusal on its way to the caller. Some hold the refusal itself, and in
+    such a cycle the caller's frame would stay with its tensors."""
+    try:
+        yield
+    except CaptureError as error:
+        let_go(error)
+        raise

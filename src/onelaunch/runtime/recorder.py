@@ -24,7 +24,7 @@ from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver, InPlace
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
@@ -247,6 +247,7 @@ class Recorder:
 
     # Ahead of a call.
 
+    @letting_go()
     def capture_ahead(
         self,
         owner: RecordingOwner,

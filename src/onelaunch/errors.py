@@ -10,7 +10,14 @@ An exception raised by the user's own callable is never wrapped: it comes throug
 
 from __future__ import annotations
 
+import enum
+import functools
 import traceback
+import types
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.finding import Finding, of_refusal
@@ -117,6 +124,25 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
+def text_of(value: object, depth: int = 3) -> str:
+    """Return the text of a value for a message, or its kind. A class may make its texts in Python,
+    where that may fail, or read the device."""
+    return repr(value) if _made_in_c(value, depth) else kind_of(value)
+
+
+def _made_in_c(value: object, depth: int) -> bool:
+    if not isinstance(type(value).__repr__, types.WrapperDescriptorType):
+        return isinstance(value, enum.Enum)
+    if isinstance(value, types.MethodType | functools.partial):  # the text of another object inside
+        return False
+    if isinstance(value, dict):
+        value = [*cast(dict[Any, Any], value).items()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        parts = cast(Iterable[object], value)
+        return depth > 0 and all(_made_in_c(part, depth - 1) for part in parts)
+    return True
+
+
 def _rebuild(
     kind: type[_InParts], code: str, what: str, where: str | None, why: str, fix: str
 ) -> _InParts:
@@ -126,7 +152,19 @@ def _rebuild(
 def let_go(error: BaseException | None) -> None:
     """Clear the frames of a refusal, whose tensors are memory of the pool."""
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # updates an earlier copy
+            with suppress(RuntimeError):  # it still runs: an update would add the error to a copy
+                frame.clear()
+                _ = frame.f_locals  # updates an earlier copy
         error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def letting_go() -> Generator[None]:
+    """Clear the frames of a refusal on its way to the caller. Some hold the refusal itself, and in
+    such a cycle the caller's frame would stay with its tensors."""
+    try:
+        yield
+    except CaptureError as error:
+        let_go(error)
+        raise

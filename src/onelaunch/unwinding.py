@@ -194,7 +194,7 @@ _PRECISIONS = tuple((of, op) for of in ("cuda", "mkldnn") for op in ("matmul", "
 
 
 @functools.cache
-def _same(*values: str) -> tuple[str, ...]:
+def _same(*values: T) -> tuple[T, ...]:
     """Return the same tuple for the same values."""
     return values
 
@@ -207,7 +207,8 @@ def _or_precisions(
 
     def now() -> Any:
         try:
-            return read()
+            value = read()
+            return sys.intern(value) if type(value) is str else value
         except RuntimeError:
             return _same(*(_C._get_fp32_precision_getter(*kind) for kind in _PRECISIONS))
 
@@ -221,7 +222,20 @@ def _or_precisions(
     return now, restore
 
 
+def _attention_order() -> tuple[int, ...]:
+    return _same(*_C._get_sdp_priority_order())
+
+
 FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    (
+        "float32 matmul precision",
+        *_or_precisions(_C._get_float32_matmul_precision, _C._set_float32_matmul_precision),
+    ),
+    (
+        "fp16 accumulation",
+        _C._get_cublas_allow_fp16_accumulation,
+        _C._set_cublas_allow_fp16_accumulation,
+    ),
     ("cudnn.enabled", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
     ("cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     ("cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
@@ -237,6 +251,12 @@ FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ),
     ("math attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
     ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    (
+        "half-precision reduction of math attention",
+        _C._get_math_sdp_allow_fp16_bf16_reduction,
+        _C._set_math_sdp_allow_fp16_bf16_reduction,
+    ),
+    ("order of attention", _attention_order, _C._set_sdp_priority_order),
     ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
     ("mkldnn.deterministic", _C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
     (
@@ -263,7 +283,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_default_device, torch.set_default_device),
     (torch.get_num_threads, torch.set_num_threads),
     (_deterministic, _set_deterministic),
-    _or_precisions(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _reduces("fp16"),
     _reduces("bf16"),
     *((read, write) for _, read, write in FLAGS),

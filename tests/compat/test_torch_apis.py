@@ -93,6 +93,8 @@ def test_the_global_state_guard_sees_autocast() -> None:
         "_get_math_sdp_enabled",
         "_get_cudnn_sdp_enabled",
         "_get_mkldnn_enabled",
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
     ],
 )
 def test_flags_are_read_in_c(name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 import onelaunch as ol
 
@@ -24,6 +25,7 @@ from .drop_in import (
 )
 
 Rand = Callable[..., Tensor]
+_C: Any = torch._C
 
 
 @contextlib.contextmanager
@@ -118,6 +120,25 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         torch.get_default_dtype,
     ),
     "default device": (lambda: torch.device("meta"), lambda: str(torch.get_default_device())),
+    "fp16 accumulation": (
+        lambda: attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+    ),
+    "half-precision reduction of math attention": (
+        lambda: setting(
+            torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+            True,
+        ),
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+    ),
+    "order of attention": (
+        lambda: torch.nn.attention.sdpa_kernel(
+            [SDPBackend(backend) for backend in reversed(_C._get_sdp_priority_order())],
+            set_priority=True,
+        ),
+        lambda: _C._get_sdp_priority_order(),
+    ),
     "sdpa backends": (
         lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         sdpa_state,
@@ -159,6 +180,17 @@ def test_modes(rand: Rand, name: str) -> None:
         assert got.is_inference() == (name == "inference" and i % 2 == 1)
     assert len(fast.recordings) == 2
     assert all(r.replays > 0 for r in fast.recordings)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_each_precision_of_products(rand: Rand, precision: str) -> None:
+    """Torch's own guard of modes knows two of the three."""
+    fast = ol.graph(lambda x: x * len(torch.get_float32_matmul_precision()), warmup=1)
+    for now in ("highest", "high", "medium", precision):
+        torch.set_float32_matmul_precision(now)
+        for i in range(3):
+            assert_same(fast(rand(i, 3)), rand(i, 3) * len(now))
+    assert len(fast.recordings) == 3
 
 
 FLAGS: dict[str, tuple[Callable[[bool], Any], Callable[[Tensor], Any]]] = {

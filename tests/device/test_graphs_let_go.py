@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +115,48 @@ def test_refusals(device: torch.device, rand: Rand, name: str, step: bool) -> No
     for i in range(4):
         with contextlib.suppress(ol.CaptureError, ValueError):
             fast(rand(i, 5, 4).abs())
+        assert not is_kept(model.w), i
+
+
+def asks(x: Tensor) -> Tensor:
+    """Is refused until it is told that it is captured, as the masks of transformers are."""
+    if not torch.cuda.is_current_stream_capturing() and bool((x > -9).all()):
+        return x * 1
+    return x
+
+
+def catches(x: Tensor) -> Tensor:
+    with contextlib.suppress(ol.CaptureError):
+        x.sum().item()
+    return x
+
+
+def draws_in_python(x: Tensor) -> Tensor:
+    return x * random.random()
+
+
+@pytest.mark.parametrize("ask", [asks, catches, draws_in_python])
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+def test_callers_of_what_is_refused(
+    device: torch.device, rand: Rand, ask: Callable[[Tensor], Tensor], on_refusal: str
+) -> None:
+    """A refusal holds the frames that it passed through, and these hold those around them."""
+    model = Root().to(device)
+    fast = ol.graph(lambda x: model(ask(x)), warmup=1, on_refusal=on_refusal)
+    held: list[weakref.ref[Tensor]] = []
+
+    def call(i: int) -> None:
+        x = rand(i, 5, 4).abs()
+        held.append(weakref.ref(x))
+        with contextlib.suppress(ol.CaptureError):
+            y = fast(x)
+            held.append(weakref.ref(y))
+            y.sum().backward()
+
+    for i in range(5):
+        with warnings.catch_warnings(action="ignore"):
+            call(i)
+        assert not any(t() is not None for t in held), i
         assert not is_kept(model.w), i
 
 

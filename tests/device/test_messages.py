@@ -336,6 +336,11 @@ def test_the_way_to_show_or_check_a_value(
     assert ("torch.where" in caught.value.fix) is (fix == "torch.where")
 
 
+class Count:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
 class Table:
     """Numbers that move on."""
 
@@ -347,6 +352,12 @@ class Table:
         self.log: list[int] = []
         self.tensors: dict[str, list[Tensor]] = {"n": []}
         self.logs: dict[str, list[int]] = {"n": []}
+        self.count = Count(0)
+
+    def replaces(self, x: Tensor) -> Tensor:
+        y = x * self.count.n
+        self.count = Count(self.count.n + 1)  # it is replaced here
+        return y
 
     def attribute(self, x: Tensor) -> Tensor:
         if self.at is None:
@@ -472,6 +483,7 @@ CHANGED: dict[str, tuple[Callable[[], Callable[..., Any]], str, str]] = {
         "OL118",
         "the item moves here",
     ),
+    "object": (lambda: Table().replaces, "OL118", "it is replaced here"),
     "list": (lambda: Table().grows, "OL118", "it grows here"),
     "dict": (lambda: Table().fills, "OL118", "it is filled here"),
     "list in a dict": (lambda: Table().grows_inside, "OL118", "the inner one grows here"),

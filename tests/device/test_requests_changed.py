@@ -336,3 +336,52 @@ def test_what_is_stored_is_no_static_result(device: torch.device) -> None:
                 assert_same(a.mean, b.mean, "mean")  # pyright: ignore
                 assert_same(getattr(a, "seen", None), getattr(b, "seen", None), "seen")
     assert fast.stats().replays > 4
+
+
+class Rows:
+    def __init__(self, device: torch.device) -> None:
+        self.rows, self.length = torch.zeros(16, 4, device=device), 0
+
+    def append(self, x: Tensor) -> Tensor:
+        self.rows[self.length : self.length + 1] = x
+        place = torch.arange(16, device=x.device) <= self.length
+        self.length += 1
+        return torch.where(place[:, None], self.rows, 0.0).sum(0)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_cache_that_is_written_through_a_view(device: torch.device, inference: bool) -> None:
+    """The first recording has a single length, and is taken over all the same."""
+
+    def f(x: Tensor, cache: Rows) -> Tensor:
+        return cache.append(x)
+
+    fast = ol.graph(f)
+    with torch.inference_mode(inference):
+        for seed in range(8):
+            caches = Rows(device), Rows(device)
+            for call in range(5):
+                x = torch.full((1, 4), float(seed + call), device=device)
+                assert_same(fast(x, caches[0]), f(x, caches[1]))
+            assert_same(caches[0].rows, caches[1].rows)
+    assert fast.stats().captures == 2
+
+
+class Decoder(nn.Module):
+    cache: Rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cache.append(x)
+
+
+def test_a_cache_that_the_module_keeps(device: torch.device) -> None:
+    """Each request has recordings of its own. Its count is no number without end."""
+    mine, theirs = Decoder(), Decoder()
+    fast = ol.graph(mine)
+    with torch.no_grad():
+        for _ in range(9):
+            mine.cache, theirs.cache = Rows(device), Rows(device)
+            for _ in range(6):
+                x = torch.rand(1, 4).to(device)
+                assert_same(fast(x), theirs(x))
+    assert fast.stats().replays > 20

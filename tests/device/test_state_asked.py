@@ -86,3 +86,38 @@ def test_what_is_not_asked_may_change(device: torch.device, rand: Rand) -> None:
             model.weight.grad = torch.ones_like(model.weight) if i % 3 else None
             assert_same(fast(rand(i, 3)), model(rand(i, 3)))
     assert len(fast.recordings) == 1
+
+
+class Untold:
+    """An object that cannot be shown: its text reads what is not there yet."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __repr__(self) -> str:
+        return f"scaled by {self.missing}"  # type: ignore[attr-defined]  # pyright: ignore
+
+
+def test_objects_that_cannot_be_shown(device: torch.device, rand: Rand) -> None:
+    """No message asks a class of the user's for its text."""
+    first = Untold(2.0)
+    held: dict[Any, Any] = {"a": first, "b": [first], first: 5.0, "c": (first, 1)}
+
+    def f(x: Tensor, given: dict[Any, Any]) -> Tensor:
+        return x * held["a"].scale + held["b"][0].scale * held[first] - sum(given.values())
+
+    fast = ol.graph(f, warmup=1)
+    for step in range(6):
+        if step == 1:
+            held["a"] = Untold(3.0)
+        elif step == 2:
+            held["b"][0] = Untold(4.0)
+        elif step == 3:
+            held[first] = 7.0
+        elif step == 4:
+            first.scale, held["c"] = 8.0, (Untold(1.0), 2)
+        key = Untold(1.0) if step == 5 else first
+        for i in range(3):
+            assert_same(fast(rand(i, 3), {key: 1}), f(rand(i, 3), {key: 1}))
+    assert fast.stats().replays >= 6
+    assert all(r.why for r in fast.recordings)

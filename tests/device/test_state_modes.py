@@ -115,7 +115,7 @@ def test_rebind_is_right(rand: Rand, name: str) -> None:
 
 LEFT: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "grad_mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "allow_tf32": (
+    "allow_tf32, float32 matmul precision": (
         lambda: torch.set_float32_matmul_precision("high"),
         lambda: torch.set_float32_matmul_precision("highest"),
     ),

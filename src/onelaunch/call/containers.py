@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from onelaunch.errors import text_of
+
 BY_VALUE = (
     *(bool, int, str, bytes, type(None), type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
@@ -203,11 +205,11 @@ def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
     if isinstance(keys, RecordKeys):
         return [f".{key}" for key in keys.attributes]
     if isinstance(keys, ItemKeys):
-        return [*(f"[{k!r}]" for k in keys.items), *(f".{k}" for k in keys.attributes)]
+        return [*(f"[{text_of(k)}]" for k in keys.items), *(f".{k}" for k in keys.attributes)]
     if has_context(keys):
         return [f"[{i}]" for i in range(count)]
     if issubclass(kind, Mapping):
-        return [f"[{key!r}]" for key in keys]
+        return [f"[{text_of(key)}]" for key in keys]
     if issubclass(kind, tuple | list):
         items, *attributes = keys
         return [*(f"[{i}]" for i in range(items)), *(f".{key}" for key in attributes)]

@@ -18,6 +18,7 @@ from torch import Tensor
 from onelaunch.call.ambient import MODES
 from onelaunch.call.tree import Container, Tree
 from onelaunch.call.wrappers import is_compound
+from onelaunch.errors import text_of
 
 _C: Any = torch._C
 
@@ -168,7 +169,7 @@ def tree_difference(mine: Tree, theirs: Tree, path: str = "") -> tuple[str, str]
             f"got {theirs.kind.__name__} of {len(theirs.children)}"
         )
     if mine.keys != theirs.keys:
-        return path, f"captured keys {list(mine.keys)}, got {list(theirs.keys)}"
+        return path, f"captured keys {text_of(list(mine.keys))}, got {text_of(list(theirs.keys))}"
     for index, (a, b) in enumerate(zip(mine.children, theirs.children, strict=True)):
         if a != b:
             step = mine.step(index)

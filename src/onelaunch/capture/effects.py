@@ -296,14 +296,12 @@ def refuse_renewed(
         return
     old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
     for slot, was, value in found:
-        via = slot if slot.id in replaced else slot.via
-        if via is slot and _is_other_data(was, value):
-            what = (
-                f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, and is "
-            )
-            what += f"{value!r:.60} now"
+        if slot.id in replaced and _is_other_data(was, value):
+            via = slot
+            what = f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, "
+            what += f"and is {value!r:.60} now"
         elif was is MISSING and is_unchanging(value) and is_replaced(slot, replaced):
-            was = old.get(slot.name, MISSING)
+            via, was = slot.via, old.get(slot.name, MISSING)
             if not is_unchanging(was) or Constant(was) == Constant(value):
                 continue
             what = f"the callable replaces what holds `{slot.name}`, which it reads: it was "

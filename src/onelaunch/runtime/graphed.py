@@ -25,7 +25,7 @@ from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
@@ -115,7 +115,7 @@ class Graphed(Service, Generic[P, R]):
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Warm up, capture, or run eagerly: no recording fits the call."""
         # A Ctrl-C just as a capture turns garbage collection off would leave it off.
-        with collection_restored():
+        with collection_restored(), letting_go():
             refresh_mode_flag()  # "a dispatch mode is on": modes of other threads leave it wrong
             return self._recorded_or_eager(args, kwargs)
 

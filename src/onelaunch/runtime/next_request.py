@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
@@ -23,7 +23,7 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Container, Same, Shared, Tree
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
-from onelaunch.capture.recording import CapturedCall
+from onelaunch.capture.recording import CapturedCall, Writes
 from onelaunch.driver.protocol import Driver, Travel
 from onelaunch.replay.call_path import CallPath, build_call
 from onelaunch.runtime.requests import Objects, is_request, requests_in
@@ -31,6 +31,7 @@ from onelaunch.runtime.table import Entry
 from onelaunch.state.counterparts import Counterparts, Unlike
 
 Pairs = list[tuple[object, object]]
+Storage = Callable[[Tensor], int]
 _C: Any = torch._C
 
 
@@ -136,6 +137,8 @@ def take_over(
             parts = Counterparts(pairs)
         except Unlike:
             continue
+        storage = driver.storage
+        homes = {storage(old): new for old, new in parts.tensors()}
         made = [(e, _transferred(e.captured, parts)) for e in group]
         made = [(e, new) for e, new in made if new.guard.moved_elsewhere() is None]
         places = _exchanged(group, entries, parts)
@@ -148,6 +151,7 @@ def take_over(
             exchange(places)
         found: dict[int, Entry] = {}
         for old, captured in made:
+            captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
             call = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
@@ -237,14 +241,6 @@ def _is_transferable(captured: CapturedCall) -> bool:
 
 def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     """Return the same recording over other objects, once its tensors have changed places."""
-    storage = captured.driver.storage
-    homes = {storage(old): new for old, new in parts.tensors()}
-
-    def moved(t: Tensor) -> Tensor:
-        """Return the counterpart of a tensor or of its base."""
-        new = parts.of(t)
-        return homes.get(storage(t), t) if new is t else new
-
     outputs = [
         replace(output, memory=_transferred_memory(output.memory, parts))
         for output in captured.outputs.made
@@ -262,13 +258,26 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
         expected=captured.expected and captured.expected.transferred(parts),
         changed_numbers=tuple(map(parts.slot, captured.changed_numbers)),
         followed=captured.followed.at(parts.slot),
-        writes=replace(
-            captured.writes,
-            tensors=[moved(t) for t in captured.writes.tensors],
-            bumped=[moved(t) for t in captured.writes.bumped],
-        ),
         facts=replace(captured.facts, untraced=[parts.of(t) for t in captured.facts.untraced]),
     )
+
+
+def _transferred_writes(
+    writes: Writes, parts: Counterparts, homes: Mapping[int, Tensor], storage: Storage
+) -> Writes:
+    """Return the writes of the same recording. A view of a tensor becomes one of its counterpart:
+    the recording keeps as many references to the memory.
+
+    Args:
+        homes: the storage of a tensor, from before the exchange -> the tensor's counterpart.
+    """
+    made: dict[int, Tensor] = {}
+    for t in writes.tensors:
+        new = parts.of(t)
+        home = homes.get(storage(t)) if new is t else None
+        made[id(t)] = new if home is None else home.detach()
+    bumped = [made[id(t)] for t in writes.bumped]
+    return replace(writes, tensors=list(made.values()), bumped=bumped)
 
 
 def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:

@@ -25,7 +25,7 @@ from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import Driver, InPlace
 from onelaunch.driver.select import is_beside
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
@@ -253,6 +253,7 @@ class Recorder:
 
     # Ahead of a call.
 
+    @letting_go()
     def capture_ahead(
         self,
         owner: RecordingOwner,

@@ -22,6 +22,7 @@ from onelaunch.runtime.why import why
 from onelaunch.source import changed_at
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.parts import whole_of
+from onelaunch.state.slots import Slot
 from onelaunch.watch.difference import TRIES
 
 
@@ -237,14 +238,18 @@ def refuse_moving(
     name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
 ) -> CaptureError | None:
     """Return the refusal of a signature whose calls each change a number, and so need a recording
-    each. None while it may get more recordings.
+    each. None while it may get more recordings. Recordings of state that has since been replaced
+    do not count.
 
     Args:
         codes: the code that the callable runs.
     """
-    moving = [
-        numbers for e in entries if e.spec == spec and (numbers := e.captured.moved_numbers())
-    ]
+    moving: list[list[Slot]] = []
+    for captured in (e.captured for e in entries if e.spec == spec):
+        numbers = captured.moved_numbers()
+        ids = {slot.id for slot in numbers}
+        if numbers and all(slot.id in ids for slot, _ in captured.guard.changed()):
+            moving.append(numbers)
     if len(moving) < _MOST_VALUES:
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))

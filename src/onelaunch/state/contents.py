@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import inner_names, is_memory
+from onelaunch.errors import text_of
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
@@ -471,5 +472,5 @@ def _is_library(name: str, module: types.ModuleType | None) -> bool:
 
 
 def _short(key: object) -> str:
-    text = repr(key) if not isinstance(key, Tensor) else f"tensor {tuple(key.shape)}"
+    text = text_of(key) if not isinstance(key, Tensor) else f"tensor {tuple(key.shape)}"
     return text if len(text) < 40 else text[:37] + "..."

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from onelaunch.errors import kind_of
+from onelaunch.errors import kind_of, text_of
 from onelaunch.frames.peek import METHODS, attributes_of
 
 Kind = Literal["item", "cell", "of", "contents"]
@@ -93,7 +93,7 @@ class Slot(NamedTuple):
             with suppress(TypeError, ValueError, NotImplementedError):  # `cast` knows plain numbers
                 kind: Any = memoryview(self.holder).format
                 value = memoryview(value).cast(kind).tolist()
-        text = repr(value) if _is_short(value) else kind_of(value)
+        text = text_of(value)
         if isinstance(value, str | bytes):
             return text[:40]
         return text if len(text) <= 40 else kind_of(value)
@@ -184,15 +184,6 @@ def _restore_bytes(array: Any, content: bytes) -> None:
         view.cast("B")[:] = content
     else:  # numpy's
         array[...] = type(array)(array.shape, array.dtype, content)
-
-
-def _is_short(value: object, depth: int = 3) -> bool:
-    """Return whether a value's text fits into a message: it has no tensor and no module."""
-    if isinstance(value, dict):
-        value = [*cast(dict[Any, Any], value), *cast(dict[Any, Any], value).values()]
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return depth > 0 and all(_is_short(v, depth - 1) for v in cast(Sequence[Any], value))
-    return not isinstance(value, Tensor | nn.Module)
 
 
 class _Missing:

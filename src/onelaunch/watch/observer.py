@@ -6,6 +6,7 @@ and on the host, and refuses, at the user's line, what a replay would freeze.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -192,12 +193,13 @@ class Observer(Watching):
                 raise
             let_go(error)
         if self.refused is not None:  # outside of the handler: neither error refers to the other
-            raise self.refused
+            raise copy.copy(self.refused)
         return result
 
     def note_refusal(self, error: CaptureError) -> CaptureError:
-        """Return a refusal after noting it, as the callable may catch it."""
-        self.refused = self.refused or error
+        """Return a refusal after noting it, as the callable may catch it. A copy is noted: an error
+        that is raised holds frames, whose objects may hold this observer."""
+        self.refused = self.refused or copy.copy(error)
         return error
 
     def _defer(self, call: OpCall) -> None:
@@ -252,9 +254,9 @@ class Observer(Watching):
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.admission.wanted.add(self._storage(t))
-        error = self.note_refusal(error_here(code, what, fix=fix))
+        refusals = [self.note_refusal(error_here(code, what, fix=fix))]
         if not self._deferring:
-            raise error
+            raise refusals.pop()  # no frame may hold what it raises: see `note_refusal`
 
     def _note_literals(self, literals: Sequence[Tensor]) -> None:
         """Note `torch.tensor(...)`: new memory, filled from Python without the dispatcher."""
@@ -280,10 +282,10 @@ class Observer(Watching):
     def _write_on_host(self, t: Tensor, sources: Sequence[Tensor], random: bool) -> None:
         own = self.host.written(t, sources, random)
         if (self._refuse or self._deferring) and not own:
-            error = error_here("OL104", f"a host tensor, {named(t)}, is written")
-            self.note_refusal(error)
+            what = f"a host tensor, {named(t)}, is written"
+            refusals = [self.note_refusal(error_here("OL104", what))]
             if self._refuse:
-                raise error
+                raise refusals.pop()
 
     def _note_results(self, call: OpCall) -> None:
         op = call.op

@@ -6,6 +6,7 @@ The options `warmup`, `max_recordings`, `max_in_flight` and `on_mismatch` act he
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
+from onelaunch.runtime.ranks import Elsewhere, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
@@ -85,8 +87,42 @@ class Phases:
     _callee: Callee
     _signatures: Signatures
     _table: Table
+    _ranks: Ranks
+    _foresees: Callable[[Attempt], bool]
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+        """Choose the phase of a call, as `_of_this_process` does. Processes that share collectives
+        choose together: all capture, or none."""
+        phase = self._of_this_process(driver, device, flat, strategy)
+        if not self._ranks.several:
+            return phase
+        error = None
+        match phase:
+            case Unrecorded(code, _, _, _, reason):
+                self._ranks.runs_eagerly(code or reason)
+                return phase
+            case Warming():
+                self._ranks.warms_up()
+                return phase
+            case Ready(attempt):
+                signature = attempt.signature
+                if not self._foresees(attempt):  # a rehearsal runs collectives, so the call itself
+                    self._ranks.warms_up()
+                    return Warming(attempt)
+            case Refused(signature, error):
+                pass
+        found = self._ranks.meet("ready" if error is None else "no", error)
+        if found["say"] == "ready":
+            return phase
+        if found["say"] == "later":
+            return Unrecorded()
+        # Who is alone does not raise: the others are in the collectives of their replays.
+        alone = not any(refusal["raises"] for refusal in found["refusals"])
+        return phase if error and not alone else Refused(signature, Elsewhere(found["refusals"]))
+
+    def _of_this_process(
+        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
+    ) -> Phase:
         """Choose the phase of a call, and update its signature. The signature is made, its backoff
         counted, and its stale recordings freed."""
         incomparable = opaque(flat)

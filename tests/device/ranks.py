@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import onelaunch as ol
+from onelaunch.runtime import ranks
 
-SECONDS = 8
+SECONDS = 20
+FOLDER = Path(sys.argv[3] if len(sys.argv) > 3 else ".")
 Report = dict[str, Any]
 
 
@@ -38,9 +40,9 @@ def given(i: int, rank: int | None = None, rows: int = 4) -> Tensor:
     return torch.full((rows, 3), float(i + 1) * (1 + (dist.get_rank() if rank is None else rank)))
 
 
-def total(i: int) -> Tensor:
+def total(i: int, rows: int = 4) -> Tensor:
     """The sum of what the processes give."""
-    return sum((given(i, r) for r in range(dist.get_world_size())), torch.zeros(()))
+    return sum((given(i, r, rows) for r in range(dist.get_world_size())), torch.zeros(()))
 
 
 def report(fast: Any, **more: Any) -> Report:
@@ -50,6 +52,7 @@ def report(fast: Any, **more: Any) -> Report:
         "warmups": stats.warmup_calls,
         "eager": stats.eager_calls,
         "recordings": len(stats.recordings),
+        "captures": stats.captures,
         **more,
     }
 
@@ -139,21 +142,20 @@ class Flag:
     on = False
 
 
-def unsettled_once() -> Report:
-    """The captured run of one process reads more than the runs before it."""
-    flag, more = Flag(), Flag()
+def unsettled_once(folder: Path) -> Report:
+    """The captured run of one process differs from the run before it, and later ones do not."""
+    here = folder / f"here-{dist.get_rank()}"
 
     def f(x: Tensor) -> Tensor:
         y = x * 1
         dist.all_reduce(y)
-        if flag.on and more.on:
-            y = y * 1
-        return y + 1
+        return y * 1 + 1 if os.path.exists(here) else y + 1
 
     def before(i: int) -> None:
-        flag.on = last() and i >= 3
+        if last() and i == 3:
+            here.touch()
 
-    return calls(ol.graph(f), before)
+    return calls(ol.graph(f, on_refusal="eager"), before)
 
 
 def other_size() -> Report:
@@ -184,15 +186,16 @@ def full_pool() -> Report:
 
 
 def evicted() -> Report:
+    """One process has another callable that wants the room."""
     pool = ol.Pool(max_bytes=1 << 15 if last() else None)
     fast: Any = ol.graph(reduced, pool=pool)
-    other: Any = ol.graph(lambda x: (x * 2 + 1).exp().sum(), pool=pool)
-
-    def before(i: int) -> None:
-        if i > 5:
-            other(torch.ones(1000 * i))
-
-    return calls(fast, before, 16, evictions=lambda: fast.stats().evictions)
+    other: Any = ol.graph(lambda x: x * 2, pool=pool, outputs="static", warmup=1)
+    right = True
+    for i in range(16):
+        right &= torch.equal(fast(given(i, rows=334)), total(i, 334) + 1)
+        if last() and i > 5:
+            other(torch.ones(4000))
+    return report(fast, right=right, evictions=fast.stats().evictions)
 
 
 def ahead_of_one() -> Report:
@@ -347,7 +350,7 @@ SITUATIONS: dict[str, Callable[[], Report]] = {
     "refused-split": split_module,
     "refused-before": refused_before,
     "unsettled": unsettled,
-    "unsettled-once": unsettled_once,
+    "unsettled-once": lambda: unsettled_once(FOLDER),
     "other-size": other_size,
     "counts-differ": counts_differ,
     "full-pool": full_pool,
@@ -384,6 +387,7 @@ def ended(situation: Callable[[], Report]) -> Report:
 
 def main(rank: int, world: int, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
+    ranks._SOON, ranks._LATE = 1.0, 3.0  # for tests
     found: dict[str, Report] = {}
     timeout = timedelta(seconds=SECONDS)
     for name in names:

@@ -33,7 +33,7 @@ from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager, User
-from onelaunch.runtime.ranks import Elsewhere, Later, Ranks
+from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
@@ -93,13 +93,12 @@ class Graphed(Service, Generic[P, R]):
             fn, options.compile, dynamic=options.buckets is not None, root=root
         )
         self._notices = Notices()
-        self._signatures = Signatures(name, self._notices)
-        self._table = Table(name, options.enough_warmups, pool, self._notices)
-        table, signatures = self._table, self._signatures
+        self._signatures = signatures = Signatures(name, self._notices)
+        self._table = table = Table(name, options.enough_warmups, pool, self._notices)
         self._ranks = ranks = Ranks(name, options, table, signatures)
         self._recorder = Recorder(name, options, pool, callee, table, signatures, ranks)
-        foresees = self._recorder.warmup.foresees_capture
-        self._phases = Phases(name, options, callee, signatures, table, ranks, foresees)
+        warmup = self._recorder.warmup
+        self._phases = Phases(name, options, callee, signatures, table, ranks, warmup)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -369,9 +368,7 @@ class Graphed(Service, Generic[P, R]):
             # `eval()`, is.
             signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
-        raises = self.options.on_refusal == "raise"
-        if error.raises if isinstance(error, Elsewhere) else raises:
-            self._ranks.raised += 1
+        if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
         return self._ungraphed(signature, error)

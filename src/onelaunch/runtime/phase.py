@@ -6,7 +6,6 @@ The options `warmup`, `max_recordings`, `max_in_flight` and `on_mismatch` act he
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from typing import NamedTuple
@@ -22,10 +21,11 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.ranks import Elsewhere, Ranks
+from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
+from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import (
     kept_in_place,
     mismatch,
@@ -88,7 +88,7 @@ class Phases:
     _signatures: Signatures
     _table: Table
     _ranks: Ranks
-    _foresees: Callable[[Attempt], bool]
+    _warmup: Warmup
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
         """Choose the phase of a call, as `_of_this_process` does. Processes that share collectives
@@ -106,19 +106,18 @@ class Phases:
                 return phase
             case Ready(attempt):
                 signature = attempt.signature
-                if not self._foresees(attempt):  # a rehearsal runs collectives, so the call itself
+                if not self._warmup.foresees_capture(
+                    attempt
+                ):  # a rehearsal runs collectives, so the call itself
                     self._ranks.warms_up()
                     return Warming(attempt)
             case Refused(signature, error):
                 pass
-        found = self._ranks.meet("ready" if error is None else "no", error)
-        if found["say"] == "ready":
-            return phase
-        if found["say"] == "later":
+        try:
+            refused = self._ranks.meet(error)
+        except Later:
             return Unrecorded()
-        # Who is alone does not raise: the others are in the collectives of their replays.
-        alone = not any(refusal["raises"] for refusal in found["refusals"])
-        return phase if error and not alone else Refused(signature, Elsewhere(found["refusals"]))
+        return phase if refused is None else Refused(signature, refused)
 
     def _of_this_process(
         self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy

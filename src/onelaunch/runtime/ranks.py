@@ -23,18 +23,21 @@ import torch
 
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.distributed import initialized
+from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.aten import group_of, operator
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
+from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.source import user_line
 from onelaunch.unwinding import DispatchMode
 
 Verdict = dict[str, Any]
-"""``say``, with the members that the process knows, and for a refusal its code, text and line."""
+"""What a process says of a call, with its rank and the members that it knows. A refusal has its
+text, its line, and whether it is raised."""
 _ORDER = ("warm", "no", "later", "unsettled", "ready")
 """What the processes may say; the first that any of them says is the decision."""
 _SOON = 2.0
@@ -46,6 +49,9 @@ _CAPTURE = 300.0
 """Seconds that it has for its capture."""
 _MISSED = 3
 """The calls in a row to which a process does not come, until the others give up."""
+_MISSING = "it does not record this call: it replays, or does not come here"
+_AHEAD = "ahead"
+"""The beginning of places of captures ahead of calls."""
 _numbers: Counter[str] = Counter()
 """The callables of each name that were found to run collectives, in the order of these."""
 
@@ -70,17 +76,14 @@ class Later(Exception):
 
 @dataclass(slots=True, eq=False)
 class Ranks:
-    """The processes that share the collectives of one callable.
-
-    Attributes:
-        raised: the calls that ended in a refusal, which nothing else counts.
-    """
+    """The processes that share the collectives of one callable."""
 
     _name: str
     _options: Options
     _table: Table
     _signatures: Signatures
-    raised: int = 0
+    _raised: int = 0
+    """The calls that raised a refusal, which nothing else counts."""
     _members: set[int] = field(default_factory=set)
     _group: Callable[[], object] = lambda: None
     _key: str = ""
@@ -96,12 +99,20 @@ class Ranks:
     def forget(self) -> None:
         """Begin anew: the counts of calls do, too."""
         self._members, self._key, self._posted, self._recorded = set(), "", -1, False
-        self.raised = self._missed = self._ahead = 0
+        self._raised = self._missed = self._ahead = 0
 
     @property
     def several(self) -> bool:
         """True if the callable is known to run collectives with other processes."""
-        return bool(self._members) and initialized() and self._group() is torch.distributed.group.WORLD
+        if not self._members or not initialized():
+            return False
+        return self._group() is torch.distributed.group.WORLD
+
+    def raises(self, error: CaptureError) -> bool:
+        """Return whether the refusal of a call is raised, and count it."""
+        raised = error.raises if isinstance(error, Elsewhere) else self._raises
+        self._raised += raised
+        return raised
 
     # What the callable's collectives need.
 
@@ -112,8 +123,10 @@ class Ranks:
             yield
             return
         before = _collectives()
-        yield
-        self._join(g for g, count in _collectives().items() if before.get(g) != count)
+        try:
+            yield
+        finally:  # the others, too, count the callable, whatever has come of the run here
+            self._join(g for g, count in _collectives().items() if before.get(g) != count)
 
     @contextmanager
     def noting_ahead(self) -> Generator[None]:
@@ -137,31 +150,43 @@ class Ranks:
 
     # Meetings.
 
-    def meet(self, say: str, error: CaptureError | None = None) -> Verdict:
-        """Return the decision on a call: each process has posted whether it is ready.
-
-        Args:
-            say: ``"ready"``, or ``"no"`` with the refusal.
-        """
-        seconds = _SOON if self._recorded and not self._came(self._calls() - 1) else _LATE
-        self._at = self._post(say, error)
-        return self._decided(self._at, self._verdict(say, error), seconds)
-
-    def _post(self, say: str, error: CaptureError | None) -> str:
-        self._posted = self._calls()
-        self._tell(str(self._posted), self._verdict(say, error))
-        return str(self._posted)
-
     def warms_up(self) -> None:
         """Tell the others that this call is a warm-up."""
-        self._post("warm", None)
+        self._posted = self._calls()
+        self._tell(str(self._posted), self._verdict("warm"))
 
     def runs_eagerly(self, code: str) -> None:
-        """Tell them that this call, and perhaps each from now on, runs eagerly."""
+        """Tell them that this call runs eagerly; after the first in a row they do not wait."""
         if self._posted == self._calls() - 1:
-            self._post("no", CaptureError("OL131", f"it runs eagerly ({code})"))
+            say = "later" if code == DEFERRED else "no"
+            self._tell(str(self._calls()), self._verdict(say, f"it runs eagerly ({code})"))
 
-    def record(self, make: Callable[[], Entry | None], free: Callable[[Entry], None]) -> Entry | None:
+    def meet(self, error: CaptureError | None) -> CaptureError | None:
+        """Return None if all processes are ready to capture this call; otherwise its refusal.
+
+        Args:
+            error: this process's refusal.
+
+        Raises:
+            Later: another process cannot record it yet.
+        """
+        self._posted = self._calls()
+        self._at = str(self._posted)
+        seconds = _SOON if self._recorded and not self._came(self._posted - 1) else _LATE
+        own = self._verdict("ready") if error is None else self._refusal(error)
+        found = self._decided(self._at, own, seconds)
+        if found["say"] == "later":
+            raise Later
+        if found["say"] == "ready":
+            return None
+        if error is None:
+            return Elsewhere(found["refusals"])
+        # Who is alone does not raise: the others are in the collectives of their replays.
+        return Elsewhere([own | {"raises": False}]) if found["missing"] else error
+
+    def record(
+        self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
+    ) -> Entry | None:
         """Return a recording if all processes have one, or None if there is no room for it.
 
         Args:
@@ -177,20 +202,19 @@ class Ranks:
         self._at = at = f"{self._at}/made"
         try:
             entry = make()
-        except (NeedsGrad, Unfollowed, CompiledInCapture):
+        except (NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture):
             self._tell(at, self._verdict("later"))
             raise
         except CaptureError as error:
-            self._tell(at, self._verdict("no", error))
+            self._tell(at, self._refusal(error))
             raise
-        except BaseException as error:
-            self.raised += 1
-            text = f"{type(error).__name__}: {error}"
-            self._tell(at, self._verdict("no", CaptureError("OL131", text)) | {"raises": True})
+        except BaseException as error:  # of the callable's
+            self._raised += not at.startswith(_AHEAD)
+            what = f"{type(error).__name__}: {error}"
+            self._tell(at, self._verdict("no", what, user_line(), raises=True))
             raise
         if entry is None:
-            error = CaptureError("OL304", "its pool has no room for the recording")
-            self._tell(at, self._verdict("no", error) | {"raises": False})
+            self._tell(at, self._verdict("no", "[OL304] its pool has no room for the recording"))
             return None
         say = "unsettled" if entry.ran_differently else "ready"
         found = self._decided(at, self._verdict(say), _CAPTURE)
@@ -204,8 +228,8 @@ class Ranks:
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
-        self._at, self._ahead = f"ahead{self._ahead}", self._ahead + 1
-        found = self._decided(self._at, self._verdict("ready"), _LATE, may_retry=False)
+        self._at, self._ahead = f"{_AHEAD}{self._ahead}", self._ahead + 1
+        found = self._decided(self._at, self._verdict("ready"), _LATE)
         if found["say"] != "ready":
             raise Elsewhere(found["refusals"])
 
@@ -216,15 +240,17 @@ class Ranks:
         counts, launched = self._table.counts, self._signatures.past_launches()
         launched += sum(entry.captured.launches[0] for entry in self._table.entries)
         eager = sum(counts.eager_reasons.values())
-        return launched + counts.warmup_calls + eager + self.raised
+        return launched + counts.warmup_calls + eager + self._raised
 
-    def _verdict(self, say: str, error: CaptureError | None = None) -> Verdict:
-        verdict: Verdict = {"say": say, "with": sorted(self._members)}
-        if error is not None:
-            raises = error.raises if isinstance(error, Elsewhere) else self._raises
-            verdict |= {"rank": torch.distributed.get_rank(), "raises": raises}
-            verdict |= {"what": f"[{error.code}] {error.what}", "where": error.where}
-        return verdict
+    def _verdict(
+        self, say: str, what: str = "", where: str | None = None, raises: bool = False
+    ) -> Verdict:
+        rank, members = torch.distributed.get_rank(), sorted(self._members)
+        found: Verdict = {"say": say, "rank": rank, "with": members}
+        return found | {"what": what, "where": where, "raises": raises}
+
+    def _refusal(self, error: CaptureError) -> Verdict:
+        return self._verdict("no", f"[{error.code}] {error.what}", error.where, self._raises)
 
     @property
     def _raises(self) -> bool:
@@ -239,7 +265,7 @@ class Ranks:
     def _came(self, call: int) -> bool:
         return _store().check([self._place(str(call), rank) for rank in self._members])
 
-    def _decided(self, at: str, own: Verdict, seconds: float, may_retry: bool = True) -> Verdict:
+    def _decided(self, at: str, own: Verdict, seconds: float) -> Verdict:
         """Tell this process's verdict, and return the decision of all."""
         self._tell(at, own)
         store, until = _store(), time.monotonic() + seconds
@@ -260,13 +286,11 @@ class Ranks:
         say = next(say for say in _ORDER if any(v["say"] == say for v in verdicts.values()))
         refusals = [one for one in verdicts.values() if one["say"] == "no"]
         if missing:
-            retries = may_retry and seconds == _LATE and self._missed < _MISSED
+            retries = seconds == _LATE and self._missed < _MISSED
             say = "later" if retries else "no"
-            what = "it does not record this call: it replays, or does not come here"
-            refusals = [
-                {"rank": rank, "what": what, "where": None, "raises": False} for rank in missing
-            ]
-        mine = json.dumps({"say": "later" if say == "warm" else say, "refusals": refusals})
+            refusals = [self._verdict("no", _MISSING) | {"rank": rank} for rank in missing]
+        say = "later" if say == "warm" else say
+        mine = json.dumps({"say": say, "refusals": refusals, "missing": missing})
         # Whoever comes later, or sees otherwise, goes by what is there.
         return json.loads(store.compare_set(f"{self._key}/{at}/of{min(members)}", "", mine))
 

@@ -32,7 +32,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.source import user_line
+from onelaunch.source import user_frame, user_line
 from onelaunch.unwinding import DispatchMode
 
 Verdict = dict[str, Any]
@@ -52,6 +52,8 @@ _MISSED = 3
 _MISSING = "it does not record this call: it replays, or does not come here"
 _AHEAD = "ahead"
 """The beginning of places of captures ahead of calls."""
+_CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
+"""The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
 _numbers: Counter[str] = Counter()
 """The callables of each name that were found to run collectives, in the order of these."""
 
@@ -202,19 +204,17 @@ class Ranks:
         self._at = at = f"{self._at}/made"
         try:
             entry = make()
-        except (NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture):
-            self._tell(at, self._verdict("later"))
+        except Exception as error:
+            own = self._failure(error)
+            self._give_way(own, self._decided(at, own, _CAPTURE))
+            self._raised += not (isinstance(error, _CAUGHT) or at.startswith(_AHEAD))
             raise
-        except CaptureError as error:
-            self._tell(at, self._refusal(error))
-            raise
-        except BaseException as error:  # of the callable's
-            self._raised += not at.startswith(_AHEAD)
-            what = f"{type(error).__name__}: {error}"
-            self._tell(at, self._verdict("no", what, user_line(), raises=True))
+        except BaseException:
+            self._tell(at, self._verdict("no", "it was interrupted", raises=True))
             raise
         if entry is None:
-            self._tell(at, self._verdict("no", "[OL304] its pool has no room for the recording"))
+            own = self._verdict("no", "[OL304] its pool has no room for the recording")
+            self._give_way(own, self._decided(at, own, _CAPTURE))
             return None
         say = "unsettled" if entry.ran_differently else "ready"
         found = self._decided(at, self._verdict(say), _CAPTURE)
@@ -225,6 +225,21 @@ class Ranks:
         entry.undo()
         free(entry)
         raise Later if found["say"] == "later" else Elsewhere(found["refusals"])
+
+    def _failure(self, error: Exception) -> Verdict:
+        """Return what this process says of a capture that ended so."""
+        if isinstance(error, CaptureError):
+            return self._refusal(error)
+        if isinstance(error, _CAUGHT):
+            return self._verdict("later")
+        place = user_frame(error.__traceback__)
+        what = f"{type(error).__name__}: {error}"
+        return self._verdict("no", what, str(place) if place else None, raises=True)
+
+    def _give_way(self, own: Verdict, found: Verdict) -> None:
+        """Raise where another process raises: it does not come to the collectives of this call."""
+        if not own["raises"] and any(refusal["raises"] for refusal in found["refusals"]):
+            raise Elsewhere(found["refusals"]) from None
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
@@ -322,9 +337,10 @@ def _collectives() -> dict[Any, int]:
     """Return the number of collectives that each process group of several has begun."""
     counts: dict[Any, int] = {}
     for group in _c10d()._world.pg_map:
-        with suppress(RuntimeError):  # a backend that does not count
-            if group.size() > 1:
-                counts[group] = group._get_sequence_number_for_group()
+        for device in group._device_types if group.size() > 1 else ():
+            with suppress(RuntimeError):  # a backend that does not count
+                count = group._get_backend(device)._get_sequence_number_for_group()
+                counts[group] = counts.get(group, 0) + count
     return counts
 
 

@@ -327,11 +327,47 @@ def joined() -> Report:
     """Uneven numbers of batches under `Join`, which shadows collectives of the others."""
     from torch.distributed.algorithms.join import Join
 
-    model = DDP(network())
+    model, other = DDP(network()), DDP(network())
     fast: Any = ol.graph(step_over(model), on_refusal="eager")
-    with Join([model]):
-        for i in range(18 if last() else 15):
-            fast(given(i) / 100)
+    for wrapped, step in ((model, fast), (other, step_over(other))):
+        with Join([wrapped]):
+            for i in range(18 if last() else 15):
+                step(given(i) / 100)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return report(fast, right=all(torch.equal(a, b) for a, b in pairs))
+
+
+def of_two() -> Report:
+    """The processes 0 and 1 alone share a collective, and 2 has nothing to say."""
+    group = dist.new_group([0, 1])
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 1
+        dist.all_reduce(y, group=group)
+        return y + 1
+
+    fast: Any = ol.graph(f)
+    for i in range(6 if dist.get_rank() < 2 else 0):
+        fast(given(i))
+    return report(fast)
+
+
+def in_a_row() -> Report:
+    """0 and 1 share a collective, 1 and 2 another; what 2 cannot is told to 0, too."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    here, mine = last(), [pair for pair in pairs if dist.get_rank(pair) >= 0]
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 1
+        for group in mine:
+            dist.all_reduce(y, group=group)
+        if here:
+            y.sum().item()
+        return y + 1
+
+    fast: Any = ol.graph(f, on_refusal="eager")
+    for i in range(6):
+        fast(given(i))
     return report(fast)
 
 
@@ -368,6 +404,8 @@ SITUATIONS: dict[str, Callable[[], Report]] = {
     "fsdp-refused": lambda: trained(sharded, last(), 10),
     "joined": joined,
     "local": local,
+    "of-two": of_two,
+    "in-a-row": in_a_row,
 }
 
 

@@ -95,10 +95,9 @@ class Graphed(Service, Generic[P, R]):
         self._notices = Notices()
         self._signatures = signatures = Signatures(name, self._notices)
         self._table = table = Table(name, options.enough_warmups, pool, self._notices)
-        self._ranks = ranks = Ranks(name, options, table, signatures)
-        self._recorder = Recorder(name, options, pool, callee, table, signatures, ranks)
-        warmup = self._recorder.warmup
-        self._phases = Phases(name, options, callee, signatures, table, ranks, warmup)
+        self._ranks = ranks = Ranks(fn, name, options, table, signatures)
+        self._recorder = own = Recorder(name, options, pool, callee, table, signatures, ranks)
+        self._phases = Phases(name, options, callee, signatures, table, ranks, own.warmup)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

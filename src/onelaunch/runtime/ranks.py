@@ -32,7 +32,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.source import user_frame, user_line
+from onelaunch.source import code_of, user_frame, user_line
 from onelaunch.unwinding import DispatchMode
 
 Verdict = dict[str, Any]
@@ -55,7 +55,7 @@ _AHEAD = "ahead"
 _CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
 _numbers: Counter[str] = Counter()
-"""The callables of each name that were found to run collectives, in the order of these."""
+"""The callables of each name and line that were found to run collectives, in the order of these."""
 
 
 class Elsewhere(CaptureError):
@@ -80,6 +80,7 @@ class Later(Exception):
 class Ranks:
     """The processes that share the collectives of one callable."""
 
+    _fn: object
     _name: str
     _options: Options
     _table: Table
@@ -146,8 +147,10 @@ class Ranks:
             if not self.several:
                 self.forget()
                 self._group = weakref.ref(torch.distributed.group.WORLD)
-                self._key = f"onelaunch/{self._name}/{_numbers[self._name]}"
-                _numbers[self._name] += 1
+                line = getattr(code_of(self._fn), "co_firstlineno", 0)
+                name = f"onelaunch/{self._name}/{line}"
+                self._key = f"{name}/{_numbers[name]}"
+                _numbers[name] += 1
             self._members |= set(torch.distributed.get_process_group_ranks(group))
 
     # Meetings.

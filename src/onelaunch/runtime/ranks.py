@@ -36,22 +36,22 @@ from onelaunch.source import code_of, user_frame, user_line
 from onelaunch.unwinding import DispatchMode
 
 Verdict = dict[str, Any]
-"""What a process says of a call, with its rank and the members that it knows. A refusal has its
-text, its line, and whether it is raised."""
+"""The verdict of a process on a call, with its rank and the members that it knows. A refusal has
+its text, its line, and whether it is raised."""
 _ORDER = ("warm", "no", "later", "unsettled", "ready")
-"""What the processes may say; the first that any of them says is the decision."""
+"""The verdicts. The first one in this order that any process gives is the decision."""
 _SOON = 2.0
-"""Seconds that a process has to come where it did not run the call before this one itself: it has
-replayed it, most likely, and replays this one too."""
+"""Seconds that a process has to come if it was not seen to run the last call itself. Most likely it
+has replayed the last call, and replays this one."""
 _LATE = 10.0
 """Seconds that another process has to come."""
+_AHEAD = 60.0
+"""Seconds that it has to come to a capture ahead of calls."""
 _CAPTURE = 300.0
 """Seconds that it has for its capture."""
 _MISSED = 3
 """The calls in a row to which a process does not come, until the others give up."""
 _MISSING = "it does not record this call: it replays, or does not come here"
-_AHEAD = "ahead"
-"""The beginning of places of captures ahead of calls."""
 _CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
 _numbers: Counter[str] = Counter()
@@ -210,7 +210,7 @@ class Ranks:
         except Exception as error:
             own = self._failure(error)
             self._give_way(own, self._decided(at, own, _CAPTURE))
-            self._raised += not (isinstance(error, _CAUGHT) or at.startswith(_AHEAD))
+            self._raised += not (isinstance(error, _CAUGHT) or at.startswith("ahead"))
             raise
         except BaseException:
             self._tell(at, self._verdict("no", "it was interrupted", raises=True))
@@ -230,7 +230,7 @@ class Ranks:
         raise Later if found["say"] == "later" else Elsewhere(found["refusals"])
 
     def _failure(self, error: Exception) -> Verdict:
-        """Return what this process says of a capture that ended so."""
+        """Return the verdict of this process, whose capture raised."""
         if isinstance(error, CaptureError):
             return self._refusal(error)
         if isinstance(error, _CAUGHT):
@@ -246,8 +246,8 @@ class Ranks:
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
-        self._at, self._ahead = f"{_AHEAD}{self._ahead}", self._ahead + 1
-        found = self._decided(self._at, self._verdict("ready"), _LATE)
+        self._at, self._ahead = f"ahead{self._ahead}", self._ahead + 1
+        found = self._decided(self._at, self._verdict("ready"), _AHEAD)
         if found["say"] != "ready":
             raise Elsewhere(found["refusals"])
 

@@ -102,6 +102,26 @@ def refused_before() -> Report:
     return calls(ol.graph(f, on_refusal="eager"))
 
 
+def refused_with_state() -> Report:
+    """The captured run of the process that can is undone: its state counts each call once."""
+    here, state, seen = last(), Flag(), list[float]()
+    state.total = torch.zeros(4, 3)
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 1
+        dist.all_reduce(y)
+        state.total = state.total + y
+        seen.append(1.0)
+        if here:
+            y.sum().item()
+        return y + 1
+
+    expected = sum((total(i) for i in range(9)), torch.zeros(()))
+    found = calls(ol.graph(f, on_refusal="eager"))
+    found["right"] &= torch.equal(state.total, expected) and len(seen) == 9
+    return found
+
+
 def split_module() -> Report:
     here = last()
 
@@ -140,6 +160,7 @@ def unsettled() -> Report:
 
 class Flag:
     on = False
+    total: Tensor
 
 
 def unsettled_once(folder: Path) -> Report:
@@ -385,6 +406,7 @@ SITUATIONS: dict[str, Callable[[], Report]] = {
     "refused-eager": refused_here("eager"),
     "refused-split": split_module,
     "refused-before": refused_before,
+    "refused-with-state": refused_with_state,
     "unsettled": unsettled,
     "unsettled-once": lambda: unsettled_once(FOLDER),
     "other-size": other_size,

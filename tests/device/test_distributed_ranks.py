@@ -89,7 +89,10 @@ def test_processes_that_do_the_same_record_the_same(name: str) -> None:
     assert first["warned"] == []
 
 
-@pytest.mark.parametrize("name", ["refused-eager", "refused-before", "ddp-refused", "fsdp-refused"])
+@pytest.mark.parametrize(
+    "name",
+    ["refused-eager", "refused-before", "refused-with-state", "ddp-refused", "fsdp-refused"],
+)
 def test_what_one_process_cannot_no_process_does(name: str) -> None:
     """And each says which process, and which line."""
     refused(of_two(name), "OL101", "ranks.py:")

@@ -199,6 +199,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "graph the module inside the wrapper, or the whole step with its backward and optimizer",
         rule="gradient-sync-wrapper",
     ),
+    "OL131": CatalogueEntry(
+        "a call that another process does not record",
+        "each process of a group has to launch a recording with collectives at the same call, so "
+        "all of them record it, or none",
+        "change the line of that rank; give every rank the same calls, of the same sizes",
+    ),
     "OL140": CatalogueEntry(
         "padding would change a result",
         "a bucket runs at a padded size, which is right only where real rows do not depend on "

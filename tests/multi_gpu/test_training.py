@@ -107,6 +107,20 @@ def test_resharding_after_forward_is_refused(gpus: bool) -> None:
         assert "resharding after forward" in report["what"]
 
 
+def test_a_step_that_one_rank_cannot_record(gpus: bool) -> None:
+    """Neither does the other: NCCL wants a collective to be captured by all of its ranks."""
+    for report in torchrun("one-refuses", gpus=gpus):
+        assert report["equal"], report
+        assert report["replays"] == 0
+
+
+def test_a_refusal_of_one_rank_is_raised_by_both(gpus: bool) -> None:
+    first, second = torchrun("one-raises", gpus=gpus)
+    assert second["refused"] == "OL101", second
+    assert first["refused"] == "OL131", first
+    assert "rank 1: [OL101]" in first["what"]
+
+
 def test_results_that_are_there_once_waited_for() -> None:
     for report in torchrun("late-collectives", gpus=False):
         assert report["equal"], report

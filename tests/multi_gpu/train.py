@@ -79,6 +79,34 @@ def ddp_step(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]
     return model, fast, fast
 
 
+def ddp_of_one(device: torch.device, graphed: bool, way: str) -> tuple[nn.Module, Step, Any]:
+    """A step that rank 1 alone cannot record."""
+    model = network(device)
+    with side_stream(device):
+        wrapped = ddp(model, device)
+    optimizer = adam(model.parameters(), device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(wrapped(x), y)
+        loss.backward()
+        if dist.get_rank() == 1:
+            loss.item()
+        optimizer.step()
+        return loss.detach()
+
+    fast: Any = ol.graph(step, on_refusal=way) if graphed else step  # type: ignore[call-overload]
+    return model, fast, fast
+
+
+def one_refuses(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    return ddp_of_one(device, graphed, "eager")
+
+
+def one_raises(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
+    return ddp_of_one(device, graphed, "raise")
+
+
 def fsdp_step(device: torch.device, graphed: bool) -> tuple[nn.Module, Step, Any]:
     from torch.distributed.fsdp import fully_shard
 
@@ -268,6 +296,7 @@ WAYS = {
     "fsdp-broken-off": fsdp_broken_off,
     "all-reduce": all_reduce,
     "late-collectives": late_collectives,
+    "one-refuses": one_refuses,
 }
 REFUSED = {
     "pair-over-ddp": pair_over_ddp,
@@ -275,6 +304,7 @@ REFUSED = {
     "pair-over-fsdp": pair_over_fsdp,
     "fsdp-reshard": fsdp_reshard,
     "fsdp-result": fsdp_result,
+    "one-raises": one_raises,
 }
 
 

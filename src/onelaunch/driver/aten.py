@@ -91,6 +91,7 @@ class Operator:
         writes: True if it may write memory of its arguments; see `written`.
         multiplies: True if it may need a workspace of cuBLAS.
         collective: True if it goes to other processes, and gives something to wait for.
+        communicates: True for any operation that goes to other processes.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
@@ -122,6 +123,7 @@ class Operator:
         self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
         self.multiplies = any(part in self.base for part in ("mm", "mv", "dot", "linear"))
         self.collective = func.namespace == "c10d"
+        self.communicates = self.collective or functional
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
         # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
         self._finishes_late = self.collective and "reduce_scatter" in self.name
@@ -203,6 +205,20 @@ class Collective:
 
 
 atexit.register(Collective.release)
+
+
+def group_of(value: Any) -> Any:
+    """Return the process group that an argument of a collective names, or None."""
+    if isinstance(value, torch.ScriptObject):
+        kind: Any = value
+        is_group = kind._type().qualified_name().endswith(".ProcessGroup")
+        return distributed.ProcessGroup.unbox(value) if is_group else None
+    if not isinstance(value, str):
+        return None
+    try:
+        return distributed._resolve_process_group(value)
+    except (RuntimeError, ValueError):  # another text, such as "sum"
+        return None
 
 
 def wait(result: Any) -> None:

@@ -3,6 +3,7 @@
 graphed.py    Graphed: a callable whose calls replay once they can
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
+ranks.py      processes that share collectives: all of them record a call, or none
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
 table.py      the recordings of a callable: added and freed
 why.py        why a call that no recording fits needs another one

@@ -33,6 +33,7 @@ from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager, User
+from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
@@ -92,10 +93,11 @@ class Graphed(Service, Generic[P, R]):
             fn, options.compile, dynamic=options.buckets is not None, root=root
         )
         self._notices = Notices()
-        self._signatures = Signatures(name, self._notices)
-        self._table = Table(name, options.enough_warmups, pool, self._notices)
-        self._recorder = Recorder(name, options, pool, callee, self._table, self._signatures)
-        self._phases = Phases(name, options, callee, self._signatures, self._table)
+        self._signatures = signatures = Signatures(name, self._notices)
+        self._table = table = Table(name, options.enough_warmups, pool, self._notices)
+        self._ranks = ranks = Ranks(fn, name, options, table, signatures)
+        self._recorder = own = Recorder(name, options, pool, callee, table, signatures, ranks)
+        self._phases = Phases(name, options, callee, signatures, table, ranks, own.warmup)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -192,7 +194,8 @@ class Graphed(Service, Generic[P, R]):
         # `run` calls `_refused` before an optimizer's step that no graph can hold. That raises, or,
         # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
         reads = self._callee.reads
-        result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
+        with self._ranks.noting():
+            result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._table.unserved.note_warmup(attempt, self._signatures.states)
         after = self._signatures.flat(args, kwargs)
@@ -254,18 +257,22 @@ class Graphed(Service, Generic[P, R]):
         except BackwardInside:  # it calls backward, though its results need one after the call
             return self._ungraphed(signature, backward_inside(signature.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
-            self._take_for_constants(attempt, error)
+            self._signatures.take_for_constants(attempt.spec, attempt.flat.tree, error)
+            return MISS
+        except Later:  # for another process of the group
             return MISS
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
                 return self._refused(signature, error)
             signature.compiled_accesses = None  # so that `foresees_capture` says no
+            if self._ranks.several:
+                return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
             # eager. The first time that it asked and is refused, `switch_answer` changes the answer
             # to yes, and returns True.
-            if signature.asking.switch_answer():
+            if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
         if entry is None:  # the pool has no room for it
@@ -275,14 +282,6 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
         return self._replay_new(entry, attempt, args, kwargs)
-
-    def _take_for_constants(self, attempt: Attempt, error: Unfollowed) -> None:
-        """Give each value of a number a recording: the callable branches on it."""
-        if error.only_this_call:  # these values get a recording beside the one for all others
-            self._signatures.varied.hold_values(attempt.spec, attempt.flat.tree)
-        else:  # each value gets a signature, in place of the one for all
-            del self._signatures.states[attempt.spec]
-            self._signatures.varied.hold_arguments(attempt.spec, error.positions)
 
     def _capture_told(
         self,
@@ -368,7 +367,7 @@ class Graphed(Service, Generic[P, R]):
             # `eval()`, is.
             signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
-        if self.options.on_refusal == "raise":
+        if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
         return self._ungraphed(signature, error)
@@ -430,6 +429,7 @@ class Graphed(Service, Generic[P, R]):
         Tensors returned by earlier calls stay valid, except under ``outputs="static"``.
         """
         with self._table.lock:
+            self._ranks.forget()
             self._signatures.clear()
             self._notices.clear()
             self._table.clear()

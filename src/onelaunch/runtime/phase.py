@@ -21,9 +21,11 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.options import Options
+from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
+from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import (
     kept_in_place,
     mismatch,
@@ -85,8 +87,41 @@ class Phases:
     _callee: Callee
     _signatures: Signatures
     _table: Table
+    _ranks: Ranks
+    _warmup: Warmup
 
     def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+        """Choose the phase of a call, as `_of_this_process` does. Processes that share collectives
+        choose together: all capture, or none."""
+        phase = self._of_this_process(driver, device, flat, strategy)
+        if not self._ranks.several:
+            return phase
+        error = None
+        match phase:
+            case Unrecorded(code, _, _, _, reason):
+                self._ranks.runs_eagerly(code or reason)
+                return phase
+            case Warming():
+                self._ranks.warms_up()
+                return phase
+            case Ready(attempt):
+                signature = attempt.signature
+                if not self._warmup.foresees_capture(
+                    attempt
+                ):  # a rehearsal runs collectives, so the call itself
+                    self._ranks.warms_up()
+                    return Warming(attempt)
+            case Refused(signature, error):
+                pass
+        try:
+            refused = self._ranks.meet(error)
+        except Later:
+            return Unrecorded()
+        return phase if refused is None else Refused(signature, refused)
+
+    def _of_this_process(
+        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
+    ) -> Phase:
         """Choose the phase of a call, and update its signature. The signature is made, its backoff
         counted, and its stale recordings freed."""
         incomparable = opaque(flat)

@@ -32,6 +32,7 @@ from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strateg
 from onelaunch.runtime.next_request import locked, memory_uses, shares, take_over
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
+from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.requests import Requests, requests_in, tensors_in
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
@@ -83,6 +84,7 @@ class Recorder:
     _callee: Callee
     _table: Table
     _signatures: Signatures
+    _ranks: Ranks
     warmup: Warmup = field(init=False)
     requests: Requests = field(default_factory=Requests)
 
@@ -90,7 +92,13 @@ class Recorder:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
     def record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
-        """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it."""
+        """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it.
+        See `Ranks.record` for a callable of several processes."""
+        return self._ranks.record(
+            lambda: self._record(attempt, owner), lambda entry: self._pool.free(entry.member)
+        )
+
+    def _record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
         strategy = attempt.strategy
         strategy.prepare(attempt)
         try:
@@ -163,6 +171,8 @@ class Recorder:
         self._table.counts.captured(captured.facts.seconds)
         pair = captured.pair
         busy = (lambda: False) if pair is None else lambda: pair.in_flight
+        if self._ranks.several:
+            busy = lambda: True  # noqa: E731  the others would not know of an eviction
         forget = weakref.WeakMethod(self._table.evicted)
         member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
         return Entry(call, spec, signature, flat.paths, captured, info, member)
@@ -306,7 +316,8 @@ class Recorder:
                     then(result)
 
             try:
-                self._rehearse(attempt, owner, learn)
+                with self._ranks.noting_ahead():
+                    self._rehearse(attempt, owner, learn)
                 if works_elsewhere:
                     self.capture_ahead(owner, args, kwargs, strategy, chain, then)
                     return
@@ -334,10 +345,12 @@ class Recorder:
             if entry is not None:
                 entry.undo()  # there is no call that its run would be
             return entry
+        except Later:
+            pass
         except NeedsGrad as error:
             attempt.signature.has_backward, attempt.signature.kept_graph = True, error.kept
         except CaptureError as error:
-            if not attempt.signature.asking.switch_answer():
+            if self._ranks.several or not attempt.signature.asking.switch_answer():
                 raise
             attempt.reached.forget()
             unlike = self.warmup.compare_answers(attempt, self._name, error)

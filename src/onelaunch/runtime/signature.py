@@ -27,6 +27,8 @@ from onelaunch.runtime.varied import Varied
 from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
 
 if TYPE_CHECKING:
+    from onelaunch.call.tree import Tree
+    from onelaunch.capture.numbers import Unfollowed
     from onelaunch.runtime.table import Entry
 
 
@@ -87,6 +89,14 @@ class Signatures:
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
         return sum(signature.past_launches() for signature in list(self.states.values()))
+
+    def take_for_constants(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
+        """Give each value of a number a recording: the callable branches on it."""
+        if error.only_this_call:  # these values get a recording beside the one for all others
+            self.varied.hold_values(spec, tree)
+        else:  # each value gets a signature, in place of the one for all
+            del self.states[spec]
+            self.varied.hold_arguments(spec, error.positions)
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is

@@ -49,13 +49,15 @@ class Entry:
     memory."""
     undo: Callable[[], None] = _nothing
     """Restores the state from before the captured run, until that run has served its call."""
+    unsettled_elsewhere: bool = False
+    """True if another process that made it too has to drop its own."""
 
     @property
     def ran_differently(self) -> bool:
         """True if the captured run did or read something new, compared with the runs before it."""
         compared = self.captured.compared
         new = compared.reads_more and self.signature.read_more_in_a_row < TRIES
-        return new or compared.differs is not None
+        return new or compared.differs is not None or self.unsettled_elsewhere
 
     def figures(self) -> Recording:
         """Return its present figures: a backward may have been captured since."""

@@ -36,6 +36,7 @@ from onelaunch.driver.seeding import RandomState, seeding_line, watching_seeds
 from onelaunch.driver.storage_resize import resize, watching_resizes
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.source import CodePoint, Place, user_frame, user_point
+from onelaunch.testing.collectives import run_alone
 from onelaunch.testing.memory import HostMemory
 from onelaunch.unwinding import DispatchMode, unnoticed
 
@@ -202,7 +203,7 @@ class TapeRecorder(DispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
-        result = op.run(args, kwargs)
+        result = run_alone(op, args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:
                 raise self.note_refusal(

@@ -1,4 +1,4 @@
-"""The simple loads of frames, in C and in Python: both note the same."""
+"""The plans of frames: later frames note what they would without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onelaunch.frames import frame, plan
+from onelaunch.frames.plan import FramePlan
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 
@@ -114,14 +114,11 @@ def noted(run: Callable[[], object]) -> Noted:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_c_and_python_note_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if plan.native_frames() is None:
-        pytest.skip("no C here")
+def test_frames_with_a_plan_note_what_others_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "read", len, raising=False)
-    in_c = [noted(RUNS[name]) for _ in range(2)]
-    for module in (plan, frame):
-        monkeypatch.setattr(module, "native_frames", lambda: None)
-    assert [noted(RUNS[name]) for _ in range(2)] == in_c
+    planned = [noted(RUNS[name]) for _ in range(2)]
+    monkeypatch.setattr(FramePlan, "holds", lambda self: False)
+    assert [noted(RUNS[name]) for _ in range(2)] == planned
 
 
 def test_a_name_of_a_module_that_leads_elsewhere_is_seen() -> None:

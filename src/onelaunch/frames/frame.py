@@ -41,13 +41,9 @@ from onelaunch.frames.peek import (
     peek,
 )
 from onelaunch.frames.plan import (
-    Attributes,
-    Calls,
     FramePlan,
-    LoadStep,
     Noted,
     UsesOfClass,
-    native_frames,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
@@ -95,42 +91,23 @@ class RanFrame:
         plan = self._noted.plans.get((at, id(self._globals)))
         if plan is None or not plan.holds():
             plan = self._plan(at)
-        attributes, calls = self._left(plan)
-        for base, uses in attributes:
+        for base, uses in plan.attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
         for place, use in plan.items:
             self._note_item(place, use)
         for symbol in loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call, plain in calls:
+        for call, plain in plan.calls:
             if not plain:
                 self._note_call(call)
             for function in self._values(call.base):
                 if not is_inert(function):
                     self._note_call_of(function, call)
 
-    def _left(self, plan: FramePlan) -> tuple[Attributes, Calls]:
-        """Note the steps of a plan. Return the attributes and calls that are left."""
-        library, reads = native_frames(), self._reads
-        if library is None:
-            return plan.attributes, plan.calls
-        steps: list[LoadStep] = library.note(
-            *(plan.steps, self._locals, self._globals, self._results, reads.owners, reads.owner)
-        )
-        attributes, calls = plan.left
-        if not steps:
-            return attributes, calls
-        if any(s.variable is not None and s.variable not in self._locals for s in steps):
-            return plan.attributes, plan.calls  # in their order
-        return (
-            [*(s.listed for s in steps if s.kinds is not None), *attributes],
-            [*dict.fromkeys(s.listed for s in steps if s.kinds is None), *calls],
-        )
-
     def _plan(self, at: int) -> FramePlan:
         """Note what later frames with the same end need not note, and return the others."""
-        plan = FramePlan(self._code, self._loads, at, self._globals, self._noted)
+        plan = FramePlan(self._loads, at, self._globals)
         self._noted.plans[at, id(self._globals)] = plan
         self._note_names()
         for base, uses in plan.fixed:

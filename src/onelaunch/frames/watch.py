@@ -36,7 +36,7 @@ from onelaunch.frames.peek import (
     iterated_container,
     peek,
 )
-from onelaunch.frames.plan import Noted, native_frames
+from onelaunch.frames.plan import Noted
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import ITERATED
 from onelaunch.frames.stores import SureStore
@@ -75,7 +75,6 @@ class FrameWatch:
         self.leaves: set[type] = {*LEAVES}
         """Types of results without attributes or items, as they are met."""
         self._hook = hook(self, self.skipped, self.leaves)
-        native_frames()  # is built before the run, not in it
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._aside: list[FrameType] = []

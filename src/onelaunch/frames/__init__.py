@@ -2,7 +2,6 @@
 
 watch.py    FrameWatch: each frame that runs
 frame.py    RanFrame: the loads of a function that has run, looked up on its objects
-plan.py     FramePlan: the loads that each frame of a function is to note by itself
 engine.py   the thread in which autograd works for a device
 codes.py    facts about the code of a function that runs
 callees.py  callees that are not read, and their possible reads of their arguments

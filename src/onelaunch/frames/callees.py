@@ -74,17 +74,6 @@ def hands_on(function: object) -> bool:
     return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
 
 
-def only_hands_on(function: object) -> bool:
-    """Return whether calls of a function or class in C note nothing where none of the arguments is
-    a callee that reads attributes."""
-    return (
-        type(function) in (type, types.BuiltinFunctionType)
-        and function is not __import__
-        and hands_on(function)
-        and not (is_of_dict(function) or is_getattr(function) or reads_attributes(function))
-    )
-
-
 def is_of_dict(function: Any) -> bool:
     """Return whether a callee is a dict's method in C, bound or not."""
     if isinstance(function, types.BuiltinFunctionType):

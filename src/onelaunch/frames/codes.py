@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 import types
+from collections import defaultdict
 from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from onelaunch.frames.frame import Kinds
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import (
     TORCH,
@@ -23,7 +25,6 @@ from onelaunch.frames.origins import (
     is_standard_machinery,
     serves_machinery,
 )
-from onelaunch.frames.plan import Noted
 from onelaunch.frames.stack import ITERATED, Loads, Use
 from onelaunch.frames.stores import SureStore, sure_stores
 
@@ -63,7 +64,7 @@ class CodeFacts:
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
         standard: True for a function of the standard library that may be a method.
-        noted: what was noted for its frames.
+        kinds: what was noted for its frames, by class.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
     """
@@ -77,7 +78,7 @@ class CodeFacts:
     special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
-    noted: Noted = field(default_factory=Noted)
+    kinds: Kinds = field(default_factory=lambda: defaultdict(dict))
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
     aside: bool = field(init=False)

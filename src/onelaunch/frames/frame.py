@@ -7,12 +7,12 @@ import operator
 import sys
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.frames.callees import (
     ITEM_METHODS,
@@ -36,18 +36,35 @@ from onelaunch.frames.peek import (
     is_key,
     items,
     keys_of,
+    kind_of,
     namespaces,
     own_uses,
     peek,
 )
-from onelaunch.frames.plan import (
-    FramePlan,
-    Noted,
-    UsesOfClass,
-)
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
+
+
+class UsesOfClass(NamedTuple):
+    """The noted part of attributes' uses, for values of one class."""
+
+    uses: Mapping[str, Use]
+    """attribute -> use, without those that are not noted."""
+    others: frozenset[str]
+    """The attributes that were noted as the class's."""
+    names: frozenset[str]
+    """The attributes that the class may have."""
+
+    @classmethod
+    def of(cls, value: object, uses: Mapping[str, Use]) -> UsesOfClass:
+        own = own_uses(value, uses) if kind_of(value).attributes else {}
+        of_class = () if type(value) in (Tensor, nn.Parameter) else own
+        return cls(own, frozenset(), frozenset(of_class))
+
+
+Kinds = defaultdict[int, dict[type, UsesOfClass]]
+"""id of a mapping of a function's loads -> class -> the noted part."""
 
 
 class RanFrame:
@@ -58,7 +75,7 @@ class RanFrame:
         reads: Reads,
         frame: FrameType,
         loads: Loads,
-        noted: Noted,
+        kinds: Kinds,
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
@@ -68,7 +85,7 @@ class RanFrame:
         self._code = frame.f_code
         self._globals = frame.f_globals
         self._loads = loads
-        self._noted = noted
+        self._kinds = kinds
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
@@ -87,33 +104,20 @@ class RanFrame:
         Args:
             at: the offset of the instruction where the frame ended.
         """
-        loads = self._loads
-        plan = self._noted.plans.get((at, id(self._globals)))
-        if plan is None or not plan.holds():
-            plan = self._plan(at)
-        for base, uses in plan.attributes:
+        self._note_names()
+        reached = self._loads.reached(at)
+        for base, uses in reached.attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
-        for place, use in plan.items:
+        for place, use in reached.items:
             self._note_item(place, use)
-        for symbol in loads.opaque:
+        for symbol in self._loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call, plain in plan.calls:
-            if not plain:
-                self._note_call(call)
+        for call in reached.calls:
+            self._note_call(call)
             for function in self._values(call.base):
                 if not is_inert(function):
                     self._note_call_of(function, call)
-
-    def _plan(self, at: int) -> FramePlan:
-        """Note what later frames with the same end need not note, and return the others."""
-        plan = FramePlan(self._loads, at, self._globals)
-        self._noted.plans[at, id(self._globals)] = plan
-        self._note_names()
-        for base, uses in plan.fixed:
-            for value in self._values(base):
-                self._attributes(value, uses)
-        return plan
 
     def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
         """Note the lookup of a special method, which no instruction loads."""
@@ -138,7 +142,7 @@ class RanFrame:
         Args:
             uses: attribute -> use, of the code: another call has the same mapping.
         """
-        kind, kinds = type(value), self._noted.kinds[id(uses)]
+        kind, kinds = type(value), self._kinds[id(uses)]
         known = kinds.get(kind)
         if known is None:
             known = kinds[kind] = UsesOfClass.of(value, uses)

@@ -36,7 +36,6 @@ from onelaunch.frames.peek import (
     iterated_container,
     peek,
 )
-from onelaunch.frames.plan import Noted
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import ITERATED
 from onelaunch.frames.stores import SureStore
@@ -124,7 +123,7 @@ class FrameWatch:
                 self._note_ended(traceback)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                    known.noted = Noted()  # it keeps objects alive
+                    known.kinds.clear()  # it keeps classes alive
                 self._arguments.clear()  # another thread may keep this as its hook
                 self._results.clear()
                 self.reads.sum_up()
@@ -262,7 +261,7 @@ class FrameWatch:
                 if self._noting:  # in this thread
                     raise RuntimeError("the watch was called in its own work")
                 self._noting = True
-                run = RanFrame(self.reads, frame, known.loads, known.noted, arguments, results)
+                run = RanFrame(self.reads, frame, known.loads, known.kinds, arguments, results)
                 run.note(at)
                 if known.special is not None:
                     run.note_special(*known.special)

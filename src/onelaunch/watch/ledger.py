@@ -87,42 +87,6 @@ class _Unseen(NamedTuple):
     place: Place | None
 
 
-_untyped: Any = torch.UntypedStorage
-
-
-class _WeakStorages:
-    """Weak references to storages, by a key: one costs 0.2 us, and a `StorageWeakRef` 1 us.
-
-    They keep a storage's id taken, and not its memory. So a storage that a compiled kernel makes
-    unseen is not mistaken for a freed one.
-    """
-
-    _free = staticmethod(_untyped._free_weak_ref)  # torch may be gone when the last one is freed
-
-    def __init__(self) -> None:
-        self._handles: dict[int, int] = {}
-
-    def add(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Refer to a storage, in place of another of this key."""
-        made: Any = storage
-        before, self._handles[key] = self._handles.get(key), made._weak_ref()
-        if before is not None:
-            self._free(before)
-
-    def gone(self, key: int) -> bool:
-        """Return whether the storage of this key was freed."""
-        handle = self._handles.get(key)
-        return handle is not None and _untyped._expired(handle)
-
-    def clear(self) -> None:
-        """Let go of every reference."""
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            self._free(handle)
-
-    __del__ = clear
-
-
 class Ledger:
     """A list of the operations of one run, in order. Keeps nothing alive; 10 us for each operation.
 
@@ -175,8 +139,9 @@ class Ledger:
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
-        self._made = _WeakStorages()
-        """The storages that operations made."""
+        self._made: dict[int, StorageWeakRef] = {}
+        """The storages that operations made. A reference keeps a storage's id taken, and not its
+        memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         uses = None if walked.reads is None else walked.uses
@@ -250,7 +215,7 @@ class Ledger:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made.add(storage, local(t).untyped_storage())
+                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -364,8 +329,8 @@ class Ledger:
         return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
 
     def _origin(self, storage: int) -> object:
-        origin = self._origins.get(storage)
-        if type(origin) is tuple and self._made.gone(storage):
+        origin, made = self._origins.get(storage), self._made.get(storage)
+        if type(origin) is tuple and made is not None and made.expired():
             origin = None  # other memory, at an address that was free again
             self._starts.pop(storage, None)
         return origin

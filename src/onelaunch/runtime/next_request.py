@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Constant, Container, Same, Shared, Tree
+from onelaunch.call.tree import Constant, Container, Same, Tree, mapped
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Driver, Travel
@@ -280,14 +280,11 @@ def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:
 
 
 def _transferred_tree(tree: Tree, parts: Counterparts) -> Tree:
-    if isinstance(tree, Shared):
-        inside = _transferred_tree(tree.tree, parts)
-        assert isinstance(inside, Container)
-        return Shared(tree.number, inside)
-    if isinstance(tree, Container):
-        return tree._replace(children=tuple(_transferred_tree(c, parts) for c in tree.children))
-    if isinstance(tree, Same):
-        return tree._replace(value=parts.of(tree.value))
-    if isinstance(tree, Constant) and tree.by_identity:
-        return Constant(parts.of(tree.value))
-    return tree
+    def transferred(part: Tree) -> Tree:
+        if isinstance(part, Same):
+            return part._replace(value=parts.of(part.value))
+        if isinstance(part, Constant) and part.by_identity:
+            return Constant(parts.of(part.value))
+        return part
+
+    return mapped(tree, transferred)

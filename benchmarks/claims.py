@@ -47,10 +47,10 @@ from benchmarks.processes import (
 from benchmarks.render import INCUMBENTS
 from examples.placement import device
 from examples.workloads import WORKLOADS
-from onelaunch.driver.distance import relative_error
 from onelaunch.tools.bench import ENGINES
 from onelaunch.tools.bench.engines.engine import grad_mode
 from onelaunch.tools.bench.environment import environment
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import outputs
 from onelaunch.tools.bench.workload import Workload
 

@@ -123,23 +123,6 @@ class Dependencies:
             for other in waits:
                 yield groups[other].last - 1, group.first
 
-    def shuffled(self) -> list[int]:
-        """Return the groups in another order that is as good: the latest first, if it may."""
-        followers: list[list[int]] = [[] for _ in self.waits]
-        missing = [len(waits) for waits in self.waits]
-        for number, waits in enumerate(self.waits):
-            for other in waits:
-                followers[other].append(number)
-        ready = [number for number, count in enumerate(missing) if not count]
-        found: list[int] = []
-        while ready:
-            found.append(number := ready.pop())
-            for follower in followers[number]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    ready.append(follower)
-        return found
-
 
 def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
     """Yield, for each group, the earlier ones that it needs; barriers stand for those before."""
@@ -168,23 +151,3 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
                     readers[cell].append(number)
         needed.discard(number)
         yield needed
-
-
-def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:
-    """Return two groups that share memory and may still run at the same time. None if there are
-    none. For tests: the time is quadratic."""
-    for number, group in enumerate(groups):
-        for other in range(number):
-            if order.may_overlap(other, number) and _conflict(group, groups[other]):
-                return other, number
-    return None
-
-
-def _conflict(one: NodeGroup, other: NodeGroup) -> bool:
-    if one.accesses is None or other.accesses is None:
-        return True
-    return any(
-        a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
-        for a in one.accesses
-        for b in other.accesses
-    )

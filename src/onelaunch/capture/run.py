@@ -50,11 +50,16 @@ from onelaunch.capture.io_plan import (
     stage,
 )
 from onelaunch.capture.job import CaptureJob
-from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
+from onelaunch.capture.leaves import (
+    BackwardInside,
+    is_made_leaf,
+    leaves_refused,
+    mark_freed,
+    refuse_leaves_of_host,
+)
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
-from onelaunch.capture.spent import is_made_leaf, mark_freed
 from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel

@@ -5,8 +5,7 @@ select.py           the driver of a call: `cuda/`, or `onelaunch.testing`, which
 cuda/               CUDA graphs: launches, copies in, random numbers, streams, memory
 aten.py             operations and the memory that they write, read off the schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
-edges.py            the true order of a recording's operations, by the memory that they touch
-dealing.py          lanes for operations, in which memory is reused
+edges.py            the true order of a recording's operations, by the memory that they touch; lanes
 overlaps.py         tensors that share memory
 refusals.py         operations that a capture refuses
 function_modes.py   function modes that torch does not notice, and that are on in backwards

@@ -7,11 +7,9 @@ recorder.py   how a callable gets recordings: captured, or taken over from anoth
 table.py      the recordings of a callable: added and freed
 why.py        why a call that no recording fits needs another one
 signature.py  the signatures of calls, which decide what a call can replay
-notices.py    the warnings of a callable, each given once
-requests.py   objects that a request makes anew and passes to the callable; those seen so far
-next_request.py  the recordings of one request's objects, taken over by the next request's
+notices.py    the warnings of a callable, each given once, and calls that no recording serves
+requests.py   objects that a request makes anew and passes to the callable, and their recordings
 changing.py   arguments that differ at each call, so that no signature comes again
-unserved.py   calls that no recording serves, told of once, with the reason
 worth.py      whether another recording pays, after some that did not
 varied.py     numbers that the caller varies, to be read at each call
 warmup.py     the runs before a capture, and the facts that they show

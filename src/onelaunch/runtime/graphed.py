@@ -151,7 +151,7 @@ class Graphed(Service, Generic[P, R]):
         """
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
-        # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
+        # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
         # If none could be, and the cache is new, of a class that has taken recordings over before,
         # it is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []

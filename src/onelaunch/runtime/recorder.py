@@ -28,10 +28,17 @@ from onelaunch.errors import CaptureError
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
-from onelaunch.runtime.next_request import locked, memory_uses, shares, take_over
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
-from onelaunch.runtime.requests import Requests, requests_in, tensors_in
+from onelaunch.runtime.requests import (
+    Requests,
+    locked,
+    memory_uses,
+    requests_in,
+    shares,
+    take_over,
+    tensors_in,
+)
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.ungraphed import backward_inside, no_room

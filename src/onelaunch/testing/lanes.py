@@ -9,8 +9,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
-from onelaunch.driver.dealing import Dealer
-from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.edges import Access, Dealer, Dependencies, NodeGroup, accesses_of, completed
 from onelaunch.driver.protocol import OperatorCall, Region
 from onelaunch.testing.arena import Arena
 

@@ -40,8 +40,7 @@ from onelaunch.watch.difference import (
     of_operations,
 )
 from onelaunch.watch.lifted import bits_of, copied_to_device
-from onelaunch.watch.op_call import OpCall, has_memory
-from onelaunch.watch.operations import HigherOrder, Watching
+from onelaunch.watch.operations import HigherOrder, OpCall, Watching, has_memory
 
 _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""

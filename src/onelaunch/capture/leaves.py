@@ -49,10 +49,12 @@ def refuse_leaves_of_host(plan: Inputs) -> None:
     Raises:
         CaptureError: OL103.
     """
-    for t, spec, how in zip(plan.tensors, plan.specs, plan.travels, strict=True):
-        if how == Travel.FILL and t.requires_grad:
+    for index in plan.going(Travel.FILL):
+        if plan.tensors[index].requires_grad:
             fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
-            what = f"an argument, {spec}, is copied to the device, and its gradient back"
+            what = (
+                f"an argument, {plan.specs[index]}, is copied to the device, and its gradient back"
+            )
             raise CaptureError("OL103", what, fix=fix)
 
 

@@ -125,7 +125,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     external += [value for _, value in slots if isinstance(value, Tensor)]
     if _is_watched(run):  # of compiled code no step is seen
         slots = run.steps.dependencies(slots, snapshot.walk, _is_written(run))
-    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == Travel.ADDRESS]
+    pinned = [plan.tensors[i] for i in plan.going(Travel.ADDRESS)]
     unmoved = laid_out(unique([*external, *pinned]), device)
     leaves = (
         hooked(snapshot.walk, run.effects.changes, slots)

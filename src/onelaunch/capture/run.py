@@ -39,6 +39,7 @@ from onelaunch.capture.effects import (
     refuse_reordered,
 )
 from onelaunch.capture.io_plan import (
+    COPIED,
     Argument,
     CannotPadInside,
     Inputs,
@@ -206,13 +207,11 @@ class CaptureRun:
         """Make the callable's tensors, fill the slots of state, and make the observer."""
         driver, plan, state = self.job.driver, self.plan, self.state_inputs
         statics = stage(driver, capture, plan, self.job.device)
-        filled = [i for i, how in enumerate(plan.travels) if how == Travel.FILL]
-        self.filled = {driver.storage(statics[i]): i for i in filled}
+        self.filled = {driver.storage(statics[i]): i for i in plan.going(Travel.FILL)}
         if self.job.forward is not None:
             refuse_leaves_of_host(plan)
-            for index, how in enumerate(plan.travels):
-                if how == Travel.ADDRESS:
-                    statics[index] = proxy_for(statics[index])
+            for index in plan.going(Travel.ADDRESS):
+                statics[index] = proxy_for(statics[index])
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
         self.observer = self._observer(capture)
@@ -231,7 +230,8 @@ class CaptureRun:
             codes = job.callee.codes
             refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=True)
         generators = HostGenerators(snapshot.values(tree))
-        kept = self._on_host() if job.forward is not None else []
+        on_host = plan.going(Travel.HOST) if job.forward is not None else ()
+        kept = [plan.statics[i] for i in on_host]
         before = references(kept)
         try:
             result = self._called(args, kwargs, generators)
@@ -292,20 +292,12 @@ class CaptureRun:
 
     def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
-        device = [
-            static
-            for static, how in zip(statics, plan.travels, strict=True)
-            if how not in (Travel.HOST, Travel.ADDRESS)
-        ]
-        displaced = [
-            static
-            for static, t in zip(statics, plan.tensors, strict=True)
-            if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
-        ]
+        device = [(statics[i], plan.tensors[i]) for i in plan.going(*COPIED)]
+        displaced = [s for s, t in device if t.storage_offset() != s.storage_offset()]
         made = Observer(
             job.driver,
             job.device,
-            device,
+            [static for static, _ in device],
             displaced=displaced,
             held=snapshot.held,
             constants=self.constants,
@@ -321,15 +313,8 @@ class CaptureRun:
             made.ledger = Ledger(
                 job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
             )
-        on_host = (i for i, how in enumerate(plan.travels) if how == Travel.HOST)
-        made.host.note_arguments({i: statics[i] for i in on_host})
+        made.host.note_arguments({i: statics[i] for i in plan.going(Travel.HOST)})
         return made
-
-    def _on_host(self) -> list[Tensor]:
-        """Return the arguments that are host tensors."""
-        plan = self.plan
-        ways = zip(plan.statics, plan.travels, strict=False)
-        return [t for t, how in ways if how == Travel.HOST]
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer

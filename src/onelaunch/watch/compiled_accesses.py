@@ -364,7 +364,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
 
 
 def _described(t: Tensor) -> str:
-    """Return a text of what code may branch on."""
+    """Return a text with the facts of a tensor that code may branch on."""
     if has_strides(t) and not is_lazy(t):
         return str(description(t))
     return f"{type(t)} {t.dtype} {t.device} {t.requires_grad}"

@@ -52,10 +52,8 @@ def refuse_leaves_of_host(plan: Inputs) -> None:
     for index in plan.going(Travel.FILL):
         if plan.tensors[index].requires_grad:
             fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
-            what = (
-                f"an argument, {plan.specs[index]}, is copied to the device, and its gradient back"
-            )
-            raise CaptureError("OL103", what, fix=fix)
+            what = f"an argument, {plan.specs[index]}, is copied to the device"
+            raise CaptureError("OL103", f"{what}, and its gradient back", fix=fix)
 
 
 def mark_freed(

@@ -8,7 +8,6 @@ import importlib
 import os
 import threading
 import types
-from collections import defaultdict
 from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from onelaunch.frames.frame import Kinds
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.origins import (
     TORCH,
@@ -65,7 +63,6 @@ class CodeFacts:
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
         standard: True for a function of the standard library that may be a method.
-        kinds: what was noted for its frames, by class.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
     """
@@ -79,7 +76,6 @@ class CodeFacts:
     special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
-    kinds: Kinds = field(default_factory=lambda: defaultdict(dict))
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
     aside: bool = field(init=False)

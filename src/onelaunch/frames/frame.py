@@ -7,10 +7,10 @@ import operator
 import sys
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -36,7 +36,6 @@ from onelaunch.frames.peek import (
     is_key,
     items,
     keys_of,
-    kind_of,
     namespaces,
     own_uses,
     peek,
@@ -44,27 +43,6 @@ from onelaunch.frames.peek import (
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
-
-
-class UsesOfClass(NamedTuple):
-    """The noted part of attributes' uses, for values of one class."""
-
-    uses: Mapping[str, Use]
-    """attribute -> use, without those that are not noted."""
-    others: frozenset[str]
-    """The attributes that were noted as the class's."""
-    names: frozenset[str]
-    """The attributes that the class may have."""
-
-    @classmethod
-    def of(cls, value: object, uses: Mapping[str, Use]) -> UsesOfClass:
-        own = own_uses(value, uses) if kind_of(value).attributes else {}
-        of_class = () if type(value) in (Tensor, nn.Parameter) else own
-        return cls(own, frozenset(), frozenset(of_class))
-
-
-Kinds = defaultdict[int, dict[type, UsesOfClass]]
-"""id of a mapping of a function's loads -> class -> the noted part."""
 
 
 class RanFrame:
@@ -75,7 +53,6 @@ class RanFrame:
         reads: Reads,
         frame: FrameType,
         loads: Loads,
-        kinds: Kinds,
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
@@ -85,7 +62,6 @@ class RanFrame:
         self._code = frame.f_code
         self._globals = frame.f_globals
         self._loads = loads
-        self._kinds = kinds
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
@@ -137,23 +113,17 @@ class RanFrame:
             raise_uses(reads.variables, inside)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
-        """Note attributes of a value.
-
-        Args:
-            uses: attribute -> use, of the code: another call has the same mapping.
-        """
-        kind, kinds = type(value), self._kinds[id(uses)]
-        known = kinds.get(kind)
-        if known is None:
-            known = kinds[kind] = UsesOfClass.of(value, uses)
-        if not known.uses or (issubclass(kind, type) and not has_attributes(value)):
+        """Note attributes of a value: attribute -> use, of the code."""
+        own = own_uses(value, uses) if has_attributes(value) else None
+        if not own:
             return
+        kind = type(value)
         self.of_tensors |= issubclass(kind, Tensor)
-        raise_uses(self._reads.owner(value).names, known.uses)
-        others = known.names.difference(attributes_of(value) or ())
-        if others != known.others:  # its class has them
-            kinds[kind] = known._replace(others=others)
-            raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
+        raise_uses(self._reads.owner(value).names, own)
+        inside = own if kind in _OF_TORCH else attributes_of(value) or ()
+        others = {name: use for name, use in own.items() if name not in inside}
+        if others:  # its class has them
+            raise_uses(self._reads.owner(kind).names, others)
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
@@ -427,6 +397,7 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
+_OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")

@@ -124,7 +124,6 @@ class FrameWatch:
                 self._note_ended(traceback)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                    known.kinds.clear()  # it keeps classes alive
                 self._arguments.clear()  # another thread may keep this as its hook
                 self._results.clear()
                 self.reads.sum_up()
@@ -262,7 +261,7 @@ class FrameWatch:
                 if self._noting:  # in this thread
                     raise RuntimeError("the watch was called in its own work")
                 self._noting = True
-                run = RanFrame(self.reads, frame, known.loads, known.kinds, arguments, results)
+                run = RanFrame(self.reads, frame, known.loads, arguments, results)
                 run.note(at)
                 if known.special is not None:
                     run.note_special(*known.special)

@@ -34,7 +34,7 @@ from onelaunch.driver.protocol import (
 )
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import is_number
+from onelaunch.optimizers.capturable import is_real
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.slots import Slot
 
@@ -253,7 +253,7 @@ class FollowedNumbers:
 
 
 def _is_of(value: object, kind: type | None) -> bool:
-    return is_number(value) if kind is None else type(value) is kind
+    return is_real(value) if kind is None else type(value) is kind
 
 
 def _is_in_range(value: float) -> bool:

@@ -140,7 +140,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
 
 def _is_watched(run: CaptureRun) -> bool:
     """Return whether operations were seen: compiled code hides its own."""
-    return run.job.compiled_study is None
+    return run.job.accesses is None
 
 
 def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:

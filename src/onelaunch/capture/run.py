@@ -303,13 +303,13 @@ class CaptureRun:
             constants=self.constants,
         )
         made.filled_sets = snapshot.walk.filled_sets()
-        if job.compiled_study is None:
+        if job.accesses is None:
             made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
             stand = zip(self.state_inputs, statics[count:], strict=True)
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
-            earlier = job.previous_run if self.baseline.ledger is None else self.baseline.ledger
+            earlier = job.earlier if self.baseline.ledger is None else self.baseline.ledger
             made.ledger = Ledger(
                 job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
             )
@@ -320,17 +320,17 @@ class CaptureRun:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer
         forward, fn = job.forward, job.callee.captured_form(job.driver)
         around = nullcontext() if forward is None else forward.around(walk, self.state_inputs)
-        if job.compiled_study is not None:
-            if job.compiled_study.refused is not None:
-                raise copy.copy(job.compiled_study.refused)  # what catches it adds to it
-            brings = bool(job.compiled_study.copied_to_device) and self.constants is not None
+        if job.accesses is not None:
+            if job.accesses.refused is not None:
+                raise copy.copy(job.accesses.refused)  # what catches it adds to it
+            brings = bool(job.accesses.copied_to_device) and self.constants is not None
             bringing = Bringing(job.device, self.constants, self.host_inputs)
             bring = bringing if brings else nullcontext()
             with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)
-            job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
+            job.accesses.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
         # Code may ask for a stand-in's type, so earlier reads are not reused.
         plain = not (self.numbers.following or optimizers_in(walk))
@@ -427,7 +427,7 @@ class CaptureRun:
         if forward is not None:
             from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
 
-            compiled = job.compiled_study is not None
+            compiled = job.accesses is not None
             copied = self.constants.known if compiled and self.constants else ()
             rebound = [slot for slot, _ in stored]
             reads = snapshot.walk.reads

@@ -259,7 +259,7 @@ class Graphed(Service, Generic[P, R]):
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # so that `foresees_capture` says no
+            signature.accesses = None  # so that `foresees_capture` says no
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
             # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
@@ -299,7 +299,7 @@ class Graphed(Service, Generic[P, R]):
         # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
         # backward runs inside: then the call itself is the warm-up.
         signature.warmups = self.options.enough_warmups - 1
-        signature.compiled_accesses = signature.ledger = None
+        signature.accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))

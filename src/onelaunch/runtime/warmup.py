@@ -90,8 +90,8 @@ class Warmup:
             with same_modes() as modes, _noting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
-                    signature.compiled_accesses = None
-                known = signature.compiled_accesses
+                    signature.accesses = None
+                known = signature.accesses
                 if hidden and known is None:
                     with self._stepping(signature, refuse):
                         result = self._shown(attempt, args, kwargs)
@@ -120,7 +120,7 @@ class Warmup:
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
         last = signature.warmups + 1 >= self._options.enough_warmups
         estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
-        known = signature.compiled_accesses
+        known = signature.accesses
         if not self._callee.is_compiled(driver):
             conditions = self._stepping(signature, refuse)
             run = self._noted(attempt, run, last)
@@ -179,7 +179,7 @@ class Warmup:
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             accesses.note_contents(self._callee.reached(attempt.flat).walk())
-            signature.compiled_accesses = accesses
+            signature.accesses = accesses
         return result
 
     def _accesses(
@@ -266,7 +266,7 @@ class Warmup:
         to warm up again if its state has changed since."""
         if not self._callee.is_compiled(attempt.driver):
             return True
-        known = attempt.signature.compiled_accesses
+        known = attempt.signature.accesses
         return known is not None and known.holds_for(attempt.reached.walk())
 
     def rehearse(
@@ -308,27 +308,24 @@ class Warmup:
                 then(result)
             if callee.is_compiled(driver):
                 accesses = self._accesses(attempt, observer, named, result, before)
-                signature.compiled_accesses = accesses
+                signature.accesses = accesses
             del result
             signature.need_bytes = max(0, need - observer.memory.saved_bytes)
             signature.threads.add(get_ident())
-            if (
-                signature.compiled_accesses is not None
-                and signature.compiled_accesses.refused is None
-            ):
+            if signature.accesses is not None and signature.accesses.refused is None:
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
                 run = on_its_stream(
                     functools.partial(callee.captured_form(driver), *args, **kwargs)
                 )
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
-                    with signature.compiled_accesses.noting(driver, device, _now(attempt)):
+                    with signature.accesses.noting(driver, device, _now(attempt)):
                         run()
-        if signature.compiled_accesses is not None:
-            signature.compiled_accesses.note_contents(callee.reached(flat).walk())
-        if signature.compiled_accesses is not None and device.type != "cpu":
+        if signature.accesses is not None:
+            signature.accesses.note_contents(callee.reached(flat).walk())
+        if signature.accesses is not None and device.type != "cpu":
             # On the CPU, what `torch.tensor` makes is memory like any other.
-            signature.compiled_accesses.refuse_unseen()
+            signature.accesses.refuse_unseen()
         return effects.found
 
 

@@ -61,7 +61,6 @@ from onelaunch.capture.leaves import (
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
-from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
@@ -350,13 +349,13 @@ class CaptureRun:
         numbers = self.numbers
         numbers.begin(lambda: ledger.steps > 0)
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
-        functions = Several(observer.host_reads(), HostFactories(job.device, whole=forward is None))
         with (
             unwound(),
             self._seeds_kept(),
             stepping,
             noting_steps(ledger),
-            functions,
+            observer.host_reads(),
+            HostFactories(job.device, whole=forward is None),
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),
             around,

@@ -175,14 +175,10 @@ class _UnnoticedModes:
 
     def _answer(self, relevant_args: Any) -> bool:
         count = _C._len_torch_function_stack()
-        if any(not _is_ours(_C._get_function_stack_at(i)) for i in range(count)):
+        if any(not isinstance(_C._get_function_stack_at(i), UnnoticedMode) for i in range(count)):
             return self._asked(relevant_args)  # the callable has a mode of its own
         with _without_modes(count):
             return self._asked(relevant_args)
-
-
-def _is_ours(mode: object) -> bool:
-    return isinstance(mode, UnnoticedMode)
 
 
 @contextmanager

@@ -142,15 +142,11 @@ def _may_draw_from(shared: object, reads: Reads | None) -> bool:
     if shared is None or reads is None:
         return True
     for value in reads.alive():
-        if value is shared or (isinstance(value, ModuleType) and _gives(value, shared)):
+        functions = vars(value).values() if isinstance(value, ModuleType) else ()
+        if value is shared or any(getattr(f, "__self__", None) is shared for f in functions):
             return True
     read = (names.get(n) for names, uses in reads.globals.values() for n in uses)
     return any(getattr(value, "__self__", None) is shared for value in read)
-
-
-def _gives(module: ModuleType, shared: object) -> bool:
-    """Return whether a module has methods of a generator as its functions."""
-    return any(getattr(value, "__self__", None) is shared for value in vars(module).values())
 
 
 def _other_threads() -> dict[threading.Thread, tuple[object, ...]]:

@@ -137,11 +137,8 @@ def is_of_parts(kind: type) -> bool:
 @functools.lru_cache(maxsize=1024)
 def is_of_tensors(kind: type, name: str) -> bool:
     """Return whether an attribute of a class of tensors is torch's own, as `shape`."""
-    return any(name in vars(k) for k in kind.__mro__ if _package(k) in ("torch", "builtins"))
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    packages = ((k, k.__module__.partition(".")[0]) for k in kind.__mro__)
+    return any(name in vars(k) for k, of in packages if of in ("torch", "builtins"))
 
 
 def own_uses(value: object, uses: Mapping[str, Use]) -> Mapping[str, Use]:

@@ -131,7 +131,9 @@ class Ledger:
         self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
         """Bytes of the host arguments, by number."""
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
-        self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
+        self._hooks = [
+            tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
+        ]
         self.held: dict[object, object] = {}
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
@@ -192,7 +194,8 @@ class Ledger:
         op, number = call.op, len(self._entries)
         if op.lifts:
             for t in call.tensors:
-                self._origins[self._storage(t)] = self._literal(t, number)
+                on_host = t.device.type == "cpu"
+                self._origins[self._storage(t)] = self._value(t) if on_host else (number, 0)
         if call.on_host:
             host = copied_to_device(op.base, args, kwargs, self._here.kind)
             self.copied_to_device += [t.detach().clone() for t in host]
@@ -334,9 +337,6 @@ class Ledger:
             self._starts.pop(storage, None)
         return origin
 
-    def _literal(self, t: Tensor, number: int) -> object:
-        return self._value(t) if t.device.type == "cpu" else (number, 0)
-
     def _value(self, t: Tensor) -> tuple[str, object]:
         """Describe a host tensor by its value, except an optimizer's number."""
         if self.steps and t.is_floating_point():
@@ -368,10 +368,6 @@ class Ledger:
         if met.at == len(self._entries):
             return of_handed_on()
         return of_memory(met.at, self._entries[met.at], met.place)
-
-
-def _hooks_of(t: Tensor) -> tuple[Any, Any]:
-    return read_hooks(t), read_last_hooks(t)
 
 
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:

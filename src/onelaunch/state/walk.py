@@ -91,9 +91,8 @@ def walk(
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
             if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
-                name = (
-                    value.__qualname__ if isinstance(value, type) else f"a `{type(value).__name__}`"
-                )
+                is_class = isinstance(value, type)
+                name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)
                 found.strays |= not (isinstance(value, type) or is_library_class(type(value)))
@@ -204,9 +203,9 @@ def _visit_slots(
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
         leaf = type(value) in LEAVES
-        if key in unread or (
-            not plain and (leaf or (type(value) is tuple and is_unchanging(value)))
-        ):
+        if key in unread:
+            continue
+        if not plain and (leaf or (type(value) is tuple and is_unchanging(value))):
             continue
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):

@@ -4,8 +4,7 @@ graphed.py      the graphed callable for some options, with buckets or without
 bucketed.py     Graphed with buckets: the recording for a size, calls above the largest
 strategy.py     a call recorded at the size of its bucket
 pad.py          arguments padded to the size of a bucket, results cut back
-padded_call.py  a call around a recording that does not pad and cut inside
-checked_call.py a call that replays where the numbers that hide padding suffice
+padded_call.py  a call around a recording: padded and cut outside, or checked where values hide
 chunks.py       a call above the largest size, in chunks of that size, and the proof for it
 dry_run.py      rolled-back runs at any size, for the proof
 proof.py        the proof that padding changes no result, and the cuts of results

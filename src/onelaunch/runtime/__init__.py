@@ -5,7 +5,7 @@ attempt.py    a call on its way to a recording: the state of its signature, how 
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
 table.py      the recordings of a callable: added and freed
-why.py        why a call that no recording fits needs another one
+why.py        why a call that no recording fits needs another one, or gets none
 signature.py  the signatures of calls, which decide what a call can replay
 notices.py    the warnings of a callable, each given once, and calls that no recording serves
 requests.py   objects that a request makes anew and passes to the callable, and their recordings
@@ -19,7 +19,6 @@ service.py    Service: a graphed callable in a service, which captures ahead and
 readiness.py  the calls that a service was warmed up for, as data
 metrics.py    `ol.Metrics`: the figures of callables for Prometheus
 progress.py   the bar of a warm-up of a service; the only file that imports rich
-ungraphed.py  the refusals of gradients, and of a pool that is too small
 options.py    the options of `ol.graph`, checked
 
 The words of this package:

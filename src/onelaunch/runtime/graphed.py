@@ -39,8 +39,8 @@ from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED, GraphStats, graph_stats
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
+from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 

@@ -41,9 +41,8 @@ from onelaunch.runtime.requests import (
 )
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
-from onelaunch.runtime.why import why
+from onelaunch.runtime.why import backward_inside, no_room, why
 from onelaunch.source import user_line
 from onelaunch.trace_names import named, sizes
 

@@ -32,7 +32,7 @@ from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.refusals import fix_of_line, refusal
 from onelaunch.driver.seeding import watching_seeds
-from onelaunch.driver.storage_resize import resize, watching_resizes
+from onelaunch.driver.substitutes import resize, watching_resizes
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.source import CodePoint, Place, user_frame, user_point
 from onelaunch.testing.memory import HostMemory

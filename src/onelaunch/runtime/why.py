@@ -1,6 +1,4 @@
-"""The reason why a call needs another recording, or why none can serve it: for messages, refusals and
-`recordings`.
-"""
+"""The reason why a call needs another recording, or gets none: for messages and `recordings`."""
 
 from __future__ import annotations
 

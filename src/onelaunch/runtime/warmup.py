@@ -319,7 +319,7 @@ class Warmup:
                         run()
         if accesses is not None:
             accesses.note_contents(callee.reached(flat).walk())
-            if device.type != "cpu":  # there, what `torch.tensor` makes is memory like any other
+            if device.type != "cpu":  # where what `torch.tensor` makes is memory like any other
                 accesses.refuse_unseen()
         return effects.found
 

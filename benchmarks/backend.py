@@ -49,9 +49,9 @@ from benchmarks.processes import (
     wait_for_turn,
 )
 from examples.placement import device
-from onelaunch.driver.distance import relative_error
 from onelaunch.dynamo import onelaunch
 from onelaunch.dynamo.backend import graphs
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import outputs
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

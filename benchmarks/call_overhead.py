@@ -36,10 +36,10 @@ from benchmarks.processes import (
 )
 from benchmarks.render import NAMES
 from examples.workloads import WORKLOADS
-from onelaunch.driver.distance import relative_error
 from onelaunch.tools.bench import ENGINES
 from onelaunch.tools.bench.engines.engine import Built, Engine
 from onelaunch.tools.bench.environment import environment
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import first_line, outputs
 from onelaunch.tools.bench.timers import Timing, timers_for
 from onelaunch.tools.bench.workload import Workload

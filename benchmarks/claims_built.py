@@ -26,9 +26,9 @@ from benchmarks.training_check import Reference
 from benchmarks.training_engines import PARTS, network
 from examples.placement import device
 from examples.workloads import WORKLOADS
-from onelaunch.driver.distance import relative_error
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.tools.bench import ENGINES
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import first_line, outputs
 from onelaunch.tools.bench.timers import Timing
 from onelaunch.tools.bench.workload import Workload

@@ -30,8 +30,8 @@ from benchmarks.coverage_models.summary import RIGHT, SPLIT, tried
 from benchmarks.processes import RESULTS, ready_by
 from examples import train_rl
 from examples.placement import device
-from onelaunch.driver.distance import relative_error
 from onelaunch.error_catalogue import CATALOGUE
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import outputs
 
 REQUESTS = 2500

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from examples.bert import minilm, sentences
-from onelaunch.driver.distance import relative_error
+from onelaunch.tools.bench.precision import relative_error
 
 BATCHES = (1, 2, 4, 6, 8, 10, 12, 14, 16)
 LENGTHS = tuple(range(8, 65, 8))

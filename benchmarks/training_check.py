@@ -28,7 +28,7 @@ from benchmarks.training_engines import (
     forward_backward,
     whole_step,
 )
-from onelaunch.driver.distance import relative_error
+from onelaunch.tools.bench.precision import relative_error
 
 STEPS = 3  # that are checked: the first has no moments, and each has a batch of its own
 EAGER_FACTOR = 5.0  # how much further from float64 than eager an engine may be

@@ -143,7 +143,7 @@ FAULTS = (
     Fault("two runs that differ", "watch/ledger.py", "if other != entry:", "if False:"),
     Fault(
         "state of another request",
-        "runtime/next_request.py",
+        "runtime/requests.py",
         "made = [(e, new) for e, new in made if new.guard.moved_elsewhere() is None]",
         "pass",
     ),

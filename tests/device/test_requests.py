@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onelaunch as ol
-from onelaunch.runtime.next_request import exchange
+from onelaunch.runtime.requests import exchange
 
 WINDOW = 6
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch import testing
-from onelaunch.driver.distance import relative_error
 from onelaunch.tools.bench.draws import DRAWS, draws
+from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import Case, judge, make_reference
 from onelaunch.tools.bench.workload import Workload
 

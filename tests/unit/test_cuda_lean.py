@@ -24,7 +24,7 @@ from onelaunch.driver.cuda import (
 )
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import PortSpan, Word, flipped, moving_words, poison
-from onelaunch.driver.storage_resize import watching_resizes
+from onelaunch.driver.substitutes import watching_resizes
 from onelaunch.sizes.dims import Varying
 
 LEAN = """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed, overlapping
+from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed
+from onelaunch.testing.lanes import shuffled
 
 ACCESSES = st.lists(
     st.builds(
@@ -22,6 +24,26 @@ ACCESSES = st.lists(
 SHAPES = st.lists(
     st.tuples(st.integers(1, 3), st.one_of(ACCESSES, ACCESSES, ACCESSES, st.none())), max_size=14
 )
+
+
+def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:
+    """Return two groups that share memory and may still run at the same time. None if there are
+    none."""
+    for number, group in enumerate(groups):
+        for other in range(number):
+            if order.may_overlap(other, number) and _conflict(group, groups[other]):
+                return other, number
+    return None
+
+
+def _conflict(one: NodeGroup, other: NodeGroup) -> bool:
+    if one.accesses is None or other.accesses is None:
+        return True
+    return any(
+        a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
+        for a in one.accesses
+        for b in other.accesses
+    )
 
 
 def groups_of(shapes: list[tuple[int, list[Access] | None]]) -> list[NodeGroup]:
@@ -76,9 +98,9 @@ def test_edges_and_another_order(shapes: list[tuple[int, list[Access] | None]]) 
         reach[node] = direct.union(*(reach[a] for a in direct))
         for a in direct:  # no edge that others imply
             assert not any(a in reach[other] for other in direct if other != a)
-    shuffled = order.shuffled()
-    assert sorted(shuffled) == list(range(len(groups)))
-    places = {number: place for place, number in enumerate(shuffled)}
+    found = shuffled(order)
+    assert sorted(found) == list(range(len(groups)))
+    places = {number: place for place, number in enumerate(found)}
     for number, waits in enumerate(order.waits):
         assert all(places[other] < places[number] for other in waits)
 

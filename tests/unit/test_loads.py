@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from onelaunch.frames.codes import sure_stores
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
-from onelaunch.frames.stores import sure_stores
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.source import TORCH
 

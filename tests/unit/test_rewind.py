@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onelaunch.driver.cuda import graph
 from onelaunch.driver.cuda import rewind as module
 from onelaunch.driver.cuda.rewind import CudaRewind
-from onelaunch.driver.rng_functions import substituted
+from onelaunch.driver.substitutes import substituted
 
 
 class State:

@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from onelaunch.autograd.engine import accumulate
-from onelaunch.autograd.late_hooks import (
+from onelaunch.autograd.wanted import (
     backward_id,
     edge_to,
+    lead_to,
     refuse_hooks_run,
+    wanted_now,
     wants,
     will_run,
 )
-from onelaunch.autograd.wanted import lead_to, wanted_now
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.state.hooks import Hooked, has_hooks, node_hooks
 from onelaunch.state.slots import is_leaf

@@ -23,7 +23,6 @@ from onelaunch.autograd.graph_walk import DENSE
 from onelaunch.autograd.rehearsal import Rehearsal, RehearsalVerdict
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import flatten
-from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.seeding import watching_seeds
@@ -78,8 +77,8 @@ class _Capturing:
             observer.ledger = self.rehearsal.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
-        functions = Several(observer.host_reads(), HostFactories(static.device))
-        with reading(there), unwound(), seeds, functions, observer, out_of_reach():
+        reads, factories = observer.host_reads(), HostFactories(static.device)
+        with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
             found = observer.outcome(static.gradients, statics)
             _refuse_sparse(found)
             compared, observer.ledger = observer.ledger, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from onelaunch.call.tree import (
     Tree,
     build,
     is_code,
+    leaf_numbers,
     unflatten,
 )
 
@@ -106,7 +107,7 @@ def _exchange(
     tree = tree.tree if isinstance(tree, Shared) else tree
     if isinstance(tree, Leaf):
         return leaves[tree.index]
-    if not isinstance(tree, Container) or not any(i in changed for i in _leaves_in(tree)):
+    if not isinstance(tree, Container) or not any(i in changed for i in leaf_numbers(tree)):
         return value
     steps = list(_child_steps(tree))
     if len(steps) < len(tree.children):
@@ -123,14 +124,6 @@ def _exchange(
             _put(value, step, new)
             undo.append(partial(_put_back, value, step, new, mine))
     return value
-
-
-def _leaves_in(tree: Tree) -> Iterator[int]:
-    if isinstance(tree, Leaf):
-        yield tree.index
-    elif isinstance(tree, Container | Shared):
-        for child in tree.children if isinstance(tree, Container) else [tree.tree]:
-            yield from _leaves_in(child)
 
 
 def _put(container: Any, step: Any, value: Any) -> None:

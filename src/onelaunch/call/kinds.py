@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 
 from onelaunch.call.containers import BY_ATTRIBUTES, Names, is_ordinary
-from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree
+from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree, leaf_numbers
 
 
 def kinds_in(tree: Tree) -> dict[type, bool]:
@@ -25,16 +25,10 @@ def _kinds(tree: Tree, within: bool) -> Iterator[tuple[type, bool]]:
             yield kind, False
     elif isinstance(tree, Container):
         is_object = isinstance(tree.keys, Names)
-        if is_object and not (within and _has_leaf(tree)):
+        if is_object and not (within and any(True for _ in leaf_numbers(tree))):
             yield tree.kind, True
         for child in tree.children:
             yield from _kinds(child, within or is_object)
-
-
-def _has_leaf(tree: Tree) -> bool:
-    if isinstance(tree, Container):
-        return any(map(_has_leaf, tree.children))
-    return isinstance(tree, Leaf)
 
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:

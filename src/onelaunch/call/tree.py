@@ -345,6 +345,24 @@ def build(tree: Container, children: list[Any]) -> Any:
     return made_of(tree.kind, tree.keys, children)
 
 
+def mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """Return a tree with all but its containers changed."""
+    if isinstance(tree, Shared):
+        return Shared(tree.number, cast(Container, mapped(tree.tree, change)))
+    if isinstance(tree, Container):
+        return tree._replace(children=tuple(mapped(child, change) for child in tree.children))
+    return change(tree)
+
+
+def leaf_numbers(tree: Tree) -> Iterator[int]:
+    """Return the number of each tensor of a tree."""
+    if isinstance(tree, Leaf):
+        yield tree.index
+    elif isinstance(tree, Container | Shared):
+        for child in tree.children if isinstance(tree, Container) else [tree.tree]:
+            yield from leaf_numbers(child)
+
+
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
     """Return every constant of a tree, with its path."""
     if isinstance(tree, Shared):

@@ -53,10 +53,9 @@ class ExpectedInputs(NamedTuple):
         inputs = captured.inputs
         first = first_places(inputs.tensors)
         twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
-        travels = list(enumerate(inputs.travels))
         held = captured.guard.tensor_ids()
         arguments = inputs.tensors[: captured.given]
-        movable = [i for i, how in travels if how in (Travel.NODE, Travel.COPY, Travel.PAD)]
+        movable = inputs.going(Travel.NODE, Travel.COPY, Travel.PAD)
         fixed = list(captured.writes.tensors)
         if captured.writes.inputs:
             fixed = [t for t in captured.guard.tensors if t.device.type == captured.device.type]
@@ -70,7 +69,7 @@ class ExpectedInputs(NamedTuple):
             len(inputs.tensors),
             twice,
             _tensor_guards(checked, inputs.varying),
-            {i: inputs.tensors[i].data_ptr() for i, how in travels if how == Travel.ADDRESS},
+            {i: inputs.tensors[i].data_ptr() for i in inputs.going(Travel.ADDRESS)},
             {i: t for i, t in enumerate(arguments) if id(t) in held},
             movable,
             overlapping,

@@ -34,7 +34,7 @@ from onelaunch.driver.protocol import (
 )
 from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import is_number
+from onelaunch.optimizers.capturable import is_real
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.slots import Slot
 from onelaunch.watch.difference import RunDifference
@@ -245,17 +245,14 @@ class FollowedNumbers:
             return None
         scalars: list[float] = []
         for term, (kind, excluded) in zip(terms, self._conditions, strict=True):
-            if not _is_of(term, kind) or not _is_in_range(term):
+            fits = is_real(term) if kind is None else type(term) is kind
+            if not fits or not _is_in_range(term):
                 return None
             scalar = float(term)
             if (scalar if scalar == scalar else None) in excluded:
                 return None
             scalars.append(scalar)
         return [scalars[place] for place in self._order]
-
-
-def _is_of(value: object, kind: type | None) -> bool:
-    return is_number(value) if kind is None else type(value) is kind
 
 
 def _is_in_range(value: float) -> bool:

@@ -37,6 +37,10 @@ class Group:
     buffer: Tensor | None = None
 
 
+COPIED = (Travel.NODE, Travel.COPY, Travel.FILL, Travel.PAD)
+"""The ways of inputs that the callable gets in the recording's memory."""
+
+
 @dataclass(slots=True, eq=False)
 class Inputs:
     """The inputs of a recording, by index: arguments first, then tensors read from slots."""
@@ -54,6 +58,10 @@ class Inputs:
         self.groups = [g for g in self.groups if g.members[0] not in numbers]
         for index in numbers:
             self.travels[index] = Travel.HOST
+
+    def going(self, *ways: Travel) -> list[int]:
+        """Return the indices of the inputs that travel in one of these ways."""
+        return [i for i, how in enumerate(self.travels) if how in ways]
 
     def release(self) -> None:
         self.statics = []
@@ -360,9 +368,8 @@ def plan_outputs(
     plan = Outputs()
     statics = {id(s): i for i, s in enumerate(inputs.statics)}
     storages: dict[int, int] = {}
-    for index, static in enumerate(inputs.statics):
-        if inputs.travels[index] not in (Travel.HOST, Travel.ADDRESS):
-            storages.setdefault(driver.storage(static), index)
+    for index in inputs.going(*COPIED):
+        storages.setdefault(driver.storage(inputs.statics[index]), index)
     for t in results:
         if id(t) in plan.numbers:
             continue
@@ -398,12 +405,8 @@ def _outside(
     Where tensors share a storage, autograd says which is the base."""
     region = driver.region(t)
     if region.storage in storages:
-        several = [
-            i
-            for i, static in enumerate(inputs.statics)
-            if inputs.travels[i] in (Travel.NODE, Travel.COPY, Travel.FILL, Travel.PAD)
-            and driver.storage(static) == region.storage
-        ]
+        copied = inputs.going(*COPIED)
+        several = [i for i in copied if driver.storage(inputs.statics[i]) == region.storage]
         # Views are made from an input of the same dtype if there is one: a plain as_strided.
         alike = [i for i in several if inputs.statics[i].dtype == t.dtype]
         exact = [i for i in several if inputs.statics[i] is viewed]

@@ -44,10 +44,10 @@ class CaptureJob:
         static_outputs: whether results stay in the recording's memory.
         in_place: the memory of the caller that kernels are to reach, where they can; None: none.
         asking: the answer to a callable that asks whether it is being captured.
-        previous_run: the operations of the run before, to compare with.
+        earlier: the operations of the run before, to compare with.
         differed_in_a_row: the captures in a row that differed; None: differences are not refused.
         shrinks: whether state that grows was seen to be small again.
-        compiled_study: the reads and writes of an eager run, for code whose operations cannot be
+        accesses: the reads and writes of an eager run, for code whose operations cannot be
             watched.
         forward: the autograd side of the capture, if the results require grad.
         given: the callable and the device -> the callable as the capture runs it.
@@ -68,10 +68,10 @@ class CaptureJob:
     static_outputs: bool
     in_place: InPlace | None
     asking: Asking
-    previous_run: Ledger | None
+    earlier: Ledger | None
     differed_in_a_row: int | None
     shrinks: bool
-    compiled_study: CompiledAccesses | None
+    accesses: CompiledAccesses | None
     forward: Forward | None
     given: Callable[[Callable[..., Any], torch.device], Callable[..., Any]]
     varying: Mapping[int, Varying]

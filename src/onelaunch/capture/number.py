@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onelaunch.capture.scalar_trace import Term, swapped
 from onelaunch.frames.reads import StandIn
-from onelaunch.optimizers.capturable import is_number
+from onelaunch.optimizers.capturable import is_real
 
 if TYPE_CHECKING:
     from onelaunch.capture.numbers import Numbers
@@ -118,7 +118,7 @@ def _computed(number: Number, operation: Callable[[Any, Any], Any], other: Any) 
     except Exception:  # other numbers may raise none, and go another way
         _read_all(number, other)
         raise
-    if not is_number(result):  # a power may be complex
+    if not is_real(result):  # a power may be complex
         _read_all(number, other)
         return result
     numbers = number.node.numbers

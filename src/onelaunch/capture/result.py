@@ -132,7 +132,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     external += [value for _, value in slots if isinstance(value, Tensor)]
     if _is_watched(run):  # of compiled code no step is seen
         slots = run.steps.dependencies(slots, snapshot.walk, _is_written(run))
-    pinned = [t for t, how in zip(plan.tensors, plan.travels, strict=True) if how == Travel.ADDRESS]
+    pinned = [plan.tensors[i] for i in plan.going(Travel.ADDRESS)]
     unmoved = laid_out(unique([*external, *pinned]), device)
     leaves = (
         hooked(snapshot.walk, run.effects.changes, slots)
@@ -147,7 +147,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
 
 def _is_watched(run: CaptureRun) -> bool:
     """Return whether operations were seen: compiled code hides its own."""
-    return run.job.compiled_study is None
+    return run.job.accesses is None
 
 
 def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:

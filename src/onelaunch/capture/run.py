@@ -40,6 +40,7 @@ from onelaunch.capture.effects import (
 )
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import (
+    COPIED,
     Argument,
     CannotPadInside,
     Inputs,
@@ -51,12 +52,16 @@ from onelaunch.capture.io_plan import (
     stage,
 )
 from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
+from onelaunch.capture.leaves import (
+    BackwardInside,
+    is_made_leaf,
+    leaves_refused,
+    mark_freed,
+    refuse_leaves_of_host,
+)
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
-from onelaunch.capture.spent import is_made_leaf, mark_freed
-from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
@@ -191,13 +196,11 @@ class CaptureRun:
         """Make the callable's tensors, fill the slots of state, and make the observer."""
         driver, plan, state = self.job.driver, self.plan, self.state_inputs
         statics = stage(driver, capture, plan, self.job.device)
-        filled = [i for i, how in enumerate(plan.travels) if how == Travel.FILL]
-        self.filled = {driver.storage(statics[i]): i for i in filled}
+        self.filled = {driver.storage(statics[i]): i for i in plan.going(Travel.FILL)}
         if self.job.forward is not None:
             refuse_leaves_of_host(plan)
-            for index, how in enumerate(plan.travels):
-                if how == Travel.ADDRESS:
-                    statics[index] = proxy_for(statics[index])
+            for index in plan.going(Travel.ADDRESS):
+                statics[index] = proxy_for(statics[index])
         for slot, static in zip(state, statics[len(statics) - len(state) :], strict=True):
             slot.write(static)
         self.staged.begin()
@@ -219,8 +222,8 @@ class CaptureRun:
             codes = job.callee.codes
             refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=True)
         generators = HostGenerators(snapshot.values(tree))
-        ways = zip(plan.statics, plan.travels, strict=False) if job.forward is not None else ()
-        kept = [t for t, how in ways if how == Travel.HOST]
+        on_host = plan.going(Travel.HOST) if job.forward is not None else ()
+        kept = [plan.statics[i] for i in on_host]
         before = references(kept)
         try:
             result = self._called(args, kwargs, generators)
@@ -289,54 +292,45 @@ class CaptureRun:
 
     def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
-        device = [
-            static
-            for static, how in zip(statics, plan.travels, strict=True)
-            if how not in (Travel.HOST, Travel.ADDRESS)
-        ]
-        displaced = [
-            static
-            for static, t in zip(statics, plan.tensors, strict=True)
-            if any(static is d for d in device) and t.storage_offset() != static.storage_offset()
-        ]
+        device = [(statics[i], plan.tensors[i]) for i in plan.going(*COPIED)]
+        displaced = [s for s, t in device if t.storage_offset() != s.storage_offset()]
         made = Observer(
             job.driver,
             job.device,
-            device,
+            [static for static, _ in device],
             displaced=displaced,
             held=snapshot.held,
             constants=self.constants,
         )
         made.filled_sets = snapshot.walk.filled_sets()
-        if job.compiled_study is None:
+        if job.accesses is None:
             made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
             stand = zip(self.state_inputs, statics[count:], strict=True)
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
-            earlier = job.previous_run if self.baseline.ledger is None else self.baseline.ledger
+            earlier = job.earlier if self.baseline.ledger is None else self.baseline.ledger
             made.ledger = Ledger(
                 job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
             )
-        on_host = (i for i, how in enumerate(plan.travels) if how == Travel.HOST)
-        made.host.note_arguments({i: statics[i] for i in on_host})
+        made.host.note_arguments({i: statics[i] for i in plan.going(Travel.HOST)})
         return made
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer
         forward, fn = job.forward, job.callee.captured_form(job.driver)
         around = nullcontext() if forward is None else forward.around(walk, self.state_inputs)
-        if job.compiled_study is not None:
-            if job.compiled_study.refused is not None:
-                raise copy.copy(job.compiled_study.refused)  # what catches it adds to it
-            brings = bool(job.compiled_study.copied_to_device) and self.constants is not None
+        if job.accesses is not None:
+            if job.accesses.refused is not None:
+                raise copy.copy(job.accesses.refused)  # what catches it adds to it
+            brings = bool(job.accesses.copied_to_device) and self.constants is not None
             bringing = Bringing(job.device, self.constants, self.host_inputs)
             bring = bringing if brings else nullcontext()
             with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)
-            job.compiled_study.note_in(observer, dict(now), plan.tensors, plan.statics)
+            job.accesses.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
         # Code may ask for a stand-in's type, so earlier reads are not reused.
         plain = not (self.numbers.following or optimizers_in(walk))
@@ -356,13 +350,13 @@ class CaptureRun:
         numbers = self.numbers
         numbers.begin(lambda: ledger.steps > 0)
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
-        functions = Several(observer.host_reads(), HostFactories(job.device, whole=forward is None))
         with (
             unwound(),
             self._seeds_kept(),
             stepping,
             noting_steps(ledger),
-            functions,
+            observer.host_reads(),
+            HostFactories(job.device, whole=forward is None),
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),
             around,
@@ -433,7 +427,7 @@ class CaptureRun:
         if forward is not None:
             from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
 
-            compiled = job.compiled_study is not None
+            compiled = job.accesses is not None
             copied = self.constants.known if compiled and self.constants else ()
             rebound = [slot for slot, _ in stored]
             reads = snapshot.walk.reads

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onelaunch.optimizers.capturable import is_number
+from onelaunch.optimizers.capturable import is_real
 
 Compute = Callable[[Any, Any], Any]
 Computed = Callable[..., tuple[Any, ...] | None]
@@ -103,7 +103,7 @@ class ScalarTrace:
         given = ", ".join(f"t{at}" for at, leaf in leaves.items() if leaf not in constant)
         lines = [f"def computed({given}):", " try:"]
         for (at, leaf), kind in zip(leaves.items(), kinds, strict=False):
-            right = f"is_number(t{at})" if kind is None else f"type(t{at}) is {kind.__name__}"
+            right = f"is_real(t{at})" if kind is None else f"type(t{at}) is {kind.__name__}"
             if leaf not in constant:
                 lines += [f"  if not {right}:", "   return None"]
         for at, term in enumerate(self._terms):
@@ -148,7 +148,7 @@ class _Source:
     """The text of a function of numbers, and the constants in it."""
 
     def __init__(self) -> None:
-        self._names: dict[str, Any] = {"is_number": is_number}
+        self._names: dict[str, Any] = {"is_real": is_real}
 
     def operand(self, value: Any) -> str:
         if type(value) is Term:

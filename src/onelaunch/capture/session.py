@@ -85,14 +85,14 @@ class CaptureSession:
         see `undo`. `fn` runs once in each attempt, so prints and files stay."""
         started = time.perf_counter()
         job = self.job
-        if job.compiled_study is None:
+        if job.accesses is None:
             self._rewind = job.driver.rewind(job.device)
         if job.forward is not None:
             job.forward.rewind = self._rewind
         if job.device.type != "cpu":
-            before = job.compiled_study or job.previous_run
+            before = job.accesses or job.earlier
             self._constants = DeviceConstants(job.device, before.copied_to_device if before else ())
-        self._host_inputs = job.compiled_study and job.compiled_study.host_inputs
+        self._host_inputs = job.accesses and job.accesses.host_inputs
         while True:
             if self._constants is not None:
                 self._constants.make()
@@ -190,7 +190,7 @@ class CaptureSession:
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference from the run before, or None."""
-        if self.job.compiled_study is not None:
+        if self.job.accesses is not None:
             return CaptureError("OL117", _OTHER_VALUES)
         differences = (run.differs for run in self._runs if run.differs is not None)
         return next((difference.refusal() for difference in differences), None)
@@ -198,7 +198,7 @@ class CaptureSession:
     def _as_written(self, error: CaptureError) -> CaptureError:
         """Return the refusal of the user's line, where a device refused the code compiled for
         it."""
-        known = self.job.compiled_study
+        known = self.job.accesses
         if known is None or known.suspected is None or known.refused is not None:
             return error
         late = isinstance(error, CompiledInCapture)
@@ -321,7 +321,7 @@ class CaptureSession:
             Retry: they differ.
             CaptureError: OL117, they differ each time.
         """
-        if self.job.compiled_study is None:
+        if self.job.accesses is None:
             return
         self._host_inputs = run.host_inputs
         if run.host_inputs == before:
@@ -418,7 +418,7 @@ class CaptureSession:
                 this one.
         """
         job, differs = self.job, run.differs or self._baseline.differs
-        earlier = job.previous_run
+        earlier = job.earlier
         brought = run.numbers.brought  # to the device, which did not need them in the run before
         if earlier is None or differs is None or captured.changed_numbers or brought:
             return None
@@ -450,7 +450,7 @@ class CaptureSession:
 
     def _comparing(self, run: CaptureRun, why: str) -> Retry:
         """Return the sign for another attempt, which is compared with this one."""
-        self.job.previous_run = self._ran_before = run.observer.ledger
+        self.job.earlier = self._ran_before = run.observer.ledger
         return Retry(why)
 
     def _rebound(self, graph: Graph, run: CaptureRun, tree: Tree, in_place: InPlace) -> Graph:

@@ -5,19 +5,16 @@ select.py           the driver of a call: `cuda/`, or `onelaunch.testing`, which
 cuda/               CUDA graphs: launches, copies in, random numbers, streams, memory
 aten.py             operations and the memory that they write, read off the schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
-edges.py            the true order of a recording's operations, by the memory that they touch
-dealing.py          lanes for operations, in which memory is reused
+edges.py            the true order of a recording's operations, by the memory that they touch; lanes
 overlaps.py         tensors that share memory
 refusals.py         operations that a capture refuses
 function_modes.py   function modes that torch does not notice, and that are on in backwards
 known_causes.py     functions of libraries that are refused, and the ways to do without
 host_reads.py       reads by the host that torch does not dispatch
-events.py           events that a capture records for the host, which are refused
 host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured
-storage_resize.py   storages that a program resizes itself
 seeding.py          seeding in a capture: watched, and undone afterwards
-rng_functions.py    `get_rng_state` and `set_rng_state`, replaced during a capture
+substitutes.py      functions of random state, storages and events, replaced during a capture
 attention_seeds.py  seeds handed to a backward: on the host in eager, on the device in a capture
 distance.py         the distance between the results of two runs
 rows.py             rows added and left off by torch's operations

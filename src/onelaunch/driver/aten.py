@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +18,8 @@ def imagined() -> bool:
     return _mode_of(_FAKE) is not None
 
 
+_distributed: Any = getattr(torch._C, "_distributed_c10d", None)
+"""Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 _mode_of = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -35,11 +35,6 @@ class OfKind(dict[torch.device, bool]):
         found = self[device] = device.type == self.kind
         return found
 
-
-Step = Callable[[], object]
-
-distributed: Any = getattr(torch._C, "_distributed_c10d", None)
-"""Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 
 _KEY = torch._C.DispatchKey
 _IMPLICIT = "CompositeImplicitAutograd"
@@ -61,6 +56,7 @@ _UNDECLARED_WRITES = {
     "fsdp::all_gather_copy_in": (2, (1,)),  # if there is anything to copy
 }
 
+
 # Numbers that describe a tensor, not what is in its memory.
 _DESCRIPTIONS = frozenset(
     {
@@ -73,13 +69,12 @@ _DESCRIPTIONS = frozenset(
 
 
 class Operator:
-    """One ATen overload, and how to repeat a call of it at fixed addresses.
+    """One ATen overload.
 
     Attributes:
         func: the overload, called during the capture.
         name, base: its name, with the overload and without.
         text: how it prints.
-        bound: its C++, called by replays; a functional collective with the wait for its results.
         label: its name in a message.
         composite: True if it consists of other operations, which are recorded instead.
         describes: True if its numbers are about metadata, so that they are no host read.
@@ -87,7 +82,6 @@ class Operator:
         lifts: True if it takes a tensor that Python filled without the dispatcher.
         idle: True if there is nothing to repeat: metadata only, or memory left undefined.
         reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
-        wraps: True if it gives a tensor of another class over the argument's memory.
         writes: True if it may write memory of its arguments; see `written`.
         multiplies: True if it may need a workspace of cuBLAS.
         collective: True if it goes to other processes, and gives something to wait for.
@@ -99,8 +93,6 @@ class Operator:
         self.name = func.name()
         self.base: str = func._schema.name
         self.text = str(func)
-        functional = func.namespace == "_c10d_functional"
-        self.bound: Callable[..., Any] = _waiting(func._op) if functional else func._op
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         known = func.namespace != "prim"  # those are TorchScript's, which the dispatcher has not
@@ -111,31 +103,17 @@ class Operator:
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.idle = self.reshapes or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.is_constant = self.name == "aten::lift_fresh"
         self.lifts = self.base in ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
-        self._arguments = func._schema.arguments
-        self.outs = [a.name for a in self._arguments if a.is_out]
+        self.outs = [a.name for a in func._schema.arguments if a.is_out]
         self._writes = [
             (i, a.name)
-            for i, a in enumerate(self._arguments)
+            for i, a in enumerate(func._schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        self.wraps = self.name == "_c10d_functional::_wrap_tensor_autograd"
         self.multiplies = any(part in self.base for part in ("mm", "mv", "dot", "linear"))
         self.collective = func.namespace == "c10d"
-        self.communicates = self.collective or functional
+        self.communicates = func.namespace in ("c10d", "_c10d_functional")
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
-        # Gloo's reduce-scatter copies its result, by operations of torch, in each wait for it.
-        self._finishes_late = self.collective and "reduce_scatter" in self.name
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the overload. The wait for its result adds no operation to a recording."""
-        result = self.func(*args, **kwargs)
-        if not self._finishes_late:
-            return result
-        wait(result)
-        done = distributed.FakeWork().boxed()
-        return mapped(result, lambda v: done if isinstance(v, torch.ScriptObject) else v)
 
     def decomposed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a composite operation by its C++, for a mode to see its parts.
@@ -152,12 +130,6 @@ class Operator:
             excluded = excluded.remove(_KEY.ADInplaceOrView)
         with torch._C._ForceDispatchKeyGuard(included, excluded):
             return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Make a function that repeats a call, and gives its results."""
-        if self.collective:
-            return Collective(self.bound, args, kwargs)
-        return functools.partial(self.bound, *args, **kwargs)
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """List the tensors among the arguments that the call writes."""
@@ -179,65 +151,18 @@ class Operator:
         return found
 
 
-class Collective:
-    """A call that goes to other processes, and waits for its end: its results are read next. It
-    holds the process group, whose threads must have ended before the interpreter does."""
-
-    alive: ClassVar[weakref.WeakSet[Collective]] = weakref.WeakSet()
-
-    def __init__(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._call: tuple[Any, ...] = (call, args, kwargs)
-        self.alive.add(self)
-
-    def __call__(self) -> Any:
-        call, args, kwargs = self._call
-        result = call(*args, **kwargs)
-        wait(result)
-        return result
-
-    @classmethod
-    def release(cls) -> None:
-        """Let go of every process group; no call can be repeated after that."""
-        for step in list(cls.alive):
-            step._call = ()
-
-
-atexit.register(Collective.release)
-
-
 def group_of(value: Any) -> Any:
     """Return the process group that an argument of a collective names, or None."""
     if isinstance(value, torch.ScriptObject):
         kind: Any = value
         is_group = kind._type().qualified_name().endswith(".ProcessGroup")
-        return distributed.ProcessGroup.unbox(value) if is_group else None
+        return _distributed.ProcessGroup.unbox(value) if is_group else None
     if not isinstance(value, str):
         return None
     try:
-        return distributed._resolve_process_group(value)
+        return _distributed._resolve_process_group(value)
     except (RuntimeError, ValueError):  # another text, such as "sum"
         return None
-
-
-def wait(result: Any) -> None:
-    """Wait for the results of a collective."""
-    for value in leaves(result):
-        if isinstance(value, torch.ScriptObject):
-            distributed.Work.unbox(value).wait()
-
-
-def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Add to a functional collective the wait for its results, which are copied at once."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = call(*args, **kwargs)
-        for t in tensors(result):
-            torch.ops._c10d_functional.wait_tensor(t)
-        return result
-
-    return called
 
 
 def by_overload(analysis: Callable[[torch._ops.OpOverload], T]) -> Callable[..., T]:
@@ -304,11 +229,6 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {k: mapped(v, change) for k, v in value.items()}
     return change(value)
-
-
-def storage_bytes(t: Tensor) -> Tensor:
-    """View all bytes of the storage of host tensor `t`, as uint8 of shape (n,)."""
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(t.untyped_storage())  # pyright: ignore
 
 
 def copy_bits(target: Tensor, source: Tensor) -> None:

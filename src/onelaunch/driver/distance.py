@@ -1,13 +1,11 @@
-"""The distance between the results of two runs, in one of three measures.
+"""The distance between the results of two runs, in one of two measures.
 
 `close` allows each element its own rounding: no element may depend on the difference of the runs.
 `apart` is of the farthest element: other kernels may have run, but they computed the same.
-`relative_error` is of all elements together: the precision of a whole engine.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -82,28 +80,3 @@ def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
             x, y = (t.double().nan_to_num(0.0, 1.0, -1.0) for t in (x, y))
             found = max(found, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
     return found
-
-
-def relative_error(found: Sequence[Tensor], reference: Sequence[Tensor], scale: float = 0) -> float:
-    """Compute ||found - reference|| / ||reference|| over all tensors together, in float64.
-
-    The divisor is `scale` at least. NaN wherever either holds one; equal infinities agree. Costs
-    one synchronisation.
-    """
-    off = size = 0.0
-    for mine, theirs in zip(found, reference, strict=True):
-        mine, theirs = _real(mine).double(), _real(theirs).double()
-        agree = mine == theirs
-        off += float((mine - theirs).masked_fill(agree, 0).square().sum())
-        size += float(theirs.masked_fill(agree & theirs.isinf(), 0).square().sum())
-    if off == 0.0:
-        return 0.0
-    if math.isnan(off) or math.isnan(size):
-        return math.nan
-    least = max(math.sqrt(size), scale)
-    return math.sqrt(off) / least if least else math.inf
-
-
-def norm(found: Sequence[Tensor]) -> float:
-    """Compute ||found|| over all floating tensors together."""
-    return math.sqrt(sum(float(_real(t).double().square().sum()) for t in found if is_inexact(t)))

@@ -1,7 +1,9 @@
-"""The true order of a recording: which of its operations have to wait for which.
+"""The true order of a recording, which of its operations have to wait for which, and their lanes.
 
 A capture of one stream is a chain. An operation needs to wait only for an earlier one that writes
-what it touches, or that touches what it writes.
+what it touches, or that touches what it writes. Nor may it take the memory that another frees,
+which could run beside it. So memory is reused within a lane alone, and an operation goes where it
+has to wait anyway.
 """
 
 from __future__ import annotations
@@ -123,23 +125,6 @@ class Dependencies:
             for other in waits:
                 yield groups[other].last - 1, group.first
 
-    def shuffled(self) -> list[int]:
-        """Return the groups in another order that is as good: the latest first, if it may."""
-        followers: list[list[int]] = [[] for _ in self.waits]
-        missing = [len(waits) for waits in self.waits]
-        for number, waits in enumerate(self.waits):
-            for other in waits:
-                followers[other].append(number)
-        ready = [number for number, count in enumerate(missing) if not count]
-        found: list[int] = []
-        while ready:
-            found.append(number := ready.pop())
-            for follower in followers[number]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    ready.append(follower)
-        return found
-
 
 def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
     """Yield, for each group, the earlier ones that it needs; barriers stand for those before."""
@@ -170,21 +155,67 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
         yield needed
 
 
-def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:
-    """Return two groups that share memory and may still run at the same time. None if there are
-    none. For tests: the time is quadratic."""
-    for number, group in enumerate(groups):
-        for other in range(number):
-            if order.may_overlap(other, number) and _conflict(group, groups[other]):
-                return other, number
-    return None
+LANES = 40
+_NARROW = range(8)
+"""The lanes of products, each with a workspace of cuBLAS, and of operations on large tensors."""
+_WIDE = range(8, LANES)
+"""The lanes of all others: their memory costs little."""
+_LARGE_BYTES = 1 << 20
+"""The size from which the allocator takes segments of 20 MiB."""
 
 
-def _conflict(one: NodeGroup, other: NodeGroup) -> bool:
-    if one.accesses is None or other.accesses is None:
-        return True
-    return any(
-        a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
-        for a in one.accesses
-        for b in other.accesses
-    )
+class Dealer:
+    """A choice of a lane for each operation, by the storages that it reads and writes.
+
+    Attributes:
+        last: lane -> its last operation; -1 if it has none.
+    """
+
+    def __init__(self) -> None:
+        self.last = [-1] * LANES
+        self._behind: list[int] = []
+        """Operation number -> a bit for each operation that comes before it."""
+        self._writer: dict[int, int] = {}
+        self._readers: dict[int, list[int]] = {}
+        """Storage -> the last operation that wrote it, and those that read it since."""
+        self._needed: set[int] = set()
+
+    def lane(self, call: OperatorCall) -> int:
+        """Choose a lane by its last operation, which comes before this call anyway. Else take a
+        free lane, or the lane unused for longest."""
+        needed = {self._writer[s] for s in call.storages.values() if s in self._writer}
+        for s in _written(call):
+            needed.update(self._readers.get(s, ()))
+        self._needed, before = needed, 0
+        for other in needed:
+            before |= self._behind[other]
+        large = call.op.multiplies or any(t.nbytes > _LARGE_BYTES for t in call.on_device)
+        lanes = _NARROW if large else _WIDE
+        follows = [lane for lane in lanes if self.last[lane] in needed]
+        if not follows:
+            follows = [n for n in lanes if self.last[n] >= 0 and before >> self.last[n] & 1]
+        if follows:
+            return max(follows, key=self.last.__getitem__)
+        return min(lanes, key=self.last.__getitem__)
+
+    def ran(self, call: OperatorCall, lane: int | None) -> None:
+        """Record the call that `lane` was last asked about: it has work of the device. `lane` is
+        None if it used none."""
+        number, before = len(self._behind), 0
+        for other in self._needed:
+            before |= self._behind[other] | 1 << other
+        self._behind.append(before)
+        if lane is not None:
+            self.last[lane] = number
+        read = set(call.storages.values())
+        for s in _written(call) | {s for _, s in call.made if s not in read}:
+            self._writer[s], self._readers[s] = number, []
+        for s in read:
+            self._readers.setdefault(s, []).append(number)
+
+
+def _written(call: OperatorCall) -> set[int]:
+    if not call.op.writes:
+        return set()
+    written = call.op.written(call.args, call.kwargs)
+    return {call.storages[id(t)] for t in written if id(t) in call.storages}

@@ -52,9 +52,6 @@ class UnnoticedMode(FunctionMode):
         types = _overriding(types)
         if not types and func not in _BACKWARDS and func not in self.concerns:
             return func(*args, **kwargs)
-        return self._handled(func, types, args, kwargs)
-
-    def _handled(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not types and func not in _BACKWARDS:
             return self.function(func, types, args, kwargs)
         try:
@@ -91,27 +88,6 @@ def _overriding(types: Any) -> Any:
     found = [getattr(kind, "__torch_function__", None) for kind in types]
     own = [f for f in found if getattr(f, "__func__", f) not in _OF_TORCH]
     return types if own and all(map(inspect.ismethod, own)) else ()
-
-
-class Several(UnnoticedMode):
-    """Several modes as one, for speed: a function that concerns none of them just runs.
-
-    Args:
-        modes: outermost first.
-    """
-
-    def __init__(self, *modes: UnnoticedMode) -> None:
-        super().__init__()
-        self.modes = modes
-        self.concerns = frozenset[Any]().union(*(mode.concerns for mode in modes))
-
-    def _handled(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.function(func, types, args, kwargs)
-
-    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function under the single modes."""
-        with _on(self.modes):
-            return func(*args, **kwargs)
 
 
 class _Off(threading.local):
@@ -199,14 +175,10 @@ class _UnnoticedModes:
 
     def _answer(self, relevant_args: Any) -> bool:
         count = _C._len_torch_function_stack()
-        if any(not _is_ours(_C._get_function_stack_at(i)) for i in range(count)):
+        if any(not isinstance(_C._get_function_stack_at(i), UnnoticedMode) for i in range(count)):
             return self._asked(relevant_args)  # the callable has a mode of its own
         with _without_modes(count):
             return self._asked(relevant_args)
-
-
-def _is_ours(mode: object) -> bool:
-    return isinstance(mode, UnnoticedMode)
 
 
 @contextmanager
@@ -219,7 +191,7 @@ def _without_modes(count: int) -> Generator[None]:
             _C._push_on_torch_function_stack(mode)
 
 
-for _ours in (UnnoticedMode.__torch_function__, Several._handled, Several.function):
-    leave_alone(_ours, calls=False)  # Dynamo sets Python's random state before it skips them itself
+# Dynamo sets Python's random state before it skips it itself.
+leave_alone(UnnoticedMode.__torch_function__, calls=False)
 _unnoticed = _UnnoticedModes()
 wrap_engine = _unnoticed.wrap_engine

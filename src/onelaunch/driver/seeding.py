@@ -7,29 +7,25 @@ The drivers make the numbers that a replay draws.
 from __future__ import annotations
 
 import functools
-import linecache
 import os
 import pickle
 import random
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.driver.refusals import DRAWN
-from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
-from onelaunch.source import TORCH, Place, is_users, line_of, loaded_at
+from onelaunch.source import TORCH, is_users, line_of, loaded_at
 
 _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
@@ -146,15 +142,11 @@ def _may_draw_from(shared: object, reads: Reads | None) -> bool:
     if shared is None or reads is None:
         return True
     for value in reads.alive():
-        if value is shared or (isinstance(value, ModuleType) and _gives(value, shared)):
+        functions = vars(value).values() if isinstance(value, ModuleType) else ()
+        if value is shared or any(getattr(f, "__self__", None) is shared for f in functions):
             return True
     read = (names.get(n) for names, uses in reads.globals.values() for n in uses)
     return any(getattr(value, "__self__", None) is shared for value in read)
-
-
-def _gives(module: ModuleType, shared: object) -> bool:
-    """Return whether a module has methods of a generator as its functions."""
-    return any(getattr(value, "__self__", None) is shared for value in vars(module).values())
 
 
 def _other_threads() -> dict[threading.Thread, tuple[object, ...]]:
@@ -188,51 +180,6 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
             setattr, source, "state"
         )
     return None
-
-
-class RandomState:
-    """The generators that a capture may advance: the default generator, and the given ones."""
-
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        # Beside calls the callable draws nothing, and other threads may.
-        self._generators = [] if is_beside() else [torch.default_generator, *generators]
-        self._before = self._read()
-        self._now = self._before
-
-    def _read(self) -> list[Tensor]:
-        return [g.get_state() for g in self._generators]
-
-    def moved(self) -> bool:
-        """Tell whether a generator changed since `accept`, except by an operation."""
-        return not all(map(torch.equal, self._read(), self._now))
-
-    def accept(self) -> None:
-        """Take the present state for the state that the recorded operations left."""
-        self._now = self._read()
-
-    def restore(self) -> None:
-        """Restore every generator's state from the making of this object."""
-        for generator, state in zip(self._generators, self._before, strict=True):
-            generator.set_state(state)
-
-
-def seeding_line(before: Place | None, after: Place | None) -> Place | None:
-    """Find the line that changed the random state, between the operations on either side of it.
-
-    Args:
-        before: the line of the last operation that saw the old state, or None.
-        after: the line of the first operation that saw the new one, or None.
-    """
-    place = after or before
-    if place is None:
-        return None
-    first = before.lineno if before and before.filename == place.filename else 1
-    last = after.lineno if after else first + 40
-    for lineno in range(last, min(first, last) - 1, -1):
-        source = linecache.getline(place.filename, lineno).strip()
-        if re.search(SEEDING, source):
-            return Place(place.filename, lineno, source)
-    return place
 
 
 class _Watch(NamedTuple):

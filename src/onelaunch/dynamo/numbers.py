@@ -379,7 +379,8 @@ def _parted(
         (n, _inverts(node)): None
         for node in graph.graph.nodes
         if node not in numbers
-        for n in _used(node)
+        if node.op != "output"
+        for n in node.all_input_nodes
         if n in numbers
     }
     scalars = list(taken)
@@ -432,10 +433,6 @@ def _may_overflow(node: Node, dtype: torch.dtype) -> bool:
     if node.target is torch.tensor and dtype.is_floating_point:
         return False
     return not (dtype.is_complex or dtype is torch.bool)
-
-
-def _used(node: Node) -> Iterable[Node]:
-    return () if node.op == "output" else node.all_input_nodes
 
 
 def _with_tensors(

@@ -2,12 +2,9 @@
 
 watch.py    FrameWatch: each frame that runs
 frame.py    RanFrame: the loads of a function that has run, looked up on its objects
-plan.py     FramePlan: the loads that each frame of a function is to note by itself
-engine.py   the thread in which autograd works for a device
-codes.py    facts about the code of a function that runs
+codes.py    facts about the code of a function that runs, the stores of each run among them
 callees.py  callees that are not read, and their possible reads of their arguments
 loads.py    a reader of bytecode: the loads and stores of a function
-stores.py   the stores that each run makes
 stack.py    symbols for the values on a function's stack
 members.py  functions behind decorators, and the names in their code
 reads.py    Reads: the reads seen in a callable's runs, by object

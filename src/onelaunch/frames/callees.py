@@ -32,23 +32,20 @@ def is_inert(function: Any) -> bool:
     kind = type(function)
     if kind is types.MethodType and type(function.__func__) is types.FunctionType:
         function = function.__func__
-        return function.__module__ not in NOTED and "__objclass__" not in function.__dict__
+        return function.__module__ not in _NOTED and "__objclass__" not in function.__dict__
     if kind is types.FunctionType:
-        file = function.__code__.co_filename
-        if is_standard_machinery(file):
-            return False
-        INERT_FILES.add(file)
-        return function.__module__ not in _READ_ALL
+        standard = is_standard_machinery(function.__code__.co_filename)
+        return not standard and function.__module__ not in _READ_ALL
     if kind is types.BuiltinFunctionType:
-        return function.__module__ not in NOTED and not isinstance(function.__self__, dict)
+        return function.__module__ not in _NOTED and not isinstance(function.__self__, dict)
     if kind is type:
-        told = id(function) in BUILTIN or function.__module__ in NOTED
+        told = id(function) in BUILTIN or function.__module__ in _NOTED
         return not told and class_member(function, "__objclass__") is None
     module = kind_of(function).module
     if module is None:
         return False
     inside = (attributes_of(function) if module else None) or _NONE
-    return inside.get("__module__", module) not in NOTED and "__objclass__" not in inside
+    return inside.get("__module__", module) not in _NOTED and "__objclass__" not in inside
 
 
 def is_called_by_c(kind: type) -> bool:
@@ -75,17 +72,6 @@ def hands_on(function: object) -> bool:
     if isinstance(function, types.MethodDescriptorType):
         return function.__objclass__ is list  # `layers.sort(key=...)`
     return id(function) in BUILTIN or getattr(function, "__module__", None) in _HAND_ON
-
-
-def only_hands_on(function: object) -> bool:
-    """Return whether calls of a function or class in C note nothing where none of the arguments is
-    a callee that reads attributes."""
-    return (
-        type(function) in (type, types.BuiltinFunctionType)
-        and function is not __import__
-        and hands_on(function)
-        and not (is_of_dict(function) or is_getattr(function) or reads_attributes(function))
-    )
 
 
 def is_of_dict(function: Any) -> bool:
@@ -122,11 +108,9 @@ _READ_ALL = frozenset(
 )
 """Modules whose functions read any attribute of their arguments."""
 _HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
-NOTED = _READ_ALL | _HAND_ON
+_NOTED = _READ_ALL | _HAND_ON
 ITEM_METHODS = frozenset({"get", "__getitem__"})
 """Methods of dicts that read items."""
-INERT_FILES: set[str] = set()
-"""Files whose functions are inert, unless their module is in `NOTED`."""
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import importlib
 import os
 import threading
@@ -10,7 +12,7 @@ from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,9 +25,7 @@ from onelaunch.frames.origins import (
     is_standard_machinery,
     serves_machinery,
 )
-from onelaunch.frames.plan import Noted
 from onelaunch.frames.stack import ITERATED, Loads, Use
-from onelaunch.frames.stores import SureStore, sure_stores
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
 _IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
@@ -63,7 +63,6 @@ class CodeFacts:
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
         standard: True for a function of the standard library that may be a method.
-        noted: what was noted for its frames.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
     """
@@ -77,7 +76,6 @@ class CodeFacts:
     special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
     stores: tuple[SureStore, ...] = ()
-    noted: Noted = field(default_factory=Noted)
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
     aside: bool = field(init=False)
@@ -108,3 +106,65 @@ class CodeFacts:
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if is_special and code.co_argcount:
             self.special = arguments[0], {code.co_name: Use.READ}
+
+
+_PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
+
+
+class SureStore(NamedTuple):
+    """A store that every run makes: ``self.size = len(x)``, or ``self.sizes["x"] = len(x)``.
+
+    Attributes:
+        offset: the offset of its instruction.
+        variable, path: the variable, and the attributes from it to the object.
+        key: the attribute, or the key.
+        item: True for an item.
+    """
+
+    offset: int
+    variable: str
+    path: tuple[str, ...]
+    key: object
+    item: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
+    """Return the stores that every run makes that gets past them. A jump may skip a store in a
+    branch or a loop, and exception handlers may skip any."""
+    if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
+        return ()
+    steps = list(dis.get_instructions(code))
+    assigned = {step.argval for step in steps if step.opname.startswith("STORE_FAST")}
+    found: list[SureStore] = []
+    beyond = 0  # where the furthest jump until here leads
+    for number, step in enumerate(steps):
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            beyond = max(beyond, step.argval)
+        if step.opname.startswith("RETURN"):
+            beyond = len(code.co_code)
+        if beyond <= step.offset and step.opcode in _PLACE_STORES:
+            store = _store(steps[: number + 1])
+            if store is not None and store.variable not in assigned:
+                found.append(store)
+    return tuple(found)
+
+
+def _store(steps: list[dis.Instruction]) -> SureStore | None:
+    """Return the store of the last instruction, if a chain of attributes leads to its object."""
+    last = steps.pop()
+    item = last.opcode == dis.opmap["STORE_SUBSCR"]
+    key = last.argval
+    if item:
+        constant = steps.pop()
+        if constant.opname != "LOAD_CONST":
+            return None
+        key = constant.argval
+    path: list[str] = []
+    while steps and steps[-1].opname == "LOAD_ATTR":
+        path.insert(0, steps.pop().argval)
+    if not steps or not steps[-1].opname.startswith("LOAD_FAST"):
+        return None
+    name = steps[-1].argval
+    variable = name[-1] if isinstance(name, tuple) else name
+    return SureStore(last.offset, variable, tuple(path), key, item)

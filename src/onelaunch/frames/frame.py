@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelaunch.frames.callees import (
     ITEM_METHODS,
@@ -40,15 +40,6 @@ from onelaunch.frames.peek import (
     own_uses,
     peek,
 )
-from onelaunch.frames.plan import (
-    Attributes,
-    Calls,
-    FramePlan,
-    LoadStep,
-    Noted,
-    UsesOfClass,
-    native_frames,
-)
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import Loads, Symbol, Use
 from onelaunch.source import TORCH
@@ -62,7 +53,6 @@ class RanFrame:
         reads: Reads,
         frame: FrameType,
         loads: Loads,
-        noted: Noted,
         arguments: Mapping[str, Any],
         results: Mapping[int, list[object]],
     ) -> None:
@@ -72,7 +62,6 @@ class RanFrame:
         self._code = frame.f_code
         self._globals = frame.f_globals
         self._loads = loads
-        self._noted = noted
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
@@ -91,52 +80,20 @@ class RanFrame:
         Args:
             at: the offset of the instruction where the frame ended.
         """
-        loads = self._loads
-        plan = self._noted.plans.get((at, id(self._globals)))
-        if plan is None or not plan.holds():
-            plan = self._plan(at)
-        attributes, calls = self._left(plan)
-        for base, uses in attributes:
+        self._note_names()
+        reached = self._loads.reached(at)
+        for base, uses in reached.attributes:
             for value in self._values(base):
                 self._attributes(value, uses)
-        for place, use in plan.items:
+        for place, use in reached.items:
             self._note_item(place, use)
-        for symbol in loads.opaque:
+        for symbol in self._loads.opaque:
             self._note_opaque(self._values(symbol))
-        for call, plain in calls:
-            if not plain:
-                self._note_call(call)
+        for call in reached.calls:
+            self._note_call(call)
             for function in self._values(call.base):
                 if not is_inert(function):
                     self._note_call_of(function, call)
-
-    def _left(self, plan: FramePlan) -> tuple[Attributes, Calls]:
-        """Note the steps of a plan. Return the attributes and calls that are left."""
-        library, reads = native_frames(), self._reads
-        if library is None:
-            return plan.attributes, plan.calls
-        steps: list[LoadStep] = library.note(
-            *(plan.steps, self._locals, self._globals, self._results, reads.owners, reads.owner)
-        )
-        attributes, calls = plan.left
-        if not steps:
-            return attributes, calls
-        if any(s.variable is not None and s.variable not in self._locals for s in steps):
-            return plan.attributes, plan.calls  # in their order
-        return (
-            [*(s.listed for s in steps if s.kinds is not None), *attributes],
-            [*dict.fromkeys(s.listed for s in steps if s.kinds is None), *calls],
-        )
-
-    def _plan(self, at: int) -> FramePlan:
-        """Note what later frames with the same end need not note, and return the others."""
-        plan = FramePlan(self._code, self._loads, at, self._globals, self._noted)
-        self._noted.plans[at, id(self._globals)] = plan
-        self._note_names()
-        for base, uses in plan.fixed:
-            for value in self._values(base):
-                self._attributes(value, uses)
-        return plan
 
     def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
         """Note the lookup of a special method, which no instruction loads."""
@@ -156,23 +113,17 @@ class RanFrame:
             raise_uses(reads.variables, inside)
 
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
-        """Note attributes of a value.
-
-        Args:
-            uses: attribute -> use, of the code: another call has the same mapping.
-        """
-        kind, kinds = type(value), self._noted.kinds[id(uses)]
-        known = kinds.get(kind)
-        if known is None:
-            known = kinds[kind] = UsesOfClass.of(value, uses)
-        if not known.uses or (issubclass(kind, type) and not has_attributes(value)):
+        """Note attributes of a value: attribute -> use, of the code."""
+        own = own_uses(value, uses) if has_attributes(value) else None
+        if not own:
             return
+        kind = type(value)
         self.of_tensors |= issubclass(kind, Tensor)
-        raise_uses(self._reads.owner(value).names, known.uses)
-        others = known.names.difference(attributes_of(value) or ())
-        if others != known.others:  # its class has them
-            kinds[kind] = known._replace(others=others)
-            raise_uses(self._reads.owner(kind).names, {name: uses[name] for name in others})
+        raise_uses(self._reads.owner(value).names, own)
+        inside = own if kind in _OF_TORCH else attributes_of(value) or ()
+        others = {name: use for name, use in own.items() if name not in inside}
+        if others:  # its class has them
+            raise_uses(self._reads.owner(kind).names, others)
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
@@ -446,6 +397,7 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
+_OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")

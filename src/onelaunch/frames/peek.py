@@ -44,7 +44,7 @@ _WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
 class Kind(NamedTuple):
-    """Facts about a class. C reads the first five."""
+    """Facts about a class."""
 
     plain: bool
     """True if `__dict__`, `held` and the class are all there is to its objects' attributes."""
@@ -55,8 +55,6 @@ class Kind(NamedTuple):
     module: str | None
     """The module of a class that tells of its objects, if they do not say otherwise, whether calls
     of them are inert; empty for plain values, which are not called; None where there is more."""
-    nothing: set[str]
-    """Attributes that are not followed, as they are met."""
     contents: bool
     """True if its objects may have attributes or items that code reads."""
     attributes: bool
@@ -64,13 +62,13 @@ class Kind(NamedTuple):
     tensor: bool
 
 
-KINDS: dict[type, Kind] = {}
+_kinds: dict[type, Kind] = {}
 
 
 def kind_of(value: object) -> Kind:
     """Return the facts about a value's class."""
     kind = type(value)  # `isinstance` would ask the value for its class
-    return KINDS.get(kind) or _learn(kind)
+    return _kinds.get(kind) or _learn(kind)
 
 
 def _learn(kind: type) -> Kind:
@@ -93,14 +91,13 @@ def _learn(kind: type) -> Kind:
         and not issubclass(kind, _CALLEES)
         and isinstance(module, str)
     )
-    if len(KINDS) > _MOST_KINDS:  # it keeps classes alive
-        KINDS.clear()
-    found = KINDS[kind] = Kind(
+    if len(_kinds) > _MOST_KINDS:  # it keeps classes alive
+        _kinds.clear()
+    found = _kinds[kind] = Kind(
         usual=usual,
         plain=usual and not (tensor or sealed or issubclass(kind, (*METHODS, *LEAVES))),
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
         module="" if kind in _PLAIN else cast(str, module) if alone else None,
-        nothing=set(),
         contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(mro),
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
@@ -140,11 +137,8 @@ def is_of_parts(kind: type) -> bool:
 @functools.lru_cache(maxsize=1024)
 def is_of_tensors(kind: type, name: str) -> bool:
     """Return whether an attribute of a class of tensors is torch's own, as `shape`."""
-    return any(name in vars(k) for k in kind.__mro__ if _package(k) in ("torch", "builtins"))
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    packages = ((k, k.__module__.partition(".")[0]) for k in kind.__mro__)
+    return any(name in vars(k) for k, of in packages if of in ("torch", "builtins"))
 
 
 def own_uses(value: object, uses: Mapping[str, Use]) -> Mapping[str, Use]:
@@ -198,7 +192,6 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
     if name == "__class__":
         return (kind,)
     if facts.tensor and is_of_tensors(kind, name):
-        facts.nothing.add(name)
         return ()
     if kind in METHODS:
         return (getattr(value, name, None),) if name in ("__self__", "__func__") else ()

@@ -136,7 +136,8 @@ class Loads:
                 attributes.setdefault(place.base, {})[place.key] = use
             elif place.kind == "item":
                 found.items.append((place, use))
-        found.attributes.extend(attributes.items())
+        arguments = [(Symbol("variable", key=n), uses) for n, uses in self.arguments.items()]
+        found.attributes.extend([*arguments, *attributes.items()])
         return found
 
     def is_settled(self, symbol: Symbol) -> bool:

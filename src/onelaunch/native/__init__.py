@@ -2,10 +2,9 @@
 
     guard.c        StateGuard's check
     call_events.c  the filter of what the interpreter reports to a profiling function
-    frames.c       the simple loads of the functions that run
     dispatch.c     the choice of a compiled graph's recordings by its parameters
 
-Where the build fails, Python does the same: a wheel for each torch and Python is not worth 1,300
+Where the build fails, Python does the same: a wheel for each torch and Python is not worth 1,000
 lines. The libraries are kept in the user's cache directory, named by the source and the
 interpreter. ``ONELAUNCH_NATIVE=0`` disables them.
 """

@@ -234,8 +234,8 @@ def _among_watches(watch: object) -> Generator[None]:
             _forget(_WATCHES)
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether this is a number of Python or NumPy, and no flag."""
+def is_real(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number, of Python or NumPy, and no flag."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -318,7 +318,7 @@ def _is_option(value: object, group: dict[str, Any]) -> bool:
     if isinstance(value, Tensor):
         on_host = value.device.type == "cpu" and value.numel() == 1
         return on_host and any(p.device.type != "cpu" for p in group["params"])
-    return is_number(value) or type(value) is tuple
+    return is_real(value) or type(value) is tuple
 
 
 def capturable(optimizer: Stepper) -> Stepper:

@@ -22,7 +22,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.members import functions_in
 from onelaunch.frames.stack import Use
 from onelaunch.optimizers.capturable import (
-    is_number,
+    is_real,
     outlasting,
     parameters_of,
     refusal,
@@ -88,7 +88,7 @@ def places_of(group: dict[str, Any], without: Collection[str]) -> list[NumberPla
     for key, value in group.items():
         if key in without or key == "params":
             continue
-        if _is_patchable(value) or (key == "lr" and is_number(value) and math.isfinite(value)):
+        if _is_patchable(value) or (key == "lr" and is_real(value) and math.isfinite(value)):
             places.append(NumberPlace(group, key, None))
         elif type(value) is tuple and all(map(_is_float, value)):
             places += [
@@ -261,9 +261,9 @@ class Steps:
 
         def is_moved(change: Change) -> bool:
             slot, old, new = change
-            number = is_number(old) and _holder(slot, held) is not None
+            number = is_real(old) and _holder(slot, held) is not None
             if id(slot.holder) in groups:
-                number = any(is_number(value) or type(value) is tuple for value in (old, new))
+                number = any(is_real(value) or type(value) is tuple for value in (old, new))
             return number and before.use(slot) not in (Use.NONE, Use.GROWS)
 
         return [change for change in found if change.slot.id not in followed and is_moved(change)]

@@ -5,12 +5,10 @@ bucketed.py     Graphed with buckets: the recording for a size, calls above the 
 background.py   the same, captured while calls run eagerly
 strategy.py     a call recorded at the size of its bucket
 pad.py          arguments padded to the size of a bucket, results cut back
-padded_call.py  a call around a recording that does not pad and cut inside
-checked_call.py a call that replays where the numbers that hide padding suffice
-chunks.py       a call above the largest size, in chunks of that size
+padded_call.py  a call around a recording: padded and cut outside, or checked where values hide
+chunks.py       a call above the largest size, in chunks of that size, and the proof for it
 dry_run.py      rolled-back runs at any size, for the proof
 proof.py        the proof that padding changes no result, and the cuts of results
-chunk_proof.py  the proof that calls may be cut into chunks
 compare.py      the comparison of runs at two sizes: layout, and shapes that follow the size
 samples.py      arguments for a proof: the caller's rows, and random numbers
 backprop.py     a callable with its backward, to compare gradients

@@ -1,4 +1,4 @@
-"""A call above the largest bucket, in chunks of that size."""
+"""A call above the largest bucket, in chunks of that size, and the proof that it may be cut so."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
+from onelaunch.driver.distance import close
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.padding.chunk_proof import prove_chunks
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, each_once, resized
+from onelaunch.padding.proof import Proving
+from onelaunch.padding.samples import Samples
+from onelaunch.padding.taint.mode import TaintMode
+from onelaunch.padding.taint.trace import Trace
 from onelaunch.runtime.signature import spec_of
 from onelaunch.sizes.buckets import Buckets, Sizes
-from onelaunch.sizes.dims import PaddedDims
+from onelaunch.sizes.dims import PaddedDims, SizeLink
 from onelaunch.state.guard import StateGuard
+from onelaunch.state.slots import MISSING
 from onelaunch.state.walk import StateWalk
 
 
@@ -115,3 +120,105 @@ def _rows(t: Tensor, how: PaddedDims | None, place: int, start: int, count: int)
     """Return `count` rows of an argument from `start`, if it has that bucketed dimension."""
     dim = None if how is None else how.dim_of(place)
     return t if dim is None else t.narrow(dim, start, count)
+
+
+def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int) -> Proof:
+    """Prove that a call may be cut into chunks along the bucketed dimension number `place`. Rows
+    before a cut must not depend on rows behind it, which padding shows, nor the reverse.
+
+    Raises:
+        CaptureError: OL140, naming the operation, its line and the result.
+    """
+    for path, how in zip(flat.paths, call.padded, strict=True):
+        if how is not None and how.places.count(place) > 1:
+            what = f"`{path}` has rows and columns, which cannot be cut into chunks"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    proving = _Chunking(dry_run, buckets, call, flat, buckets.largest)
+    proof = proving.prove()
+    if not proof.follows:  # a single bucket with a single size
+        proof.follows = proving.unpadded()
+    for number, follows in enumerate(proof.follows):
+        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
+            what = f"result {number} has no rows of its own for each piece"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+    proving.check_chunks(proof, place)
+    return proof
+
+
+class _Chunking(Proving):
+    def unpadded(self) -> list[tuple[SizeLink, ...]]:
+        """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
+        sizes = [self.bucket]
+        sizes += [
+            tuple(b + (i == place) for i, b in enumerate(self.bucket))
+            for place in range(len(self.bucket))
+        ]
+        for each in sizes:
+            self.results[each] = self.real(each, None)
+        shapes = {s: [t.shape for t in r.tensors] for s, r in self.results.items()}
+        count = len(self.results[self.bucket].tensors)
+        return [self.found(i, {s: each[i] for s, each in shapes.items()}) for i in range(count)]
+
+    def check_chunks(self, proof: Proof, place: int) -> None:
+        """Refuse if rows depend on earlier rows, or an operation would run once for each chunk."""
+        size = max(self.bucket[place], 2)
+        half = size // 2
+        trace = Trace()
+        whole = tuple(size if i == place else b for i, b in enumerate(self.bucket))
+        rest = tuple(size - half if i == place else b for i, b in enumerate(self.bucket))
+        self.real(rest, trace)
+        changed = next((c for c in self.dry_run.found if c.before not in (MISSING, None)), None)
+        if changed is not None:
+            what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
+            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+        inputs = self.inputs(whole)
+        taint = TaintMode(self.dry_run.device, trace.steps)
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            if dim is None:
+                taint.vary(t)
+                continue
+            before = torch.zeros(t.shape, dtype=torch.bool, device="cpu")
+            before.narrow(dim, 0, half).fill_(True)
+            taint.mark(t, before, torch.ones_like(before))
+        result = self.real(whole, taint, inputs)
+        repeated = taint.changed() or taint.random
+        if repeated is not None:
+            raise self.refusal("the callable", repeated, "being cut into chunks")
+        if self.buckets.independent:
+            return
+        if self.written:  # the taint of a write follows rows at the end of a tensor alone
+            what = f"`{self.flat.paths[min(self.written)]}` is written to, in chunks"
+            fix = 'overflow="eager", a larger bucket, or independent=True for independent rows'
+            raise CaptureError("OL140", what, fix=fix)
+        self.check_run(taint, inputs, whole)
+        if taint.hiding:
+            what = "a number hides the rows of one chunk from another's"
+            raise CaptureError("OL140", what, fix="-inf in its place")
+        for number, t in enumerate(result.tensors):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            if taint.depends(t, (*[slice(None)] * dim, slice(half, None))):
+                raise self.refusal(f"result {number}", taint.blame(t))
+        self._check_places(proof, place, whole, half)
+
+    def _check_places(self, proof: Proof, place: int, whole: Sizes, half: int) -> None:
+        """Refuse if rows depend on the number of rows before, as by a table of positions."""
+        count = whole[place] - half
+        inputs = Samples(self.flat.tensors, self.call.padded, whole, random=True).real(whole)
+        behind: list[Tensor] = []
+        for t, how in zip(inputs, self.call.padded, strict=True):
+            dim = None if how is None else how.dim_of(place)
+            behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
+        try:
+            alone, result = (self.real(whole, Trace(True), each) for each in (behind, inputs))
+        except CaptureError as error:
+            if error.__cause__ is None:
+                raise
+            return  # it does not take random numbers
+        for number, (small, t) in enumerate(zip(alone.tensors, result.tensors, strict=True)):
+            dim = next(f.dim for f in proof.follows[number] if f.place == place)
+            rows = t.narrow(dim, half, count)
+            floats = t.is_floating_point() or t.is_complex()
+            if rows.shape != small.shape or (floats and not close(rows, small)):
+                what = f"rows of result {number} depend on how many are before them"
+                raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')

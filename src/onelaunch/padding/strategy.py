@@ -15,18 +15,19 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
-from onelaunch.padding.checked_call import (
+from onelaunch.padding.compare import Known
+from onelaunch.padding.dry_run import DryRun
+from onelaunch.padding.pad import Proof, Request, padded, varying
+from onelaunch.padding.padded_call import (
     MASKS,
     SCORES,
     CheckedCall,
     CheckedRun,
+    PaddedCall,
     SteadyCall,
+    refuse_shared,
     refuse_unchecked,
 )
-from onelaunch.padding.compare import Known
-from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, Request, padded, varying
-from onelaunch.padding.padded_call import PaddedCall, refuse_shared
 from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, E, Strategy

@@ -11,7 +11,16 @@ import torch
 from onelaunch.call.ambient import default_device
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import AnyNumber, Constant, Container, Leaf, Tree, flatten
+from onelaunch.call.tree import (
+    AnyNumber,
+    Constant,
+    Container,
+    Leaf,
+    Tree,
+    flatten,
+    leaf_numbers,
+    mapped,
+)
 from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Travel
@@ -78,8 +87,9 @@ def _match_other(
     source: GeneratedFunction, tree: Container, name: str, kind: str, leaves: dict[int, str]
 ) -> None:
     """Flatten a dataclass, named tuple, object or registered container, and compare it whole."""
-    numbers = [leaf.index for leaf in _leaves(tree)]
-    renumbered = source.name("tree", _renumbered(tree, {n: i for i, n in enumerate(numbers)}))
+    numbers = list(leaf_numbers(tree))
+    own = mapped(tree, lambda t: Leaf(numbers.index(t.index)) if isinstance(t, Leaf) else t)
+    renumbered = source.name("tree", own)
     source.miss_if(f"type({name}) is not {kind}")
     apart = functools.partial(flatten, objects=kinds_in(tree)) if kinds_in(tree) else flatten
     source.line(f"{name} = {source.name('flatten', apart)}({name})")
@@ -87,24 +97,6 @@ def _match_other(
     for position, number in enumerate(numbers):
         leaves[number] = f"t{number}"
         source.line(f"t{number} = {name}.tensors[{position}]")
-
-
-def _leaves(tree: Tree) -> list[Leaf]:
-    if isinstance(tree, Leaf):
-        return [tree]
-    if not isinstance(tree, Container):
-        return []
-    return [leaf for child in tree.children for leaf in _leaves(child)]
-
-
-def _renumbered(tree: Tree, numbers: dict[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return Leaf(numbers[tree.index])
-    if not isinstance(tree, Container):
-        return tree
-    return Container(
-        tree.kind, tree.keys, tuple(_renumbered(child, numbers) for child in tree.children)
-    )
 
 
 def _match_constant(source: GeneratedFunction, constant: Constant, value: str) -> None:

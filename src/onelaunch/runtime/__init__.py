@@ -6,13 +6,11 @@ phase.py      the phase of a call that no recording fits: warm-up, capture, eage
 ranks.py      processes that share collectives: all of them record a call, or none
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
 table.py      the recordings of a callable: added and freed
-why.py        why a call that no recording fits needs another one
+why.py        why a call that no recording fits needs another one, or gets none
 signature.py  the signatures of calls, which decide what a call can replay
-notices.py    the warnings of a callable, each given once
-requests.py   objects that a request makes anew and passes to the callable; those seen so far
-next_request.py  the recordings of one request's objects, taken over by the next request's
+notices.py    the warnings of a callable, each given once, and calls that no recording serves
+requests.py   objects that a request makes anew and passes to the callable, and their recordings
 changing.py   arguments that differ at each call, so that no signature comes again
-unserved.py   calls that no recording serves, told of once, with the reason
 worth.py      whether another recording pays, after some that did not
 varied.py     numbers that the caller varies, to be read at each call
 background.py  captures in a thread of their own, while calls run eagerly
@@ -26,7 +24,6 @@ service.py    Service: a graphed callable in a service, which captures ahead and
 readiness.py  the calls that a service was warmed up for, as data
 metrics.py    `ol.Metrics`: the figures of callables for Prometheus
 progress.py   the bar of a warm-up of a service; the only file that imports rich
-ungraphed.py  the refusals of gradients, and of a pool that is too small
 options.py    the options of `ol.graph`, checked
 
 The words of this package:

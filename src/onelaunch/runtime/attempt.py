@@ -50,7 +50,7 @@ class SignatureState:
     """Recordings in a row that did not fit the very call of their capture."""
     eager_code: str | None = None
     """The code of the reason for running eagerly for good, or None."""
-    compiled_accesses: CompiledAccesses | None = None
+    accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None
     """The operations of the last run, to compare the next capture with."""

@@ -40,8 +40,8 @@ from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED, GraphStats, graph_stats
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.runtime.ungraphed import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.runtime.warmup import wants_grad
+from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
 
@@ -153,7 +153,7 @@ class Graphed(Service, Generic[P, R]):
         """
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
-        # last request's cache may be taken over (runtime/next_request.py), and one of them may fit.
+        # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
         # If none could be, and the cache is new, of a class that has taken recordings over before,
         # it is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
@@ -264,7 +264,7 @@ class Graphed(Service, Generic[P, R]):
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
                 return self._refused(signature, error)
-            signature.compiled_accesses = None  # so that `foresees_capture` says no
+            signature.accesses = None  # so that `foresees_capture` says no
             if self._ranks.several:
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
@@ -298,7 +298,7 @@ class Graphed(Service, Generic[P, R]):
         # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
         # backward runs inside: then the call itself is the warm-up.
         signature.warmups = self.options.enough_warmups - 1
-        signature.compiled_accesses = signature.ledger = None
+        signature.accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))

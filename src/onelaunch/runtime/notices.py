@@ -1,11 +1,22 @@
-"""The warnings of a graphed callable, each given once."""
+"""The warnings of a graphed callable, each given once. One that never replays tells the reason."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
-from onelaunch.errors import GraphWarning
+from onelaunch.autograd.graph_walk import packing
+from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat
+from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import recordable
+from onelaunch.errors import GraphWarning, kind_of
+from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import levels_to_user, user_line
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.attempt import Attempt
 
 _EAGER = frozenset({"OL301", "OL302", "OL303", "OL304", "OL305", "OL307", "OL311"})
 
@@ -38,3 +49,86 @@ class Notices:
         if warning.code + kind not in self._given:
             self._given.add(warning.code + kind)
             warnings.warn(warning, stacklevel=levels_to_user())
+
+
+_MANY = 24
+"""The calls in a row, without a launch in between, before the warning."""
+_WHY = "each such call runs the callable itself: no recording can serve it, or none was made"
+_OTHERWISE = "call it without that, or leave the callable as it is, without `ol.graph`"
+_REMADE = (
+    "pass the tensors themselves, in lists, dicts or dataclasses; or give the same objects, with "
+    "new contents, at each call"
+)
+_PLAIN = "pass plain strided tensors, and make others of them inside of the callable"
+
+
+class Unserved:
+    """The calls in a row of one callable that were neither replays nor warm-ups of known
+    signatures.
+
+    Args:
+        name: the name of the callable.
+        launched: counts the launches of its recordings.
+    """
+
+    def __init__(self, name: str, notices: Notices, launched: Callable[[], int]) -> None:
+        self._name = name
+        self._notices = notices
+        self._launched = launched
+        self._row = self._last = 0
+
+    def clear(self) -> None:
+        self._row = self._last = 0
+
+    def is_unrecordable(self, driver: Driver, flat: Flat) -> bool:
+        """Return whether a call runs inline. It does in another capture, and under hooks that pack
+        saved tensors. It does for tensors beyond plain memory: a subclass, sparse, quantized, a
+        dual number."""
+        if driver.capturing():
+            return True
+        if packing():
+            self.note("OL303", "hooks that pack saved tensors are on")
+            return True
+        for path, t in zip(flat.paths, flat.tensors, strict=True):
+            if not recordable(t):
+                layout = str(t.layout).removeprefix("torch.")
+                what = f"`{path}` is {kind_of(t)}, {t.dtype}, {layout}"
+                self.note("OL302", f"{what}, which no recording reads", _PLAIN)
+                return True
+        return False
+
+    def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
+        """Note a warm-up, which counts if it is the first of its signature.
+
+        Args:
+            specs: all signatures.
+        """
+        if attempt.signature.warmups > 1 or not self._is_due():
+            return
+        varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
+        if varied is None:
+            self._warn("OL302", "each has other arguments than all before it", _REMADE)
+        else:
+            self._warn("OL301", *varied)
+
+    def note_object(self, value: object) -> None:
+        """Note a call that brings a new object, for which no recording is worth its cost."""
+        self.note("OL302", f"each brings {kind_of(value)} that is new", _REMADE)
+
+    def note(self, code: str, reason: str, fix: str = _OTHERWISE) -> None:
+        """Count a call, and warn once there are many."""
+        if self._is_due():
+            self._warn(code, reason, fix)
+
+    def _is_due(self) -> bool:
+        """Count a call, and return whether to warn."""
+        launched = self._launched()
+        if launched != self._last:
+            self._last, self._row = launched, 0
+        self._row += 1
+        return self._row == _MANY and not self._notices.say_eager
+
+    def _warn(self, code: str, reason: str, fix: str) -> None:
+        what = f"`{self._name}` was called {_MANY} times without a launch; {reason}"
+        warning = GraphWarning(code, what, where=user_line(), why=_WHY, fix=fix)
+        self._notices.give(warning, "unserved")

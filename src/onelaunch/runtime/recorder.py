@@ -29,16 +29,22 @@ from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
-from onelaunch.runtime.next_request import locked, memory_uses, shares, take_over
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager, User
 from onelaunch.runtime.ranks import Later, Ranks
-from onelaunch.runtime.requests import Requests, requests_in, tensors_in
+from onelaunch.runtime.requests import (
+    Requests,
+    locked,
+    memory_uses,
+    requests_in,
+    shares,
+    take_over,
+    tensors_in,
+)
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.runtime.ungraphed import backward_inside, no_room
 from onelaunch.runtime.warmup import Warmup
-from onelaunch.runtime.why import why
+from onelaunch.runtime.why import backward_inside, no_room, why
 from onelaunch.source import user_line
 from onelaunch.trace_names import named, sizes
 
@@ -207,10 +213,10 @@ class Recorder:
             static_outputs=options.outputs == "static" and forward is None,
             in_place=self._in_place(attempt),
             asking=signature.asking,
-            previous_run=None if hidden else signature.ledger,
+            earlier=None if hidden else signature.ledger,
             differed_in_a_row=signature.differed_in_a_row if attempt.ahead or raises else None,
             shrinks=signature.shrinks,
-            compiled_study=signature.compiled_accesses if hidden else None,
+            accesses=signature.accesses if hidden else None,
             forward=forward,
             given=attempt.strategy.captured,
             varying=attempt.strategy.varying,

@@ -13,10 +13,9 @@ from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.errors import CaptureError
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, SignatureState
-from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.notices import Notices, Unserved
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.stats import Counters
-from onelaunch.runtime.unserved import Unserved
 from onelaunch.runtime.varied import Varied
 from onelaunch.runtime.why import why
 from onelaunch.source import changed_at

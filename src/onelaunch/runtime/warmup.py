@@ -90,12 +90,13 @@ class Warmup:
             with same_modes() as modes, _noting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
-                    signature.compiled_accesses = None
-                known = signature.compiled_accesses
-                if hidden and known is None:
+                    signature.accesses = None
+                accesses = signature.accesses
+                if hidden and accesses is None:
                     with self._stepping(signature, refuse):
-                        result = self._shown(attempt, args, kwargs)
-                elif known is None or known.refused is not None:
+                        watched = functools.partial(self._watched, attempt, args, kwargs)
+                        result = _its_stream(attempt)(watched)()
+                elif accesses is None or accesses.refused is not None:
                     result = self._called(attempt, args, kwargs, refuse)
                 else:
                     tensors, changed = _on_device(attempt)
@@ -120,12 +121,12 @@ class Warmup:
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
         last = signature.warmups + 1 >= self._options.enough_warmups
         estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
-        known = signature.compiled_accesses
+        accesses = signature.accesses
         if not self._callee.is_compiled(driver):
             conditions = self._stepping(signature, refuse)
             run = self._noted(attempt, run, last)
-        elif known is not None:
-            conditions = known.noting(driver, device, _now(attempt))
+        elif accesses is not None:
+            conditions = accesses.noting(driver, device, _now(attempt))
         else:
             conditions = nullcontext()
         attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
@@ -149,13 +150,8 @@ class Warmup:
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
         return run
 
-    def _shown(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly and watch, for code whose operations are hidden."""
-        run = functools.partial(self._watched, attempt, args, kwargs)
-        return _its_stream(attempt)(run)()
-
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, and note the reads and writes that Inductor's kernels will not show."""
+        """Run code whose operations are hidden eagerly, and note its reads and writes."""
         device, signature = attempt.device, attempt.signature
         before = attempt.reached.walk()
         held = held_by(attempt.driver, device, before)
@@ -179,7 +175,7 @@ class Warmup:
             signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             accesses.note_contents(self._callee.reached(attempt.flat).walk())
-            signature.compiled_accesses = accesses
+            signature.accesses = accesses
         return result
 
     def _accesses(
@@ -266,8 +262,8 @@ class Warmup:
         to warm up again if its state has changed since."""
         if not self._callee.is_compiled(attempt.driver):
             return True
-        known = attempt.signature.compiled_accesses
-        return known is not None and known.holds_for(attempt.reached.walk())
+        accesses = attempt.signature.accesses
+        return accesses is not None and accesses.holds_for(attempt.reached.walk())
 
     def rehearse(
         self,
@@ -306,29 +302,25 @@ class Warmup:
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 callee.note_result(result)
                 then(result)
+            accesses = None
             if callee.is_compiled(driver):
                 accesses = self._accesses(attempt, observer, named, result, before)
-                signature.compiled_accesses = accesses
+                signature.accesses = accesses
             del result
             signature.need_bytes = max(0, need - observer.memory.saved_bytes)
             signature.threads.add(get_ident())
-            if (
-                signature.compiled_accesses is not None
-                and signature.compiled_accesses.refused is None
-            ):
+            if accesses is not None and accesses.refused is None:
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
-                run = on_its_stream(
-                    functools.partial(callee.captured_form(driver), *args, **kwargs)
-                )
+                compiled = functools.partial(callee.captured_form(driver), *args, **kwargs)
+                run = on_its_stream(compiled)
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
-                    with signature.compiled_accesses.noting(driver, device, _now(attempt)):
+                    with accesses.noting(driver, device, _now(attempt)):
                         run()
-        if signature.compiled_accesses is not None:
-            signature.compiled_accesses.note_contents(callee.reached(flat).walk())
-        if signature.compiled_accesses is not None and device.type != "cpu":
-            # On the CPU, what `torch.tensor` makes is memory like any other.
-            signature.compiled_accesses.refuse_unseen()
+        if accesses is not None:
+            accesses.note_contents(callee.reached(flat).walk())
+            if device.type != "cpu":  # where what `torch.tensor` makes is memory like any other
+                accesses.refuse_unseen()
         return effects.found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Constant, Container, Tree
+from onelaunch.call.tree import Constant, Tree, mapped
 
 _PAYS = 8
 """The calls that a recording has to serve, besides its own, to pay."""
@@ -84,12 +84,8 @@ class Worth:
 
 def alike(spec: CallSpec) -> CallSpec:
     """Return the signature of all calls that differ in objects of the same classes alone."""
-    return replace(spec, tree=_classes(spec.tree))
+    return replace(spec, tree=mapped(spec.tree, _class))
 
 
-def _classes(tree: Tree) -> Tree:
-    if isinstance(tree, Container):
-        return tree._replace(children=tuple(map(_classes, tree.children)))
-    if isinstance(tree, Constant) and tree.by_identity:
-        return Constant(type(tree.value))
-    return tree
+def _class(part: Tree) -> Tree:
+    return Constant(type(part.value)) if isinstance(part, Constant) and part.by_identity else part

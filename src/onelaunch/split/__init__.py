@@ -2,6 +2,5 @@
 
 in_pieces.py  InPieces: a callable that runs in pieces where it cannot be captured; its warning
 graphed.py    SplitGraphed: a module's forward, whose pieces are its children
-pieces.py     the graphed children, in the places of their forwards while the module runs
 forward.py    the callable that a recording of a module runs
 """

@@ -260,16 +260,11 @@ class StateGuard:
 
     def _python_check(self) -> bool:
         return (
-            self._state_kept()
-            and all(layout.kept(t) for t, layout in zip(self.tensors, self._layouts, strict=True))
-            and (self._same_hooks is None or self._same_hooks())
-        )
-
-    def _state_kept(self) -> bool:
-        return (
             all(read() is expected for read, expected in self._modes)
             and self._sizes_kept()
             and all(map(self._holds, self._watched))
+            and all(layout.kept(t) for t, layout in zip(self.tensors, self._layouts, strict=True))
+            and (self._same_hooks is None or self._same_hooks())
         )
 
     def _sizes_kept(self) -> bool:

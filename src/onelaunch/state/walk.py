@@ -91,7 +91,8 @@ def walk(
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
             if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
-                name = value.__qualname__ if isinstance(value, type) else _named(value)
+                is_class = isinstance(value, type)
+                name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
                 _visit_all(found, queue, seen)
                 found.strays |= not (isinstance(value, type) or is_library_class(type(value)))
@@ -202,7 +203,9 @@ def _visit_slots(
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
         leaf = type(value) in LEAVES
-        if key in unread or (not plain and (leaf or _is_plain_tuple(value))):
+        if key in unread:
+            continue
+        if not plain and (leaf or (type(value) is tuple and is_unchanging(value))):
             continue
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
@@ -220,10 +223,6 @@ def _visit_slots(
     if untouched:
         at = id(attributes)
         contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
-
-
-def _is_plain_tuple(value: object) -> bool:
-    return type(value) is tuple and is_unchanging(value)  # pyright: ignore
 
 
 def _is_bare(container: object) -> bool:
@@ -276,10 +275,6 @@ def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
             new = [h for h in (hooks or {}).values() if id(h) not in seen]
             queue.extend((f"a hook of {slot.name}", hook, None) for hook in new)
     return bool(queue)
-
-
-def _named(value: object) -> str:
-    return f"a `{type(value).__name__}`"
 
 
 class Change(NamedTuple):

@@ -10,6 +10,8 @@ CPU tensors, for which nothing is installed.
 driver.py        the driver, and `install`
 recorder.py      the mode that records operations, each to be repeated
 collectives.py   collectives in a capture, which send nothing
+repeats.py       how an operator is run in a capture, and repeated
+random_state.py  the state of the generators in a capture
 graph.py         one recording: its launch, its pool, its numbers
 ports.py         the copies in and out of a launch
 lanes.py         operations in another order, as their memory allows

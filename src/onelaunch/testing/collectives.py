@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, distributed, group_of, mapped, tensors
+from onelaunch.driver.aten import Operator, group_of, mapped, tensors
+from onelaunch.testing.repeats import distributed, run
 
 
 def run_alone(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation; a collective of several processes without the others."""
     if not op.communicates:
-        return op.run(args, kwargs)
+        return run(op, args, kwargs)
     made: list[Any] = []
 
     def alone(value: Any) -> Any:
@@ -28,10 +29,10 @@ def run_alone(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     args, kwargs = mapped((args, kwargs), alone)
     if not made:
-        return op.run(args, kwargs)
+        return run(op, args, kwargs)
     distributed._register_process_group(made[0].group_name, made[0])
     try:
-        result = op.run(args, kwargs)
+        result = run(op, args, kwargs)
     finally:
         distributed._unregister_process_group(made[0].group_name)
     if not op.collective:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
-from onelaunch.driver.events import refusing_events
 from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Region, Rewind
 from onelaunch.driver.select import register
+from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 from onelaunch.testing.arena import NAME, apart, host_over

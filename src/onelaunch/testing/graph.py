@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Step
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import (
     Ambiguities,
@@ -27,6 +26,7 @@ from onelaunch.testing.arena import Arena, Block, newest
 from onelaunch.testing.memory import HostMemory
 from onelaunch.testing.ports import Port, Ports
 from onelaunch.testing.recorder import TapeCall, is_recording
+from onelaunch.testing.repeats import Step
 
 
 class TapePool:

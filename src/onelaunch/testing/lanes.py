@@ -9,8 +9,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
-from onelaunch.driver.dealing import Dealer
-from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.edges import Access, Dealer, Dependencies, NodeGroup, accesses_of, completed
 from onelaunch.driver.protocol import OperatorCall, Region
 from onelaunch.testing.arena import Arena
 
@@ -60,7 +59,7 @@ class TapeLanes:
         order = Dependencies(groups)
         self._steps[:] = [
             step
-            for number in order.shuffled()
+            for number in shuffled(order)
             for step in self._steps[groups[number].first : groups[number].last]
         ]
         return order.longest
@@ -72,3 +71,21 @@ def region(t: Tensor) -> Region:
     start = t.data_ptr()
     stop = start + extent_bytes(t.shape, t.stride(), t.dtype)
     return Region(t.untyped_storage()._cdata, start, stop)
+
+
+def shuffled(order: Dependencies) -> list[int]:
+    """Return the groups in another order that is as good: the latest first, if it may."""
+    followers: list[list[int]] = [[] for _ in order.waits]
+    missing = [len(waits) for waits in order.waits]
+    for number, waits in enumerate(order.waits):
+        for other in waits:
+            followers[other].append(number)
+    ready = [number for number, count in enumerate(missing) if not count]
+    found: list[int] = []
+    while ready:
+        found.append(number := ready.pop())
+        for follower in followers[number]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    return found

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, storage_bytes, tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.testing.arena import Arena
+from onelaunch.testing.repeats import storage_bytes
 
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
 """Runs an operation on tensors of the host, and puts its fresh results into their places."""

@@ -21,7 +21,6 @@ from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.call_events import unwatched
 from onelaunch.driver.aten import (
     Operator,
-    Step,
     copy_bits,
     imagined,
     leaves,
@@ -32,12 +31,14 @@ from onelaunch.driver.aten import (
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.refusals import fix_of_line, refusal
-from onelaunch.driver.seeding import RandomState, seeding_line, watching_seeds
-from onelaunch.driver.storage_resize import resize, watching_resizes
+from onelaunch.driver.seeding import watching_seeds
+from onelaunch.driver.substitutes import resize, watching_resizes
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.source import CodePoint, Place, user_frame, user_point
 from onelaunch.testing.collectives import run_alone
 from onelaunch.testing.memory import HostMemory
+from onelaunch.testing.random_state import RandomState, seeding_line
+from onelaunch.testing.repeats import Step, bind, wraps
 from onelaunch.unwinding import DispatchMode, unnoticed
 
 
@@ -63,7 +64,7 @@ class TapeCall:
         self._recorded = args, kwargs
         self._targets = targets
         self._places: list[Any] = []
-        self._repeat = op.bind(args, kwargs)
+        self._repeat = bind(op, args, kwargs)
         self._grad = torch.is_grad_enabled()
 
     def __call__(self) -> None:
@@ -97,7 +98,7 @@ class TapeCall:
                 args[place] = changed(args[place])
             else:
                 kwargs[place] = changed(kwargs[place])
-        self._repeat = self._op.bind(tuple(args), kwargs)
+        self._repeat = bind(self._op, tuple(args), kwargs)
 
 
 class _Active(threading.local):
@@ -170,8 +171,7 @@ class TapeRecorder(DispatchMode):
             point = user_point()
             self._watch_random(point)
             self._point = point
-            wraps = operator(func).wraps
-            if wraps or func.namespace == "profiler" or not self.memory.owns(args, kwargs):
+            if wraps(func) or func.namespace == "profiler" or not self.memory.owns(args, kwargs):
                 result = func(*args, **kwargs)
             else:
                 result = self._on_the_device(func, args, kwargs)
@@ -197,7 +197,7 @@ class TapeRecorder(DispatchMode):
         Returns:
             The results, new tensors among them at the addresses that every replay will write to.
         """
-        if op.is_constant:
+        if op.name == "aten::lift_fresh":
             return self._constant(args[0])
         written = op.written(args, kwargs)
         addresses = [t.untyped_storage().data_ptr() for t in written]

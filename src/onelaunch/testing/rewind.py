@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onelaunch.driver.protocol import Rewind
-from onelaunch.driver.rng_functions import UNKNOWN, substituted
+from onelaunch.driver.substitutes import UNKNOWN, substituted
 from onelaunch.testing.recorder import TapeRecorder
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 from onelaunch.call.spec import contiguous_stride, extent_bytes
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
-from onelaunch.driver.function_modes import Several
 from onelaunch.driver.host_reads import HostReads, is_asked_for_class
 from onelaunch.testing.arena import (
     NAME,
@@ -91,8 +89,7 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
-    on = (mode.modes if isinstance(mode, Several) else (mode,) for mode in function_modes())
-    for mode in chain.from_iterable(on):  # they see torch's own functions alone
+    for mode in function_modes():  # they see torch's own functions alone
         if isinstance(mode, HostReads):
             mode.read(t, how)
     return t.detach().cpu()

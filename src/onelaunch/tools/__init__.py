@@ -7,5 +7,6 @@ doctor/     `ol.diagnose`: what stops a graph, makes it wrong, or is slow, by th
 checklist/  `ol.optimize`: the settings that pay, tried one by one
 report/     results as text and as pages
 names.py    names that a user picks from a list
+targets.py  targets of the command, and the files behind them
 cli/        the command `onelaunch`
 """

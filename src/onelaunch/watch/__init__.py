@@ -1,14 +1,12 @@
 """Modes that watch the operations of a run, one by one.
 
-operations.py   Watching: a mode that gets operations as they are recorded
-op_call.py      OpCall: a call of an operation, taken apart once
+operations.py   Watching: a mode that gets operations as they are recorded; OpCall: one of them
 admission.py    Admission: which operations and host values a recording can hold
 observer.py     Observer: what each operation reads and writes, and what is refused
 device_memory.py  DeviceMemory: the memory that a run reads, writes and makes
 host_memory.py  HostTensors: the sources of host values in a run, and their readers
 ledger.py       Ledger: the operations of a run, compared with another run's
 difference.py   the first difference between two runs, and its message
-masked_fill.py  fills by a number of the device, without the host
-lifted.py       host values that each call copies to the device alike: the copies
+lifted.py       host values that each call copies to the device alike: the copies; fills by a number
 compiled_accesses.py  the reads and writes of a watched run, for a capture of compiled code
 """

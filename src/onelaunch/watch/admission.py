@@ -20,7 +20,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, error_here, refusal
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.lifted import DeviceConstants, copied_to_device
-from onelaunch.watch.op_call import OpCall
+from onelaunch.watch.operations import OpCall
 
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Capture, Driver, Provenance
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
-from onelaunch.state.slots import gradient_of
+from onelaunch.state.slots import description, gradient_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import of_handed_on, of_made_memory
 from onelaunch.watch.ledger import content_of
@@ -146,22 +146,6 @@ def places(arguments: Sequence[Tensor], walk: StateWalk) -> list[tuple[object, T
     return [*enumerate(arguments), *((slot.name, t) for slot, t in walk.tensors())]
 
 
-class TensorFacts(NamedTuple):
-    """The description of a tensor that code may branch on."""
-
-    cls: type[Tensor]
-    dtype: torch.dtype
-    device: str
-    requires_grad: bool
-    sizes: tuple[torch.Size, tuple[int, ...]] | None
-    """With the strides."""
-
-    @staticmethod
-    def of(t: Tensor) -> TensorFacts:
-        sizes = None if is_lazy(t) or not has_strides(t) else (t.shape, t.stride())
-        return TensorFacts(type(t), t.dtype, t.device.type, t.requires_grad, sizes)
-
-
 @dataclass(slots=True, eq=False)
 class CompiledAccesses:
     """The reads and writes of one run.
@@ -175,7 +159,7 @@ class CompiledAccesses:
         refused: the error of an operation that no replay repeats.
         suspected: the error of an operation that compiled code may have left out.
         places: storage -> the places of the tensors over it.
-        began: slot -> its content before the run; a tensor's is its `TensorFacts`.
+        began: slot -> its content before the run; a tensor's is a text, its `description`.
         host_inputs: the host values that the compiled code got in its last run; None before it.
     """
 
@@ -240,18 +224,14 @@ class CompiledAccesses:
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
-        known = not any(
-            slot[0] in holders or isinstance(contents[slot], TensorFacts) for slot in new
-        )
+        known = not any(slot[0] in holders or isinstance(contents[slot], str) for slot in new)
         return known and _gradients(began) <= contents.keys()
 
     def note_contents(self, after: StateWalk) -> None:
         """Note the contents of slots that only this run was seen to read, as they are after it.
         Tensors are left out, as their places before the run are not known."""
         found = contents_of(after).items()
-        self.began = {
-            s: value for s, value in found if not isinstance(value, TensorFacts)
-        } | self.began
+        self.began = {s: value for s, value in found if not isinstance(value, str)} | self.began
 
     def refuse_unseen(self) -> None:
         """Refuse memory that the run read, that has no place and that is gone by now. A replay
@@ -372,7 +352,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of a state's slots, and the lengths of its containers and of its objects'
     dicts of attributes, for `CompiledAccesses.began`. Dynamo's own marks are left out."""
     found: dict[object, object] = {
-        key: TensorFacts.of(value) if isinstance(value, Tensor) else content_of(value)
+        key: _described(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
         if not (isinstance(key[1], str) and key[1] in _MARKS_OF_DYNAMO)
     }
@@ -381,6 +361,13 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
         for inside, length in walk.sizes
     }
     return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
+
+
+def _described(t: Tensor) -> str:
+    """Return a text with the facts of a tensor that code may branch on."""
+    if has_strides(t) and not is_lazy(t):
+        return str(description(t))
+    return f"{type(t)} {t.dtype} {t.device} {t.requires_grad}"
 
 
 def _gradients(contents: Mapping[object, object]) -> set[object]:

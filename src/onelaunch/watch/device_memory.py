@@ -13,7 +13,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.source import CodePoint, user_point
-from onelaunch.watch.op_call import OpCall
+from onelaunch.watch.operations import OpCall
 
 
 class DeviceMemory:

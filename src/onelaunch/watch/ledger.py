@@ -40,8 +40,7 @@ from onelaunch.watch.difference import (
     of_operations,
 )
 from onelaunch.watch.lifted import bits_of, copied_to_device
-from onelaunch.watch.op_call import OpCall, has_memory
-from onelaunch.watch.operations import HigherOrder, Watching
+from onelaunch.watch.operations import HigherOrder, OpCall, Watching, has_memory
 
 _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
@@ -85,42 +84,6 @@ class _Unseen(NamedTuple):
     provenance: Provenance
     at: int
     place: Place | None
-
-
-_untyped: Any = torch.UntypedStorage
-
-
-class _WeakStorages:
-    """Weak references to storages, by a key: one costs 0.2 us, and a `StorageWeakRef` 1 us.
-
-    They keep a storage's id taken, and not its memory. So a storage that a compiled kernel makes
-    unseen is not mistaken for a freed one.
-    """
-
-    _free = staticmethod(_untyped._free_weak_ref)  # torch may be gone when the last one is freed
-
-    def __init__(self) -> None:
-        self._handles: dict[int, int] = {}
-
-    def add(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Refer to a storage, in place of another of this key."""
-        made: Any = storage
-        before, self._handles[key] = self._handles.get(key), made._weak_ref()
-        if before is not None:
-            self._free(before)
-
-    def gone(self, key: int) -> bool:
-        """Return whether the storage of this key was freed."""
-        handle = self._handles.get(key)
-        return handle is not None and _untyped._expired(handle)
-
-    def clear(self) -> None:
-        """Let go of every reference."""
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            self._free(handle)
-
-    __del__ = clear
 
 
 class Ledger:
@@ -168,15 +131,18 @@ class Ledger:
         self.values = values_of(t for t, _ in inputs) if not self._on_host else {}
         """Bytes of the host arguments, by number."""
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
-        self._hooks = [tuple(hooks or ()) for t in leaves for hooks in _hooks_of(t)]
+        self._hooks = [
+            tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
+        ]
         self.held: dict[object, object] = {}
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
-        self._made = _WeakStorages()
-        """The storages that operations made."""
+        self._made: dict[int, StorageWeakRef] = {}
+        """The storages that operations made. A reference keeps a storage's id taken, and not its
+        memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         uses = None if walked.reads is None else walked.uses
@@ -228,7 +194,8 @@ class Ledger:
         op, number = call.op, len(self._entries)
         if op.lifts:
             for t in call.tensors:
-                self._origins[self._storage(t)] = self._literal(t, number)
+                on_host = t.device.type == "cpu"
+                self._origins[self._storage(t)] = self._value(t) if on_host else (number, 0)
         if call.on_host:
             host = copied_to_device(op.base, args, kwargs, self._here.kind)
             self.copied_to_device += [t.detach().clone() for t in host]
@@ -250,7 +217,7 @@ class Ledger:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made.add(storage, local(t).untyped_storage())
+                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -364,14 +331,11 @@ class Ledger:
         return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
 
     def _origin(self, storage: int) -> object:
-        origin = self._origins.get(storage)
-        if type(origin) is tuple and self._made.gone(storage):
+        origin, made = self._origins.get(storage), self._made.get(storage)
+        if type(origin) is tuple and made is not None and made.expired():
             origin = None  # other memory, at an address that was free again
             self._starts.pop(storage, None)
         return origin
-
-    def _literal(self, t: Tensor, number: int) -> object:
-        return self._value(t) if t.device.type == "cpu" else (number, 0)
 
     def _value(self, t: Tensor) -> tuple[str, object]:
         """Describe a host tensor by its value, except an optimizer's number."""
@@ -404,10 +368,6 @@ class Ledger:
         if met.at == len(self._entries):
             return of_handed_on()
         return of_memory(met.at, self._entries[met.at], met.place)
-
-
-def _hooks_of(t: Tensor) -> tuple[Any, Any]:
-    return read_hooks(t), read_last_hooks(t)
 
 
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:

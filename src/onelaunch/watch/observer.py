@@ -25,10 +25,8 @@ from onelaunch.watch.admission import Admission, readable
 from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.lifted import DeviceConstants, copied_to_device
-from onelaunch.watch.masked_fill import FILLS, fill_on_device
-from onelaunch.watch.op_call import OpCall
-from onelaunch.watch.operations import Watching
+from onelaunch.watch.lifted import FILLS, DeviceConstants, copied_to_device, fill_on_device
+from onelaunch.watch.operations import OpCall, Watching
 
 T = TypeVar("T")
 

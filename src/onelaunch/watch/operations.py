@@ -1,15 +1,19 @@
-"""Modes that get the operations of a run as they are recorded."""
+"""Modes that get the operations of a run as they are recorded, and a call of one, taken apart."""
 
 from __future__ import annotations
 
 import sys
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter, is_lazy
 
+from onelaunch.call.spec import has_strides
 from onelaunch.call.wrappers import is_wrapper_subclass
-from onelaunch.driver.aten import imagined, operator
+from onelaunch.driver.aten import OfKind, Operator, imagined, operator, tensors
 from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
@@ -67,3 +71,65 @@ class Watching(DecomposingMode):
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Refuse an operator that takes functions. The run is rolled back."""
         raise HigherOrder(func.name())
+
+
+class OpCall:
+    """A call of an operation, and the storages of its tensors.
+
+    Args:
+        storage: returns the storage of a tensor with memory.
+        here: tells which devices are of the run's type.
+
+    Attributes:
+        tensors: the tensors among the arguments.
+        on_device, on_host: those with memory, on the run's device and elsewhere.
+        storages: id of a tensor with memory among the arguments -> its storage.
+        results: the tensors among the results.
+        made: the results with memory, with their storages.
+        to_copy: host tensors whose constants on the device the operation gets instead.
+    """
+
+    __slots__ = (
+        *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
+        *("results", "storages", "tensors", "to_copy"),
+    )
+
+    def __init__(
+        self,
+        op: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        storage: Callable[[Tensor], int],
+        here: OfKind,
+    ) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+        self._storage = storage
+        self.tensors = tensors((args, kwargs) if kwargs else args)
+        self.on_device: list[Tensor] = []
+        self.on_host: list[Tensor] = []
+        self.storages: dict[int, int] = {}
+        for t in self.tensors:
+            if has_memory(t):
+                self.storages[id(t)] = storage(t)
+                (self.on_device if here[t.device] else self.on_host).append(t)
+        self.results: Sequence[Tensor] = ()
+        self.made: list[tuple[Tensor, int]] = []
+        self.to_copy: Sequence[Tensor] = ()
+
+    def returned(self, result: Any) -> None:
+        """Take the result apart, once the operation has run."""
+        self.results = found = tensors(result)
+        self.made = [(t, self._storage(t)) for t in found if has_memory(t)]
+
+    def storage(self, t: Tensor) -> int | None:
+        """Return the storage of an argument; None for a tensor without memory of its own."""
+        found = self.storages.get(id(t))
+        return self._storage(t) if found is None and has_memory(t) else found
+
+
+def has_memory(t: Tensor) -> bool:
+    """Return whether a tensor has memory with sizes and strides."""
+    kind = type(t)
+    if kind is Tensor or kind is Parameter:
+        return t.layout is torch.strided and not t.is_nested
+    return not is_lazy(t) and has_strides(t)

@@ -22,8 +22,8 @@ from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
-from onelaunch.driver.events import refusing_events
 from onelaunch.driver.protocol import Provenance, Travel
+from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.sizes.dims import Varying

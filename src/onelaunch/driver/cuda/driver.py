@@ -26,7 +26,7 @@ from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Rewind
-from onelaunch.driver.storage_resize import watching_resizes
+from onelaunch.driver.substitutes import watching_resizes
 
 T = TypeVar("T")
 

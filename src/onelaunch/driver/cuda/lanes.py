@@ -19,8 +19,15 @@ import torch
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.memory import Allocated, live_blocks, region
 from onelaunch.driver.cuda.streams import bindings, new_stream
-from onelaunch.driver.dealing import LANES, Dealer
-from onelaunch.driver.edges import Access, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.edges import (
+    LANES,
+    Access,
+    Dealer,
+    Dependencies,
+    NodeGroup,
+    accesses_of,
+    completed,
+)
 from onelaunch.driver.protocol import OperatorCall
 
 T = TypeVar("T")

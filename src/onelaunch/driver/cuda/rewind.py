@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.streams import bindings, device_index, random_order
-from onelaunch.driver.rng_functions import UNKNOWN, substituted
+from onelaunch.driver.substitutes import UNKNOWN, substituted
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
 

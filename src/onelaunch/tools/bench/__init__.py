@@ -10,6 +10,7 @@ engines/        the ways to run a callable, a file each
 workload.py     a callable with its arguments, and copies of both
 target.py       the callable and arguments behind `path.py:name`
 reference.py    the check against float64
+precision.py    the distance of results, all elements together
 draws.py        other inputs to check engines on
 timers.py       wall, host and GPU time
 profile.py      the limit of a workload: launches or kernels

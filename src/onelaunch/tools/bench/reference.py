@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from onelaunch.call import tree
-from onelaunch.driver.distance import is_inexact, norm, relative_error
+from onelaunch.driver.distance import is_inexact
 from onelaunch.errors import ArgumentError, GraphError, kind_of
 from onelaunch.tools.bench.draws import DRAWS, Draw, draws, nudged
+from onelaunch.tools.bench.precision import norm, relative_error
 from onelaunch.tools.bench.workload import Inputs, Workload, clone, each_tensor, to, widen
 
 TOLERANCE = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.frames.origins import is_installed
-from onelaunch.targets import FIX, Command, bad_target, located, named
+from onelaunch.tools.targets import FIX, Command, bad_target, located, named
 
 TargetCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 DONE: dict[Command, str] = {

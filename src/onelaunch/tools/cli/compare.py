@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onelaunch.errors import bad
-from onelaunch.targets import located
 from onelaunch.tools.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.tools.cli.apart import Apart
 from onelaunch.tools.cli.mistakes import check_files, parsed, read_saved
@@ -23,6 +22,7 @@ from onelaunch.tools.cli.target import (
     with_target,
 )
 from onelaunch.tools.names import known, split
+from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench import Comparison

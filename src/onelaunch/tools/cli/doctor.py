@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from onelaunch.errors import ArgumentError, bad
-from onelaunch.targets import located
 from onelaunch.tools.cli import FAILED, FOUND, OK
 from onelaunch.tools.cli.mistakes import check_files, parsed, read_saved
 from onelaunch.tools.cli.progress import OnProgress, console_for_reports, progress
@@ -31,6 +30,7 @@ from onelaunch.tools.doctor.diagnosis import Diagnosis, together
 from onelaunch.tools.doctor.source.scan import files, scan
 from onelaunch.tools.names import split
 from onelaunch.tools.rules.selection import chosen, named, nearest
+from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench.workload import Workload

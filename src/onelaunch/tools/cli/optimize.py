@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onelaunch.errors import bad
-from onelaunch.targets import located
 from onelaunch.tools.cli import OK
 from onelaunch.tools.cli.mistakes import check_files
 from onelaunch.tools.cli.progress import OnProgress, console_for_reports
@@ -21,6 +20,7 @@ from onelaunch.tools.cli.target import (
     with_target,
 )
 from onelaunch.tools.names import known, split
+from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench.workload import Workload

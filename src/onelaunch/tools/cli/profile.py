@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onelaunch.targets import located
 from onelaunch.tools.cli import OK
 from onelaunch.tools.cli.mistakes import check_files
 from onelaunch.tools.cli.progress import OnProgress, console_for_reports
@@ -17,6 +16,7 @@ from onelaunch.tools.cli.target import (
     import_torch,
     with_target,
 )
+from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench.workload import Workload

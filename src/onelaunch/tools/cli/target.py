@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 
 from onelaunch.errors import GraphError
-from onelaunch.targets import Command
 from onelaunch.tools.cli.mistakes import tracebacks, write
 from onelaunch.tools.cli.progress import OnProgress, ended_by_interrupts, progress, told
 from onelaunch.tools.cli.streams import unshown
 from onelaunch.tools.report.result import Result
+from onelaunch.tools.targets import Command
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench.workload import Workload

@@ -1,0 +1,173 @@
+"""Functions of torch that are replaced while a capture runs, as no dispatcher sees what they do.
+
+`get_rng_state` and `set_rng_state`; the `resize_` of storages, which a program may call itself; and
+the methods of events that a capture records, for which the host would wait after it. Under capture
+an event is a fork of the graph and marks no moment. CUDA answers "invalid argument" when the host
+waits for it afterwards, and no replay records it again. An event that another stream of the
+callable waits for is a fork as it should be.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onelaunch.call_events import unwatched
+from onelaunch.errors import CaptureError
+from onelaunch.source import PACKAGE, TORCH, Place, user_frame
+
+UNKNOWN = "a random state is set that was not saved in the call"
+
+
+class _Substitute(NamedTuple):
+    """The functions that a capture has in place of torch's; see `substituted`."""
+
+    here: Callable[..., bool]
+    save: Callable[[], Tensor]
+    restore: Callable[[Tensor], None]
+
+
+class _Substituted:
+    """The functions of a module, while any capture replaces them."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._own = {name: vars(module)[name] for name in _NAMES if name in vars(module)}
+        self._get, self._set = (getattr(module, name) for name in _NAMES)
+        self.active: list[_Substitute] = []
+        for name, function in zip(_NAMES, (self._get_rng_state, self._set_rng_state), strict=True):
+            setattr(module, name, function)
+
+    def put_back(self) -> None:
+        for name in _NAMES:
+            if name in self._own:
+                setattr(self._module, name, self._own[name])
+            else:
+                delattr(self._module, name)
+
+    def _get_rng_state(self, *device: Any, **keywords: Any) -> Tensor:
+        for substitute in self.active:
+            if substitute.here(*device, **keywords):
+                with unwatched():
+                    return substitute.save()
+        return self._get(*device, **keywords)
+
+    def _set_rng_state(self, new_state: Tensor, *device: Any, **keywords: Any) -> None:
+        for substitute in self.active:
+            if substitute.here(*device, **keywords):
+                with unwatched():
+                    return substitute.restore(new_state)
+        return self._set(new_state, *device, **keywords)
+
+
+_NAMES = "get_rng_state", "set_rng_state"
+
+_lock = threading.Lock()
+
+_substituted: dict[int, _Substituted] = {}
+
+
+@contextmanager
+def substituted(
+    module: Any,
+    here: Callable[..., bool],
+    save: Callable[[], Tensor],
+    restore: Callable[[Tensor], None],
+) -> Generator[None]:
+    """Replace ``module.get_rng_state`` and ``module.set_rng_state`` by `save` and `restore`, where
+    ``here(device)``. Two drivers may capture at once, each in a thread."""
+    substitute = _Substitute(here, save, restore)
+    with _lock:
+        if id(module) not in _substituted:
+            _substituted[id(module)] = _Substituted(module)
+        all_of_it = _substituted[id(module)]
+        all_of_it.active = [substitute, *all_of_it.active]
+    try:
+        yield
+    finally:
+        with _lock:
+            all_of_it.active = [one for one in all_of_it.active if one is not substitute]
+            if not all_of_it.active:
+                _substituted.pop(id(module)).put_back()
+
+
+@contextmanager
+def watching_resizes(
+    resized: Callable[[torch.UntypedStorage, int], object],
+) -> Generator[None]:
+    """Call ``resized(storage, nbytes)`` before this thread resizes a storage.
+
+    To be used by one thread at a time.
+    """
+    thread = threading.get_ident()
+
+    def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+        if threading.get_ident() == thread:
+            resized(storage, nbytes)
+        return resize(storage, nbytes)
+
+    kind: Any = torch.UntypedStorage
+    inherited = "resize_" not in vars(kind)
+    before = kind.resize_
+    kind.resize_ = resize_
+    try:
+        yield
+    finally:
+        if inherited:
+            del kind.resize_
+        else:
+            kind.resize_ = before
+
+
+resize: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
+"""The method outside of every watch."""
+
+
+_FIX = "record it after the call: `y = fast(x); event.record()`"
+
+
+@contextmanager
+def refusing_events(kind: Any, capturing: Callable[[Any], bool]) -> Generator[None]:
+    """Refuse, at the end of this context, an event that was recorded inside for the host. Captures
+    are made one at a time, so the methods of a class have a single substitute.
+
+    Args:
+        kind: the class of the device's events.
+        capturing: tells whether a stream, or with None the current one, is being captured.
+
+    Raises:
+        CaptureError: OL109.
+    """
+    ident, record, wait = get_ident(), kind.record, kind.wait
+    recorded: dict[int, tuple[Any, Place | None]] = {}
+    own = record.__code__.co_filename
+
+    def record_noted(event: Any, stream: Any = None) -> None:
+        if get_ident() == ident and capturing(stream):
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_code.co_filename == own:
+                frame = frame.f_back  # `Stream.record_event`
+            if not frame.f_code.co_filename.startswith((TORCH, PACKAGE)):
+                recorded[id(event)] = event, user_frame()
+        record(event, stream)
+
+    def wait_noted(event: Any, stream: Any = None) -> None:
+        wait(event, stream)
+        if get_ident() == ident:
+            recorded.pop(id(event), None)
+
+    kind.record, kind.wait = record_noted, wait_noted
+    try:
+        yield
+    finally:
+        kind.record, kind.wait = record, wait
+    for _, place in recorded.values():
+        what = "an event is recorded in a capture, and no stream waits for it there"
+        raise CaptureError("OL109", what, where=place, fix=_FIX)

@@ -246,13 +246,16 @@ class Batcher:
 
     def _drop_cancelled(self) -> None:
         """Forget the requests whose futures were cancelled. Hold the lock."""
-        if any(w.future.cancelled() for w in self._queue):
-            self._queue = deque(w for w in self._queue if not w.future.cancelled())
+        gone = [w for w in self._queue if w.future.cancelled()]
+        for waiting in gone:
+            self._queue.remove(waiting)
+            waiting.future.set_running_or_notify_cancel()  # for `concurrent.futures.wait`
 
     def _cancel(self) -> None:
         """Cancel the requests that wait. Hold the lock."""
-        while self._queue:
-            self._queue.popleft().future.cancel()
+        for waiting in self._queue:
+            waiting.future.cancel()
+        self._drop_cancelled()
 
 
 def _modes() -> Callable[[], ExitStack]:

@@ -186,6 +186,22 @@ def test_measure_times_each_size_before_the_first_request(rand: Rand) -> None:
         assert [s for s, ms in batcher.times.items() if ms != first[s]] == [1]
 
 
+def test_a_time_that_was_too_long_is_tried_again(rand: Rand) -> None:
+    fast = warm(rowwise, rand(0, 1, 3))
+    x = rand(0, 1, 3)
+    with fast.batcher(max_wait_ms=0) as batcher:
+        batcher.measure(x)
+        batcher._times[8,] = wrong = 1000 * batcher._times[4,]
+        for _ in range(2000):
+            with held(batcher):
+                futures = [batcher.put(x) for _ in range(8)]
+            concurrent.futures.wait(futures, 10)
+            if fast.stats().sizes.get(8):
+                break
+        assert 4 in fast.stats().sizes
+        assert batcher.times[8] < wrong / 10
+
+
 def test_the_modes_of_the_maker_hold(device: torch.device, rand: Rand) -> None:
     weight = rand(0, 3, 3).requires_grad_()
 

@@ -157,8 +157,8 @@ def _not_replayed(graphed: Any) -> tuple[int, int, int]:
 
 
 def _joined(requests: Sequence[JoinableCall]) -> list[Tensor]:
-    """Return the arguments of all requests as those of one. A tensor that occurs twice is joined
-    once."""
+    """Return the tensors of one call that has the rows of all requests, in their order. A tensor
+    that occurs twice is joined once."""
     first, made = requests[0], dict[int, Tensor]()
     assert first.call is not None
     for index, (t, how) in enumerate(zip(first.flat.tensors, first.call.padded, strict=True)):

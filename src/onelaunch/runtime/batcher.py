@@ -22,6 +22,10 @@ from onelaunch.unwinding import AUTOCAST
 
 _NEW = 0.2
 """The weight of a new time in the running mean of its size."""
+_DOUBT = 0.02
+_BELOW = 0.999
+"""A size that is dearer per row than a smaller one is not chosen, so its time is not renewed. The
+time sinks by so much for each batch, to just below the smaller size's price: it is tried again."""
 
 
 class Joining(Protocol):
@@ -242,7 +246,11 @@ class Batcher:
         if size is not None:
             bucket = size, *batch[0].request.others
             known = self._times.get(bucket, milliseconds)
-            self._times[bucket] = known + _NEW * (milliseconds - known)
+            self._times[bucket] = known = known + _NEW * (milliseconds - known)
+            for other, time_ in self._times.items():
+                limit = known * other[0] / size * _BELOW
+                if other[0] > size and other[1:] == bucket[1:] and time_ > limit:
+                    self._times[other] = time_ + _DOUBT * (limit - time_)
 
     def _drop_cancelled(self) -> None:
         """Forget the requests whose futures were cancelled. Hold the lock."""

@@ -6,12 +6,12 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -26,27 +26,6 @@ _DOUBT = 0.02
 _BELOW = 0.999
 """A size that is dearer per row than a smaller one is not chosen, so its time is not renewed. The
 time sinks by so much for each batch, to just below the smaller size's price: it is tried again."""
-
-
-class Joining(Protocol):
-    """The calls of a callable with buckets, joined and parted."""
-
-    sizes: Sizes
-    """The sizes of the first bucketed dimension."""
-
-    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a request apart. Requests of the same `key` may run together; `rows` and `others`
-        are its size of the first dimension and its bucket of the others."""
-        ...
-
-    def together(self, requests: Sequence[Any]) -> tuple[list[Any], bool] | None:
-        """Run requests of one key as one call, and wait for the device. Return the result of each,
-        and whether it was a replay; None if each is to run alone."""
-        ...
-
-    def timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Sizes, float]:
-        """Return bucket -> milliseconds of its recording, on rows made from a request."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +59,7 @@ class Batcher:
         tensor([[0., 0., 0.]])
     """
 
-    def __init__(self, joining: Joining, max_wait_ms: float, max_waiting: int) -> None:
+    def __init__(self, joining: Any, max_wait_ms: float, max_waiting: int) -> None:
         if not isinstance(max_wait_ms, (int, float)) or not max_wait_ms >= 0:
             fix = "milliseconds, 0 or more"
             raise ArgumentError("OL401", f"max_wait_ms={max_wait_ms!r}", fix=fix)
@@ -89,7 +68,7 @@ class Batcher:
             raise ArgumentError("OL401", f"max_waiting={max_waiting!r}", fix=fix)
         self.max_wait_ms = max_wait_ms
         self.max_waiting = max_waiting
-        self._joining = joining
+        self._joining = joining  # `padding.joined_calls.JoinedCalls`, of a package above this one
         self._modes = _modes()
         self._times: dict[Sizes, float] = {}
         self._queue: deque[_Waiting] = deque()

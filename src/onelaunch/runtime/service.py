@@ -14,7 +14,7 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, kind_of, let_go
-from onelaunch.runtime.batcher import Batcher, Joining
+from onelaunch.runtime.batcher import Batcher
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -207,7 +207,7 @@ class Service:
         self._batchers.add(made)
         return made
 
-    def _joining(self) -> Joining:
+    def _joining(self) -> Any:
         """Return the calls to be joined, with buckets."""
         fix = "ol.graph(f, buckets=ol.Buckets.powers_of_two(32))"
         raise ArgumentError("OL401", f"a batcher for `{self._name}`, without buckets", fix=fix)

@@ -32,7 +32,7 @@ class JoinableCall(NamedTuple):
 
     Attributes:
         key: equal for requests that may run together: their form, and the tensors that all share.
-        rows: its size of the first bucketed dimension.
+        rows: its size of the first bucketed dimension; the largest for one that runs alone.
         others: the bucket of its other sizes.
     """
 
@@ -41,7 +41,7 @@ class JoinableCall(NamedTuple):
     flat: Flat
     call: Request | None
     key: Any
-    rows: int = 1
+    rows: int
     others: Sizes = ()
 
 
@@ -56,14 +56,14 @@ class JoinedCalls:
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JoinableCall:
         """Take a request apart. One that runs alone has a key of its own."""
         flat, buckets = flatten_call(args, kwargs), self._graphed._buckets
-        alone = JoinableCall(args, kwargs, flat, None, (object(),))
+        alone = JoinableCall(args, kwargs, flat, None, (object(),), self.sizes[-1])  # at once
         try:
             call = request(buckets, flat, self._graphed._names)
         except GraphError:
             return alone  # the call itself says why
         bucket, tensors = buckets.choose(call.sizes), flat.tensors
         if bucket is None or 0 in call.sizes or not all(map(recordable, tensors)):
-            return alone._replace(rows=call.sizes[0])
+            return alone
         first, parts, same = first_places(tensors), [], []
         for t, how in zip(tensors, call.padded, strict=True):
             dim, shape = None if how is None else how.dim_of(0), [*t.shape]
@@ -180,7 +180,8 @@ def _parted(result: Any, proof: Proof, rows: Sequence[int]) -> list[Any]:
         dim = next(f.dim for f in follows if f.place == 0)
         views = list(t.split(list(rows), dim))
         empty = t.new_empty(0)
-        made = [empty.new_empty_strided(v.shape, dense_stride(t, v.shape)) for v in views]
+        strides = {shape: dense_stride(t, shape) for shape in {v.shape for v in views}}
+        made = [empty.new_empty_strided(v.shape, strides[v.shape]) for v in views]
         torch._foreach_copy_(made, views)
         parts[id(t)] = made
     return [

@@ -121,7 +121,9 @@ class Batcher:
             CaptureError: OL140, a row depends on others, or a call changes state.
         """
         with self._modes():
-            self._times |= self._joining.timed(args, kwargs)
+            found = self._joining.timed(args, kwargs)
+        with self._changed:
+            self._times |= found
 
     def close(self, *, cancel: bool = False) -> None:
         """Run the requests that wait, then end the thread. With `cancel` they are cancelled."""
@@ -222,14 +224,16 @@ class Batcher:
         """Note the time of a batch for its size."""
         rows = sum(w.request.rows for w in batch)
         size = next((size for size in self._joining.sizes if size >= rows), None)
-        if size is not None:
-            bucket = size, *batch[0].request.others
+        if size is None:
+            return
+        bucket = size, *batch[0].request.others
+        with self._changed:
             known = self._times.get(bucket, milliseconds)
             self._times[bucket] = known = known + _NEW * (milliseconds - known)
-            for other, time_ in self._times.items():
+            for other, before in self._times.items():
                 limit = known * other[0] / size * _BELOW
-                if other[0] > size and other[1:] == bucket[1:] and time_ > limit:
-                    self._times[other] = time_ + _DOUBT * (limit - time_)
+                if other[0] > size and other[1:] == bucket[1:] and before > limit:
+                    self._times[other] = before + _DOUBT * (limit - before)
 
     def _drop_cancelled(self) -> None:
         """Forget the requests whose futures were cancelled. Hold the lock."""
@@ -240,7 +244,7 @@ class Batcher:
 
     def _cancel(self) -> None:
         """Cancel the requests that wait. Hold the lock."""
-        for waiting in self._queue:
+        for waiting in list(self._queue):  # a callback may come back to this batcher
             waiting.future.cancel()
         self._drop_cancelled()
 

@@ -183,7 +183,8 @@ class Buckets:
         It is a function of its arguments alone. A request of more rows than the largest size runs
         alone. With several dimensions the sizes are those of the first.
         """
-        rows = itertools.repeat(1, waiting) if isinstance(waiting, int) else waiting
+        count = integer(waiting)
+        rows = cast("Iterable[int]", waiting) if count is None else itertools.repeat(1, count)
         return best(self.sizes[0], rows, waited_ms < max_wait_ms, times or {})
 
     def choose(self, sizes: Sizes) -> Sizes | None:

@@ -165,12 +165,10 @@ def test_a_request_waits_no_longer_than_it_may(rand: Rand) -> None:
     with fast.batcher(max_wait_ms=150) as batcher:
         started = time.perf_counter()
         batcher.put(x).result(10)
-        assert 0.14 < time.perf_counter() - started < 5
-        started = time.perf_counter()
-        with held(batcher):
-            futures = [batcher.put(x) for _ in range(8)]
-        concurrent.futures.wait(futures, 10)
-        assert time.perf_counter() - started < 0.14, "the largest size is full"
+        assert 0.14 < time.perf_counter() - started < 10
+    with fast.batcher(max_wait_ms=1e9) as batcher:
+        futures = [batcher.put(x) for _ in range(8)]
+        assert not concurrent.futures.wait(futures, 10).not_done, "the largest size is full"
 
 
 def test_measure_times_each_size_before_the_first_request(rand: Rand) -> None:

@@ -247,6 +247,31 @@ def trained(data: dict[str, Any], variant: str) -> str:
     return number(row["wall"]["median_us"]) if row["status"] == "ok" else row["status"]
 
 
+def batching(results: dict[str, Any]) -> str:
+    """The padding and the latency of simulated batches, by rule."""
+    rows = [
+        (
+            row["sizes"],
+            row["times"],
+            f"{row['max_wait_ms']:.1f}",
+            *(f"{rule['padding']:.1%}" for rule in row["rules"].values()),
+            *(f"{row['rules'][name]['p50 ms']:.2f}" for name in ("fixed", "batcher")),
+        )
+        for row in results["rows"]
+    ]
+    named = [
+        f"{launch:g} ms and {row:g} ms a row ({name})"
+        for name, (launch, row) in results["times"].items()
+    ]
+    text = (
+        f"Simulated: {results['requests']:,} requests of one row at {results['load']:.0%} of the "
+        f"rate of the largest size; a batch takes {', '.join(named)}. `max_wait_ms` is 0, or the "
+        "time of the largest batch. p50 of the latency in milliseconds.\n"
+    )
+    head = ("sizes", "what takes the time", "max_wait_ms", "padding: always 32", "next size")
+    return table((*head, "batcher", "p50: always 32", "batcher"), rows) + "\n" + text
+
+
 def generate(results: dict[str, Any]) -> str:
     """Time per token of every engine: a size and a way of decoding a row."""
     rows = results["rows"]
@@ -348,6 +373,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "call-overhead-slow-host": ("call_overhead_slow_host.json", call_overhead),
     "shapes": ("shapes.json", shapes),
     "shapes-serving": ("shapes.json", shapes_serving),
+    "batching": ("batching.json", batching),
     "generate": ("generate.json", generate),
     "learning": ("learning.json", learning),
     "optimize": ("optimize.json", optimized),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from onelaunch.finding import Finding
     from onelaunch.optimizers.capturable import capturable
+    from onelaunch.runtime.batcher import Batcher
     from onelaunch.runtime.graphed import Graphed
     from onelaunch.runtime.metrics import Metrics
     from onelaunch.runtime.pool import Pool
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentError",
+    "Batcher",
     "Buckets",
     "CaptureError",
     "Comparison",
@@ -69,6 +71,7 @@ __all__ = [
 
 _MODULES = {
     "ArgumentError": "onelaunch.errors",
+    "Batcher": "onelaunch.runtime.batcher",
     "Buckets": "onelaunch.sizes.buckets",
     "CaptureError": "onelaunch.errors",
     "Comparison": "onelaunch.tools.bench",

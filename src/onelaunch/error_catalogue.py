@@ -230,6 +230,12 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         "no recording is large enough for it",
         'add a larger size, or ask for overflow="eager" or overflow="chunk"',
     ),
+    "OL211": CatalogueEntry(
+        "a batcher that takes no more requests",
+        "as many requests wait as its `max_waiting` allows, or it was closed",
+        "answer that the service is busy, or raise max_waiting; close a batcher after its last "
+        "request",
+    ),
     # 3xx: warnings: calls that ran eagerly, and effects that replays leave out.
     "OL301": CatalogueEntry(
         "too many signatures",

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 _FORWARDED = (
     *("capture", "recordings", "memory_bytes", "stats", "reset"),
-    *("warm_up", "ready", "readiness", "metrics"),
+    *("warm_up", "ready", "readiness", "metrics", "batcher"),
 )
 
 

@@ -131,6 +131,13 @@ def test_stacks_of_modes_are_counted() -> None:
 # Tensors.
 
 
+def test_many_tensors_are_copied_in_one_call() -> None:
+    whole = torch.arange(6.0).view(3, 2)
+    made = [torch.empty(1, 2), torch.empty(2, 2)]
+    torch._foreach_copy_(made, list(whole.split([1, 2])))
+    assert torch.equal(torch.cat(made), whole)
+
+
 def test_the_version_of_a_tensor_can_be_raised() -> None:
     x = torch.ones(3)
     view, before = x[1:], x._version

@@ -488,3 +488,7 @@ class Driver(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait for the device."""
         ...
+
+    def finish(self, device: torch.device) -> None:
+        """Wait for this thread's stream, also while another thread captures."""
+        ...

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 
@@ -17,6 +18,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
+from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
@@ -63,6 +65,7 @@ class Bucketed(Graphed[P, R]):
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
         self._chunks = Chunks(self._buckets, self._callee, 4 * most, self._raises)
+        self._batchers = WeakSet()
         self._bucketing = Bucketing(
             self._callee, self._buckets, self._names, self.options, self._pool, self._fell_back
         )
@@ -229,6 +232,9 @@ class Bucketed(Graphed[P, R]):
             return unflatten(flat.tree, tensors)
 
         return (partial(made, bucket) for bucket in self._buckets.largest_first())
+
+    def _joining(self) -> JoinedCalls:
+        return JoinedCalls(self)
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

@@ -72,7 +72,7 @@ class Chunks:
         if guard is None and len(self._proofs) >= self._most:
             return None
         reached = self._callee.reached(flat)
-        guard = _guard(reached.walk())
+        guard = guard_of(reached.walk())
         dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
         try:
             found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
@@ -84,7 +84,7 @@ class Chunks:
         return found
 
 
-def _guard(state: StateWalk) -> StateGuard:
+def guard_of(state: StateWalk) -> StateGuard:
     """Return a guard of the flags and numbers on which the callable may branch."""
     held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
     return StateGuard([pair for pair in held if is_plain(pair[1])], [])

@@ -21,6 +21,7 @@ warmup.py     the runs before a capture, and the facts that they show
 pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      the cost and use of recordings, as data
 service.py    Service: a graphed callable in a service, which captures ahead and tells of itself
+batcher.py    `Batcher`: single requests from many threads, run together in batches
 readiness.py  the calls that a service was warmed up for, as data
 metrics.py    `ol.Metrics`: the figures of callables for Prometheus
 progress.py   the bar of a warm-up of a service; the only file that imports rich

@@ -27,6 +27,7 @@ _METRICS = (
     _Metric("evictions", "counter", "Recordings freed to keep max_bytes."),
     _Metric("recordings", "gauge", "Existing recordings."),
     _Metric("padded_ratio", "gauge", "Share of padding in the rows of all buckets, 0 to 1."),
+    _Metric("waiting_requests", "gauge", "Requests in the queues of batchers."),
     _Metric("pool_bytes", "gauge", "Device bytes of the pool, which callables may share."),
     _Metric("driver_bytes", "gauge", "Bytes that the driver took outside the pool."),
 )
@@ -103,13 +104,14 @@ class Metrics:
 
 def _figures(graphed: Any) -> dict[str, Mapping[str, float]]:
     """Return the values of each metric by its second label, which is empty for most."""
-    stats = graphed.stats()
+    stats, batchers = graphed.stats(), list(getattr(graphed, "_batchers", ()))
     names = "replays", "warmup_calls", "captures", "capture_seconds", "evictions", "driver_bytes"
     return {
         **{name: {"": getattr(stats, name)} for name in names},
         "eager_calls": stats.eager_reasons,
         "recordings": {"": len(stats.recordings)},
         "padded_ratio": {"": stats.padding} if stats.sizes else {},
+        "waiting_requests": {"": sum(map(len, batchers))} if batchers else {},
         "pool_bytes": {"": graphed.memory_bytes},
     }
 

@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
+from weakref import WeakSet
 
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, kind_of, let_go
+from onelaunch.runtime.batcher import Batcher
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -40,6 +42,7 @@ class Service:
     """The part of a graphed callable that a service needs beside calls."""
 
     options: Options
+    _batchers: WeakSet[Batcher]
     _callee: Callee
     _name: str
     _pool: PoolManager
@@ -186,6 +189,28 @@ class Service:
     def memory_bytes(self) -> int:
         """Device bytes of the pool, other callables' recordings included; 0 without recordings."""
         return self._pool.memory_bytes if self._table.entries else 0
+
+    def batcher(self, *, max_wait_ms: float, max_waiting: int = 1024) -> Batcher:
+        """Return a queue that runs single requests in batches of the buckets; see `Batcher`.
+
+        Its thread runs under this thread's autocast, and its `no_grad` or `inference_mode`; where
+        gradients are on, under `inference_mode`. Call it under the modes of `warm_up`.
+
+        Args:
+            max_wait_ms: the most milliseconds that a request waits for others.
+            max_waiting: the most requests that wait; one more is refused (OL211).
+
+        Raises:
+            ArgumentError: OL401, an argument is not as above, or the callable has no `buckets`.
+        """
+        made = Batcher(self._joining(), max_wait_ms, max_waiting)
+        self._batchers.add(made)
+        return made
+
+    def _joining(self) -> Any:
+        """Return the calls to be joined, with buckets."""
+        fix = "ol.graph(f, buckets=ol.Buckets.powers_of_two(32))"
+        raise ArgumentError("OL401", f"a batcher for `{self._name}`, without buckets", fix=fix)
 
     def metrics(self) -> str:
         """Return the figures of `stats()` in Prometheus' text format; see `Metrics`, which takes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, TypedDict, Unpack, cast
 
 from onelaunch.errors import ArgumentError
+from onelaunch.sizes.batching import best
 from onelaunch.sizes.fit import fit
 
 Overflow = Literal["eager", "chunk", "raise"]
@@ -66,6 +67,8 @@ class Buckets:
         (4,)
         >>> Buckets.powers_of_two(64).sizes
         ((1, 2, 4, 8, 16, 32, 64),)
+        >>> Buckets.powers_of_two(8).best(5, 2.0, max_wait_ms=2.0)  # of 5 requests 4 run, unpadded
+        4
         >>> Buckets.fit({1: 90, 30: 5, 32: 5}, max_sizes=2).sizes
         ((1, 32),)
     """
@@ -154,6 +157,35 @@ class Buckets:
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
         return Buckets(dim, chosen, **options)
+
+    def best(
+        self,
+        waiting: int | Iterable[int],
+        waited_ms: float,
+        *,
+        max_wait_ms: float,
+        times: Mapping[int, float] | None = None,
+    ) -> int:
+        """Return how many waiting requests to run now as one batch, from the first; 0 to wait.
+
+        It takes the batch with the lowest time per row, the fuller of equals. It waits until the
+        largest size is full, or `max_wait_ms` has passed. Once each size has a time, it runs a size
+        that is full at once if no fuller batch would save 5% per row.
+
+        Args:
+            waiting: the number of requests of one row; or the rows of each, in their order.
+            waited_ms: the milliseconds that the first has waited.
+            max_wait_ms: the most that a request waits for others.
+            times: size -> time of its recording, in any unit, as `Batcher.times`. A size without a
+                time gets the nearest other's, in proportion. Without any, time is in proportion to
+                the size.
+
+        It is a function of its arguments alone. A request of more rows than the largest size runs
+        alone. With several dimensions the sizes are those of the first.
+        """
+        count = integer(waiting)
+        rows = cast("Iterable[int]", waiting) if count is None else itertools.repeat(1, count)
+        return best(self.sizes[0], rows, waited_ms < max_wait_ms, times or {})
 
     def choose(self, sizes: Sizes) -> Sizes | None:
         """Return the smallest bucket that holds `sizes`, or None above the largest."""

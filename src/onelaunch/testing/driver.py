@@ -214,3 +214,6 @@ class TapeDriver:
 
     def synchronize(self, device: torch.device) -> None:
         """See `Driver.synchronize`."""
+
+    def finish(self, device: torch.device) -> None:
+        """See `Driver.finish`."""

@@ -197,6 +197,9 @@ class CudaDriver:
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
+    def finish(self, device: torch.device) -> None:
+        torch.cuda.current_stream(device).synchronize()
+
 
 def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.Generator]:
     """Select the generators of a device, from which its graphs draw. With another device's

@@ -6,6 +6,7 @@ strategy.py     a call recorded at the size of its bucket
 pad.py          arguments padded to the size of a bucket, results cut back
 padded_call.py  a call around a recording that does not pad and cut inside
 checked_call.py a call that replays where the numbers that hide padding suffice
+named_rows.py   arguments that name rows, in a proof and in each call
 chunks.py       a call above the largest size, in chunks of that size
 dry_run.py      rolled-back runs at any size, for the proof
 proof.py        the proof that padding changes no result, and the cuts of results

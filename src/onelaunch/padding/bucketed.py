@@ -223,7 +223,7 @@ class Bucketed(Graphed[P, R]):
 
         def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
             tensors = [
-                t if how is None else resized(t, how, bucket)
+                t if how is None else resized(t, how, self._buckets.most(bucket))
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
             return unflatten(flat.tree, tensors)

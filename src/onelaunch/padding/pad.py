@@ -23,6 +23,7 @@ from onelaunch.errors import ArgumentError
 from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
 from onelaunch.sizes.dims import PaddedDims, SizeLink, Varying
+from onelaunch.sizes.ragged import Ragged
 
 
 class Request(NamedTuple):
@@ -114,7 +115,8 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     _check_fills(flat, fills)
     sizes: list[int] = []
     grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
-    for place, default in enumerate(buckets.dim):
+    for place in range(len(buckets.sizes)):
+        default = buckets.dim[place] if buckets.dim else None
         found = [
             _dims_of(t, default if given is None else given[place])
             for t, given in zip(flat.tensors, stated, strict=True)
@@ -128,7 +130,31 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         PaddedDims(*(tuple(part) for part in zip(*own, strict=True))) if own else None
         for own in grown
     )
+    if isinstance(buckets, Ragged):
+        padded = _naming(buckets, flat, names, tuple(sizes), padded)
     return Request(tuple(sizes), padded)
+
+
+def _naming(
+    buckets: Ragged,
+    flat: Flat,
+    names: Sequence[str],
+    sizes: Sizes,
+    padded: Sequence[PaddedDims | None],
+) -> tuple[PaddedDims | None, ...]:
+    """Return the padding with that of arguments that name rows: the last row of the bucket."""
+    bucket = buckets.choose(sizes)
+    found = list(padded)
+    for number, (path, t, how) in enumerate(zip(flat.paths, flat.tensors, padded, strict=True)):
+        rows = _stated(buckets.index, path, names)
+        if rows is None or how is None:
+            continue
+        if t.dtype not in (torch.int32, torch.int64):
+            what = f"`{path}` is {t.dtype}, and names rows of {buckets.names[rows]}"
+            raise ArgumentError("OL401", what, fix="an index of torch.int64")
+        last = None if bucket is None else bucket[rows] - 1
+        found[number] = how._replace(fill=(last,) * len(how.dims), rows=rows)
+    return tuple(found)
 
 
 def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) -> None:
@@ -179,9 +205,7 @@ def _common(
     return lead[1]
 
 
-def _stated(
-    mapping: Mapping[Key, tuple[Any, ...]], path: str, names: Sequence[str]
-) -> tuple[Any, ...] | None:
+def _stated(mapping: Mapping[Key, Any], path: str, names: Sequence[str]) -> Any:
     """Return the option for an argument, by path, position, parameter or keyword."""
     if not mapping:
         return None
@@ -292,13 +316,23 @@ def each_once(
 
 
 def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
-    """Return an example of another size: the rows of `t`, repeated from the first."""
+    """Return an example of another size: the rows of `t`, repeated from the first. Those that name
+    rows name rows of that size."""
     shape = bucket_shape(t, padded, sizes)
     made = t.detach()
     for dim in padded.dims:
         rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
         made = made.index_select(dim, rows)
+    if padded.rows is not None:
+        made = below(made, t, padded.dims[-1], sizes[padded.rows])
     return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
+
+
+def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:
+    """Return indices below `rows`, ascending along `dim` if the given ones ascend."""
+    made = made.remainder(rows)
+    ascend = given.dim() > dim and bool((given.diff(dim=dim) >= 0).all())
+    return made.sort(dim).values if ascend else made
 
 
 def varying(t: Tensor, padded: PaddedDims) -> Varying | None:

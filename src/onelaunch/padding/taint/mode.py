@@ -29,10 +29,12 @@ from onelaunch.padding.taint.displacement import Holds, displaced
 from onelaunch.padding.taint.hidden import Hiding, HidingTrace
 from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall
+from onelaunch.padding.taint.rules.rows import kept
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
+    ROW,
     SIZED,
     SKEWED,
     UNKNOWN,
@@ -52,12 +54,19 @@ class TaintMode(DecomposingMode):
         device: the device of the run and of the bits; bits of a device without kernels are on the
             host.
         reference: the steps of the unpadded run at the real size.
+        spare: real and padded size of dimensions whose last row is in no call a real row.
     """
 
-    def __init__(self, device: torch.device, reference: Sequence[TracedStep]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        reference: Sequence[TracedStep],
+        spare: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
         super().__init__()
         self._memory = ShadowMemory(computing(device))
         self._alignment = Alignment(reference)
+        self._spare = spare
         self.steps: list[TracedStep] = []
         self._events: list[TaintEvent] = []
         self._roots: set[int] = set()
@@ -75,11 +84,19 @@ class TaintMode(DecomposingMode):
         """The places where a finite number hides padding."""
         return self._trace.hiding
 
-    def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
-        """Mark the elements of an argument that are padding, or whose values may vary."""
+    def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: int | None = None) -> None:
+        """Mark the elements of an argument that are padding, or whose values may vary.
+
+        Args:
+            rows: the bound of real elements, if they name rows.
+        """
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
-        self._memory.put(t, self._joined(padded, unknown) | SIZED)
+        bits = self._joined(padded, unknown) | SIZED
+        if rows is not None:
+            bits = bits | torch.where(bits & PADDED != 0, 0, ROW).to(torch.uint8)
+        self._memory.put(t, bits)
+        self._memory.bound(t, rows or 0)
 
     def vary(self, t: Tensor) -> None:
         """Mark the values of an argument without padding as varying from call to call."""
@@ -154,8 +171,9 @@ class TaintMode(DecomposingMode):
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
                 if any(t is other for other in targets) or storage_of(t) not in given:
                     sized = operands.sized if real is None else real.outputs[number] != t.shape
-                    b = b & (ALL | LOW)
+                    b = b & (ALL | LOW | ROW)
                     self._write(t, b | SIZED if sized else b, operands)
+                    self._memory.bound(t, max(map(operands.bound, inputs), default=0))
             # Tensors written in place, other than results, get the union of the results' taint.
             start = 0 if bits else ALL if reason else operands.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
@@ -246,6 +264,9 @@ class TaintMode(DecomposingMode):
             operands.value,
             operands.real,
             () if real is None else real.outputs,
+            operands.plane(ROW),
+            operands.bound,
+            self._spare,
         )
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
@@ -260,6 +281,8 @@ class TaintMode(DecomposingMode):
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
         packet = name.partition(".")[0]
+        if any(map(operands.bound, tensors((args, kwargs)))):
+            bits[0] = bits[0] | kept(call, packet, (bits[0] & PADDED) != 0).to(torch.uint8) * ROW
         low = low_of(call, packet, operands)
         if low is not None:
             low = low.to(self._memory.device) & (operands.value(outputs[0]) <= LEAST / 2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
-from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, ShadowMemory
+from onelaunch.padding.taint.shadow import LOW, PADDED, ROW, SIZED, UNKNOWN, ShadowMemory
 from onelaunch.padding.taint.trace import TracedStep
 
 ALL = PADDED | UNKNOWN
@@ -106,6 +106,12 @@ class Operands:
             low = low & ((bits & UNKNOWN) == 0)
         found = self.value(t)[low]
         return float(found.max()) if found.numel() else -torch.inf
+
+    def bound(self, t: Any) -> int:
+        """Return the bound of the elements of `t` that name rows; 0 if none does."""
+        if id(t) not in self._bits or not bool((self._bits[id(t)] & ROW).any()):
+            return 0
+        return self._memory.bound(t)
 
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""

@@ -12,12 +12,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.driver.aten import copy_bits
 
-PADDED, UNKNOWN, LOW, SIZED, SKEWED = 1, 2, 4, 8, 16
+PADDED, UNKNOWN, LOW, SIZED, SKEWED, ROW = 1, 2, 4, 8, 16, 32
 """Bits of an element. PADDED: it depends on padding. UNKNOWN: its value may differ from call to
 call.
 LOW: it is lower than any score. SIZED: its shape follows the padded size, so that PADDED also says
 whether the unpadded run has it. SKEWED: a view read it at another place than in the unpadded
-run."""
+run. ROW: it names a real row: it is from 0 to below the bound of its storage in every call."""
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Shadow:
     storage: Any
     bits: Tensor
     itemsize: int
+    bound: int = 0
+    """The elements with ROW are below."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class ShadowMemory:
         resized = shadow.bits.numel() < _elements(t)
         if resized or shadow.itemsize != t.element_size():  # a view as another dtype
             bits = _of_size(shadow, t)
-            self.shadows[key] = shadow = Shadow(shadow.storage, bits, t.element_size())
+            self.shadows[key] = shadow = Shadow(shadow.storage, bits & ~ROW, t.element_size())
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
     def put(self, t: Tensor, bits: Tensor) -> None:
@@ -56,6 +58,14 @@ class ShadowMemory:
             view = self.of(t)
         assert view is not None
         copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
+
+    def bound(self, t: Tensor, bound: int = 0) -> int:
+        """Return the bound of the elements of `t` that name rows, raised to `bound`."""
+        shadow = self.shadows.get(storage_of(t))
+        if shadow is None:
+            return 0
+        shadow.bound = max(shadow.bound, bound)
+        return shadow.bound
 
     def fill(self, t: Tensor, bits: int) -> None:
         """Set the bits of the whole storage of `t`, which must have a shadow."""

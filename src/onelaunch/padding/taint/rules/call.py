@@ -40,6 +40,9 @@ class TaintedCall:
         value: a tensor's values, on the device of the planes.
         real: the shape of a tensor in the unpadded run; None if unknown.
         real_results: the shapes of the results there; empty if unknown.
+        rows: the plane where a value names a real row, at every call.
+        bound: a number that such values of a tensor are below; 0 if it has none.
+        spare: real and padded size of dimensions whose last row is in no call a real row.
     """
 
     func: Any
@@ -54,7 +57,10 @@ class TaintedCall:
     unknown: Planes
     value: Callable[[Any], Tensor]
     real: Callable[[Tensor], torch.Size | None]
-    real_results: tuple[torch.Size, ...] = ()
+    real_results: tuple[torch.Size, ...]
+    rows: Planes
+    bound: Callable[[Any], int]
+    spare: frozenset[tuple[int, int]]
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)

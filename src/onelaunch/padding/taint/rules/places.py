@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.rows import landed
 
 
 def moved(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -70,16 +71,29 @@ def reached(call: TaintedCall, taint: Planes, t: Tensor, dim: int, index: Tensor
     plane = taint(t)
     if not t.dim() or not bool(call.unknown(index).any()):
         return plane
-    real = call.real(t)
-    if real is None:
+    return over_real(call, t, plane, [dim])
+
+
+def over_real(call: TaintedCall, t: Tensor, plane: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the union of a plane of `t` over the real places of these dimensions."""
+    real, found = call.real(t), plane
+    if real is None and dims:
         return torch.ones_like(plane)
-    return plane.narrow(dim, 0, real[dim]).any(dim, keepdim=True).broadcast_to(plane.shape)
+    real = t.shape if real is None else real
+    for dim in dims:
+        found = found.narrow(dim, 0, min(real[dim], t.shape[dim])).any(dim, keepdim=True)
+    return found.broadcast_to(plane.shape)
 
 
-def uncertain(call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
+def uncertain(
+    call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None], real: Sequence[int] | None
+) -> list[int] | None:
     """Return the dimensions in which another call may index otherwise; None if an index there
-    depends on the size, as a negative one does."""
-    real = call.real(t)
+    depends on the size, as a negative one does.
+
+    Args:
+        real: the size of the unpadded run; that of `t` if no index is negative.
+    """
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -97,13 +111,15 @@ def indexed(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Index the plane as `t[i, j]`; join over a dimension whose index is uncertain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
-    dims = uncertain(call, t, indices)
+    given = [i for i in indices if i is not None]
+    named = all(bool((call.rows(i) | ~call.unknown(i)).all()) for i in given)
+    dims = uncertain(call, t, indices, t.shape if named else call.real(t))
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return everywhere(call, taint)  # their number is uncertain
     plane = (
         torch.ones_like(taint(t))
         if dims is None
-        else any_over(taint(t), dims).broadcast_to(t.shape)
+        else over_real(call, t, taint(t), dims)
     )
     found = plane[values]
     return [found | index_taint(indices, taint, found)]
@@ -131,7 +147,7 @@ def index_put(call: TaintedCall, taint: Planes) -> list[Tensor]:
     old = taint(t)
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return _put_where(call, taint)
-    dims = uncertain(call, t, indices)
+    dims = uncertain(call, t, indices, call.real(t))
     if dims is None:
         return [torch.ones_like(old)]
     where = tuple(slice(None) if i is None else call.value(i) for i in indices)
@@ -161,19 +177,20 @@ def _put_where(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def put_along(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Put, for `index_add`, `index_copy` and the like, the source's plane along a dimension."""
     t, dim, index, source = call.args[:4]
-    real, old = call.real(t), taint(t)
-    if real is None or real[dim] != t.shape[dim] or not t.dim() or index.dim() != 1:
+    if not t.dim() or index.dim() != 1:
         return everywhere(call, taint)
-    shape = [1] * t.dim()
-    shape[dim] = len(index)
-    put = (taint(source) | taint(index).reshape(shape)).broadcast_to(
-        [len(index) if d == dim % t.dim() else n for d, n in enumerate(t.shape)]
-    )
-    if bool(call.unknown(index).any()):
-        return [old | put.any(dim, keepdim=True)]
-    found = torch.zeros_like(old, dtype=torch.float32)
-    found = found.index_add(dim, call.value(index), put.float()) > 0
-    if call.name.startswith(("index_copy", "index_fill")):
+    shape = [len(index) if d == dim % t.dim() else n for d, n in enumerate(t.shape)]
+    along = [-1 if d == dim % t.dim() else 1 for d in range(t.dim())]
+    put = (taint(source) | taint(index).reshape(along)).broadcast_to(shape)
+
+    def over(plane: Tensor) -> Tensor:
+        return plane.reshape(along).broadcast_to(shape)
+
+    found = landed(call, taint, put, over)
+    if found is None:
+        return everywhere(call, taint)
+    old = taint(t)
+    if call.name.startswith(("index_copy", "index_fill")) and not call.unknown(index).any():
         old = old.index_fill(dim, call.value(index), False)
     return [old | found]
 
@@ -182,14 +199,14 @@ def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
     put = taint(source)
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
-    old, put = taint(t).to(torch.uint8), (put | taint(index)).to(torch.uint8)
-    if bool(call.unknown(index).any()):  # the place may be any along the dimension
-        line = torch.zeros_like(old)
-        if line.dim():
-            line[tuple(slice(0, n) for n in index.shape)] = put
-            return [(old | line.amax(dim, keepdim=True)).bool()]
-        return [(old | put).bool()]
-    index = call.value(index)
-    if call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4:
-        return [old.scatter_reduce(dim, index, put, "amax", include_self=True).bool()]
-    return [old.scatter(dim, index, put.broadcast_to(index.shape)).bool()]
+    old, put = taint(t), (put | taint(index)).broadcast_to(index.shape)
+    if not t.dim() or not index.dim():
+        return everywhere(call, taint)
+    found = landed(call, taint, put, lambda plane: plane)
+    if found is None:
+        return everywhere(call, taint)
+    adds = call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4
+    if not adds and not call.unknown(index).any():
+        clean = torch.zeros_like(index, dtype=torch.bool, device=old.device)
+        old = old.scatter(dim, call.value(index), clean)
+    return [old | found]

@@ -10,35 +10,40 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.pad import Request
+from onelaunch.padding.taint.shadow import Rows
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.ragged import Ragged
 
 
-def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[tuple[int, int]]:
-    """Return real and padded size of dimensions whose last row is in no call a real row. A size
-    without such a row may have the same two numbers: then none of them is known."""
+def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
+    """Return the sizes whose last row is in no call a real row, as far as no other size has the
+    same numbers."""
     if not isinstance(buckets, Ragged):
         return frozenset()
-    pairs = [*zip(buckets.spare, zip(sizes, bucket, strict=True), strict=True)]
-    return frozenset(p for has, p in pairs if has) - frozenset(p for has, p in pairs if not has)
+    pairs = [*zip(sizes, bucket, strict=True)]
+    return frozenset(
+        p for p, has in zip(pairs, buckets.spare, strict=True) if has and pairs.count(p) == 1
+    )
 
 
 def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
-    """Return the smallest sizes of a bucket, and the largest but one. Sizes that have a spare row
-    differ from those that have none."""
+    """Return the smallest sizes of a bucket, and the largest but one. Of sizes with the same
+    numbers one is changed, and of those without a spare row the largest but two is taken."""
     least = buckets.smallest(bucket)
-    most = tuple(max(b - 1, n) for b, n in zip(bucket, least, strict=True))
     if not isinstance(buckets, Ragged):
-        return least, most
-    pairs = [*zip(least, bucket, strict=True)]
-    taken = {pair for pair, has in zip(pairs, buckets.spare, strict=True) if has}
-    for place, ((n, b), has) in enumerate(zip(pairs, buckets.spare, strict=True)):
-        if not has and n < b - 1:
-            low = n + 1 if (n, b) in taken else n
-            least = (*least[:place], low, *least[place + 1 :])
-            most = (*most[:place], max(b - 2, low), *most[place + 1 :])
-    return least, most
+        return least, tuple(max(b - 1, n) for b, n in zip(bucket, least, strict=True))
+    low, high = list(least), list(least)
+    order = sorted(range(len(bucket)), key=lambda place: -buckets.spare[place])
+    for number, place in enumerate(order):
+        n, b = least[place], bucket[place]
+        served = range(n, max(b, n + 1))  # up to the largest but one
+        before = [p for p in order[:number] if bucket[p] == b]
+        first = [m for m in served if m not in {low[p] for p in before}]
+        last = [m for m in served if m not in {high[p] for p in before}]
+        low[place] = first[0] if first else n
+        high[place] = last[-1 if buckets.spare[place] or len(last) < 2 else -2] if last else n
+    return tuple(low), tuple(high)
 
 
 def naming(call: Request, paths: Sequence[str]) -> Callable[..., list[tuple[Tensor, int]]] | None:

@@ -126,13 +126,17 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
         for t, dims, fill, own in zip(flat.tensors, found, fills, grown, strict=True):
             value = None if fill is None else fill[place]
             own += [(dim, place, value) for dim in dims if t.shape[dim] == size]
-    padded = tuple(
-        PaddedDims(*(tuple(part) for part in zip(*own, strict=True))) if own else None
-        for own in grown
-    )
+    padded = tuple(map(_padding, grown))
     if isinstance(buckets, Ragged):
         padded = _naming(buckets, flat, names, tuple(sizes), padded)
     return Request(tuple(sizes), padded)
+
+
+def _padding(own: Sequence[tuple[int, int, Number | None]]) -> PaddedDims | None:
+    if not own:
+        return None
+    dims, places, fill = zip(*own, strict=True)
+    return PaddedDims(dims, places, fill)
 
 
 def _naming(
@@ -153,7 +157,7 @@ def _naming(
             what = f"`{path}` is {t.dtype}, and names rows of {buckets.names[rows]}"
             raise ArgumentError("OL401", what, fix="an index of torch.int64")
         last = None if bucket is None else bucket[rows] - 1
-        found[number] = how._replace(fill=(last,) * len(how.dims), rows=rows)
+        found[number] = PaddedDims(how.dims, how.places, (last,) * len(how.dims), rows)
     return tuple(found)
 
 

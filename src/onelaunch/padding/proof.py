@@ -294,7 +294,7 @@ class Proving:
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
             outside[tuple(slice(0, n) for n in small.shape)] = False
             # A constant fill is padding, but its value is known.
-            rows = None if how.rows is None else self.bucket[how.rows] - 1
+            rows = None if how.rows is None else (sizes[how.rows], self.bucket[how.rows])
             taint.mark(t, outside, unknown(outside, small, how), rows)
         return taint
 

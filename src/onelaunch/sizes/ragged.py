@@ -56,7 +56,8 @@ class Ragged(Buckets):
         overflow: Literal["eager", "raise"] = "eager",
         independent: bool = False,
     ) -> None:
-        names = tuple(_mapping("sizes", sizes, 'sizes={"nodes": (64, 256), "edges": (512,)}'))
+        known = _mapping("sizes", sizes, 'sizes={"nodes": (64, 256), "edges": (512,)}')
+        names = tuple(map(str, known))
         given = _mapping("dims", dims, 'dims={"x": "nodes", "edge_index": (None, "edges")}')
         rows = _mapping("index", index or {}, 'index={"edge_index": "nodes"}')
         if overflow not in ("eager", "raise"):
@@ -69,7 +70,7 @@ class Ragged(Buckets):
                 raise ArgumentError("OL401", what, fix=fix)
         super().__init__(
             tuple(range(len(names))),
-            [sizes[name] for name in names],
+            [*sizes.values()],
             dims={key: _dims(names, key, value) for key, value in given.items()},
             pad=pad,
             overflow=overflow,
@@ -77,8 +78,8 @@ class Ragged(Buckets):
         )
         named = {key: _place(names, "index", key, value) for key, value in rows.items()}
         spare = tuple(int(place in named.values()) for place in range(len(names)))
-        for name, known, more in zip(names, self.sizes, spare, strict=True):
-            if known[0] <= more:
+        for name, least, more in zip(names, self.sizes, spare, strict=True):
+            if least[0] <= more:
                 what = f"{name} of bucket size 1, whose only row is for padding"
                 raise ArgumentError("OL401", what, fix="bucket sizes of at least 2")
         settings = {"dim": (), "names": names, "index": named, "spare": spare}

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
-from onelaunch.padding.taint.shadow import LOW, PADDED, ROW, SIZED, UNKNOWN, ShadowMemory
+from onelaunch.padding.taint.shadow import (
+    LOW,
+    PADDED,
+    ROW,
+    SIZED,
+    SPARE,
+    UNKNOWN,
+    Rows,
+    ShadowMemory,
+    storage_of,
+)
 from onelaunch.padding.taint.trace import TracedStep
 
 ALL = PADDED | UNKNOWN
@@ -107,11 +117,12 @@ class Operands:
         found = self.value(t)[low]
         return float(found.max()) if found.numel() else -torch.inf
 
-    def bound(self, t: Any) -> int:
-        """Return the bound of the elements of `t` that name rows; 0 if none does."""
-        if id(t) not in self._bits or not bool((self._bits[id(t)] & ROW).any()):
-            return 0
-        return self._memory.bound(t)
+    def named(self, t: Any) -> Rows | None:
+        """Return the size whose rows `t` names; None if it names none."""
+        bits = self._bits.get(id(t))
+        if t.is_floating_point() or bits is None or not bool((bits & (ROW | SPARE)).any()):
+            return None
+        return self._memory.shadows[storage_of(t)].rows
 
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""

@@ -12,12 +12,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.driver.aten import copy_bits
 
-PADDED, UNKNOWN, LOW, SIZED, SKEWED, ROW = 1, 2, 4, 8, 16, 32
+PADDED, UNKNOWN, LOW, SIZED, SKEWED, ROW, SPARE = 1, 2, 4, 8, 16, 32, 64
 """Bits of an element. PADDED: it depends on padding. UNKNOWN: its value may differ from call to
 call.
 LOW: it is lower than any score. SIZED: its shape follows the padded size, so that PADDED also says
 whether the unpadded run has it. SKEWED: a view read it at another place than in the unpadded
-run. ROW: it names a real row: it is from 0 to below the bound of its storage in every call."""
+run. ROW: it names a real row of the storage's size, from 0, in every call. SPARE: it is padding,
+and names a row that is not real."""
+
+Rows = tuple[int, int]
+"""The real and the padded size of a dimension whose last row is in no call a real row."""
 
 
 @dataclass(slots=True)
@@ -25,8 +29,8 @@ class Shadow:
     storage: Any
     bits: Tensor
     itemsize: int
-    bound: int = 0
-    """The elements with ROW are below."""
+    rows: Rows | None = None
+    """The size whose rows the elements with ROW or SPARE name."""
 
 
 @dataclass(slots=True)
@@ -45,7 +49,9 @@ class ShadowMemory:
         resized = shadow.bits.numel() < _elements(t)
         if resized or shadow.itemsize != t.element_size():  # a view as another dtype
             bits = _of_size(shadow, t)
-            self.shadows[key] = shadow = Shadow(shadow.storage, bits & ~ROW, t.element_size())
+            self.shadows[key] = shadow = Shadow(
+                shadow.storage, bits & ~(ROW | SPARE), t.element_size()
+            )
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
     def put(self, t: Tensor, bits: Tensor) -> None:
@@ -59,13 +65,12 @@ class ShadowMemory:
         assert view is not None
         copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
 
-    def bound(self, t: Tensor, bound: int = 0) -> int:
-        """Return the bound of the elements of `t` that name rows, raised to `bound`."""
-        shadow = self.shadows.get(storage_of(t))
-        if shadow is None:
-            return 0
-        shadow.bound = max(shadow.bound, bound)
-        return shadow.bound
+    def name(self, t: Tensor, rows: Rows) -> None:
+        """Set the size whose rows the elements of `t` name. Rows of two sizes are not followed."""
+        shadow = self.shadows[storage_of(t)]
+        if shadow.rows not in (None, rows):
+            shadow.bits &= ~(ROW | SPARE)
+        shadow.rows = rows
 
     def fill(self, t: Tensor, bits: int) -> None:
         """Set the bits of the whole storage of `t`, which must have a shadow."""

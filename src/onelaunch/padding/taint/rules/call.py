@@ -41,8 +41,8 @@ class TaintedCall:
         real: the shape of a tensor in the unpadded run; None if unknown.
         real_results: the shapes of the results there; empty if unknown.
         rows: the plane where a value names a real row, at every call.
-        bound: a number that such values of a tensor are below; 0 if it has none.
-        spare: real and padded size of dimensions whose last row is in no call a real row.
+        spare: the plane where padding names a row that is not real.
+        named: real and padded size of the dimension whose rows a tensor names; None if unknown.
     """
 
     func: Any
@@ -59,8 +59,8 @@ class TaintedCall:
     real: Callable[[Tensor], torch.Size | None]
     real_results: tuple[torch.Size, ...]
     rows: Planes
-    bound: Callable[[Any], int]
-    spare: frozenset[tuple[int, int]]
+    spare: Planes
+    named: Callable[[Any], tuple[int, int] | None]
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from onelaunch.padding.taint.rules import elementwise, layers, places, products, reduction, rows, windows
+from onelaunch.padding.taint.rules import (
+    elementwise,
+    layers,
+    places,
+    products,
+    reduction,
+    rows,
+    windows,
+)
 from onelaunch.padding.taint.rules.call import Rule
 
 

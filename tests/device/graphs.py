@@ -88,8 +88,7 @@ class EdgeConv(Graph):
     ) -> tuple[Tensor, Tensor]:
         src, dst = edges
         new = self.pair(torch.cat([x[dst], x[src] - x[dst]], -1)).relu() + self.a(e)
-        out = torch.full_like(x, -1e3).index_reduce_(0, dst, new, "amax")
-        return out, new
+        return scatter(new, dst, x.shape[0], "max"), new
 
 
 class Pooled(Graph):

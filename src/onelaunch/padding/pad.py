@@ -121,7 +121,8 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
             _dims_of(t, default if given is None else given[place])
             for t, given in zip(flat.tensors, stated, strict=True)
         ]
-        size = _common(flat, stated, found, place)
+        name = buckets.names[place] if isinstance(buckets, Ragged) else f"dimension {default}"
+        size = _common(flat, stated, found, name)
         sizes.append(size)
         for t, dims, fill, own in zip(flat.tensors, found, fills, grown, strict=True):
             value = None if fill is None else fill[place]
@@ -189,7 +190,7 @@ def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _common(
-    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
+    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], name: str
 ) -> int:
     """Return the size that all arguments agree on."""
     named = [
@@ -199,7 +200,7 @@ def _common(
     ]
     if not named:
         fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
-        raise ArgumentError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
+        raise ArgumentError("OL402", f"no argument has the bucketed {name}", fix=fix)
     lead = next((n for n in named if n[2]), None) or next((n for n in named if n[1] != 1), named[0])
     for path, size, given in named:
         if size != lead[1] and (given or size != 1):

@@ -19,8 +19,11 @@ Rand = Callable[..., Tensor]
 GRAPHS = ol.Ragged(
     sizes={"nodes": (8, 16), "edges": (32,), "graphs": (4,)},
     dims={
-        "x": "nodes", "edges": (None, "edges"), "e": "edges",
-        "batch": "nodes", "u": "graphs",
+        "x": "nodes",
+        "edges": (None, "edges"),
+        "e": "edges",
+        "batch": "nodes",
+        "u": "graphs",
     },
     index={"edges": "nodes", "batch": "graphs"},
 )
@@ -153,7 +156,7 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "an index that moves": ("index_add", lambda x, edges, e: x.index_add(0, edges[1] // 2, e)),
     "a degree as an index": (
         "index_add",
-        lambda x, edges, e: x.index_add(0, (edges[0] == edges[1]).long(), e),
+        lambda x, edges, e: x.index_add(0, (edges[0] != edges[1]).long(), e),
     ),
     "nodes put behind others": (
         "index_add",

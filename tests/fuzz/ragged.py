@@ -187,8 +187,12 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     buckets = ol.Ragged(
         dict(zip(("nodes", "edges", "graphs"), found.sizes, strict=True)),
         {
-            "x": "nodes", "e": "edges", "u": "graphs",
-            "edges": (None, "edges"), "batch": "nodes", "ids": "nodes",
+            "x": "nodes",
+            "e": "edges",
+            "u": "graphs",
+            "edges": (None, "edges"),
+            "batch": "nodes",
+            "ids": "nodes",
         },
         index={"edges": "nodes", "batch": "graphs", "ids": "nodes"},
     )

@@ -17,7 +17,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
-from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
+from onelaunch.padding.pad import Proof, Request, check_named, padded, parameters, request, resized
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
@@ -229,6 +229,14 @@ class Bucketed(Graphed[P, R]):
             return unflatten(flat.tree, tensors)
 
         return (partial(made, bucket) for bucket in self._buckets.largest_first())
+
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Return the arguments of a call that a bucket serves, padded."""
+        flat = super()._recorded_as(args, kwargs)
+        call = request(self._buckets, flat, self._names)
+        bucket = self._buckets.choose(call.sizes)
+        assert bucket is not None
+        return padded(call, flat, bucket)
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

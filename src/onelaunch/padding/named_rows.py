@@ -28,8 +28,8 @@ def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
 
 
 def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
-    """Return the smallest sizes of a bucket, and the largest but one. Of sizes with the same
-    numbers one is changed, and of those without a spare row the largest but two is taken."""
+    """Return the smallest sizes of a bucket, and the largest but one; sizes without a spare row end
+    one earlier. If two sizes have the same numbers, the second moves to others."""
     least = buckets.smallest(bucket)
     if not isinstance(buckets, Ragged):
         return least, tuple(max(b - 1, n) for b, n in zip(bucket, least, strict=True))

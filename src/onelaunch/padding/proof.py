@@ -54,6 +54,7 @@ from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import Trace, TracedStep, form, packet_of, shapes_of
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import SizeLink
+from onelaunch.sizes.ragged import Ragged
 
 _ROUNDED = 3
 """Runs with rounding errors that an integer has to survive."""
@@ -140,7 +141,8 @@ class Proving:
             if most != least:
                 self.results[most] = self.real(most, None)
         else:
-            larger = self.known.larger(self.form, self.bucket)
+            if not isinstance(self.buckets, Ragged):  # whose rows are told apart at both ends
+                larger = self.known.larger(self.form, self.bucket)
             if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
                 larger = None
             if larger is None:
@@ -225,9 +227,9 @@ class Proving:
         taint, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
-            # An index of padding is known, so its rows are followed at both ends.
-            named = any(how is not None and how.rows is not None for how in self.call.padded)
-            self.degenerate = named or is_degenerate(trace.steps, sizes, self.bucket)
+            self.degenerate = isinstance(self.buckets, Ragged) or is_degenerate(
+                trace.steps, sizes, self.bucket
+            )
             followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
             self.shapes = {sizes: shapes_of(trace.steps), **followed}
         unlike = stored_otherwise(stored, self.dry_run.found)

@@ -44,7 +44,7 @@ class Ragged(Buckets):
     index: Mapping[Key, int] = field(hash=False)
     """Argument -> the number of the size whose rows it names."""
     spare: Sizes
-    """For each size 1 if its last row is never real, else 0."""
+    """The spare rows of each size: 1 if its last row is never real, else 0."""
 
     def __init__(
         self,

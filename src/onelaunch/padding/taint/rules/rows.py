@@ -22,7 +22,7 @@ _PICKS = frozenset({"index_select", "gather", "index"})
 
 
 def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
-    """Return the size whose rows a result names, as it holds elements that name them."""
+    """Return the size whose rows a result names, if it holds elements of inputs that name rows."""
     t = call.args[0] if call.args else None
     if packet not in _COPIES | _MOVES | _PICKS or not _is_index(call.results[0]):
         return None

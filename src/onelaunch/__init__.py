@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onelaunch.runtime.readiness import Readiness
     from onelaunch.runtime.stats import GraphStats, PoolStats
     from onelaunch.sizes.buckets import Buckets
+    from onelaunch.sizes.ragged import Ragged
     from onelaunch.tools.bench import Comparison, compare
     from onelaunch.tools.checklist.optimize import Optimized, optimize
     from onelaunch.tools.checklist.plan import Plan
@@ -56,6 +57,7 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Profile",
+    "Ragged",
     "Readiness",
     "Recording",
     "ReplayError",
@@ -87,6 +89,7 @@ _MODULES = {
     "Pool": "onelaunch.runtime.pool",
     "PoolStats": "onelaunch.runtime.stats",
     "Profile": "onelaunch.tools.profiler.profile",
+    "Ragged": "onelaunch.sizes.ragged",
     "Readiness": "onelaunch.runtime.readiness",
     "Recording": "onelaunch.capture.recording",
     "ReplayError": "onelaunch.errors",

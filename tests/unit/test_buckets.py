@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import onelaunch as ol
+from onelaunch.errors import ArgumentError
 from onelaunch.padding.pad import cut, pad, resized
 from onelaunch.sizes.buckets import BucketOptions, Buckets, padding
 from onelaunch.sizes.dims import PaddedDims, SizeLink
+from onelaunch.sizes.ragged import Ragged
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -335,3 +338,46 @@ def test_arguments_that_there_are_or_may_be() -> None:
             ol.graph(lambda: 1, buckets=buckets)
     with pytest.raises(ol.ArgumentError, match="anything"):
         ol.graph(lambda *rest: rest, buckets=named)
+
+
+def ragged(**options: Any) -> Ragged:
+    given: dict[str, Any] = {
+        "sizes": {"nodes": (4, 8), "edges": (16,)},
+        "dims": {"x": "nodes", "edges": (None, "edges")},
+        "index": {"edges": "nodes"},
+    }
+    return Ragged(**given | options)
+
+
+def test_ragged_sizes_leave_a_row_of_what_is_named() -> None:
+    buckets = ragged()
+    assert [buckets.choose((n, 16)) for n in (1, 3, 4, 7, 8)] == [
+        (4, 16), (4, 16), (8, 16), (8, 16), None,
+    ]  # fmt: skip
+    assert (buckets.smallest((4, 16)), buckets.smallest((8, 16))) == ((1, 1), (4, 1))
+    assert (buckets.most((8, 16)), buckets.largest) == ((7, 16), (7, 16))
+    assert buckets.dims == {"x": ((0,), None), "edges": (None, (1,))}
+    assert copy.deepcopy(buckets) == buckets
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sizes": {}},
+        {"sizes": (4, 8)},
+        {"sizes": {"nodes": (1, 8), "edges": (16,)}},
+        {"sizes": {"nodes": (0, 8), "edges": (16,)}},
+        {"dims": {}},
+        {"dims": {"x": "vertices", "edges": "edges"}},
+        {"dims": {"x": 0, "edges": "edges"}},
+        {"dims": {"x": "nodes"}},
+        {"index": {"edges": "vertices"}},
+        {"index": {"e": "nodes"}},
+        {"index": "edges"},
+        {"pad": {"edges": 0}},
+        {"overflow": "chunk"},
+    ],
+)
+def test_ragged_sizes_that_are_not_valid(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="OL401"):
+        ragged(**options)

@@ -14,6 +14,7 @@ from onelaunch.errors import ArgumentError
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 from onelaunch.sizes.buckets import Buckets
+from onelaunch.sizes.ragged import Ragged
 
 _SHARED = PoolManager()
 """The pool of all regions, unless the options name another."""
@@ -89,7 +90,10 @@ def _refuse_unknown(options: Iterable[str]) -> None:
 
 
 def _check_names(buckets: Buckets) -> None:
-    """Refuse positions of arguments and numbers of results, which no graph has."""
+    """Refuse positions of arguments and numbers of results, which no graph has, and `Ragged`."""
+    if isinstance(buckets, Ragged):
+        fix = "ol.graph(f, buckets=ol.Ragged(...))"
+        raise ArgumentError("OL401", "Ragged buckets of a compiled function", fix=fix)
     for key in (*buckets.dims, *buckets.pad):
         if not str(key).isidentifier():
             what = f"buckets of a compiled function name an argument {key!r}"

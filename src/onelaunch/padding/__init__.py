@@ -8,6 +8,7 @@ pad.py          arguments padded to the size of a bucket, results cut back
 padded_call.py  a call around a recording: padded and cut outside, or checked where values hide
 chunks.py       a call above the largest size, in chunks of that size, and the proof for it
 joined_calls.py several calls as one, for a batcher
+named_rows.py   arguments that name rows, in a proof and in each call
 dry_run.py      rolled-back runs at any size, for the proof
 proof.py        the proof that padding changes no result, and the cuts of results
 compare.py      the comparison of runs at two sizes: layout, and shapes that follow the size

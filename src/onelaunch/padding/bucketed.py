@@ -19,7 +19,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import Chunks, chunks, joined
 from onelaunch.padding.joined_calls import JoinedCalls
-from onelaunch.padding.pad import Proof, Request, check_named, parameters, request, resized
+from onelaunch.padding.pad import Proof, Request, check_named, padded, parameters, request, resized
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
@@ -226,7 +226,7 @@ class Bucketed(Graphed[P, R]):
 
         def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
             tensors = [
-                t if how is None else resized(t, how, bucket)
+                t if how is None else resized(t, how, self._buckets.most(bucket))
                 for t, how in zip(flat.tensors, call.padded, strict=True)
             ]
             return unflatten(flat.tree, tensors)
@@ -235,6 +235,14 @@ class Bucketed(Graphed[P, R]):
 
     def _joining(self) -> JoinedCalls:
         return JoinedCalls(self)
+
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Return the arguments of a call that a bucket serves, padded."""
+        flat = super()._recorded_as(args, kwargs)
+        call = request(self._buckets, flat, self._names)
+        bucket = self._buckets.choose(call.sizes)
+        assert bucket is not None
+        return padded(call, flat, bucket)
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

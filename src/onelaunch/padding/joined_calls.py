@@ -13,8 +13,7 @@ from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, first_places, flatten, flatten_call, unflatten
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding.chunk_proof import prove_chunks
-from onelaunch.padding.chunks import guard_of
+from onelaunch.padding.chunks import guard_of, prove_chunks
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, dense_stride, request
 from onelaunch.sizes.buckets import Sizes

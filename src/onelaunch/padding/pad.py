@@ -23,6 +23,7 @@ from onelaunch.errors import ArgumentError
 from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.sizes.buckets import Buckets, Key, Number, Sizes
 from onelaunch.sizes.dims import PaddedDims, SizeLink, Varying
+from onelaunch.sizes.ragged import Ragged
 
 
 class Request(NamedTuple):
@@ -114,21 +115,51 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     _check_fills(flat, fills)
     sizes: list[int] = []
     grown: list[list[tuple[int, int, Number | None]]] = [[] for _ in flat.tensors]
-    for place, default in enumerate(buckets.dim):
+    for place in range(len(buckets.sizes)):
+        default = buckets.dim[place] if buckets.dim else None
         found = [
             _dims_of(t, default if given is None else given[place])
             for t, given in zip(flat.tensors, stated, strict=True)
         ]
-        size = _common(flat, stated, found, place)
+        name = buckets.names[place] if isinstance(buckets, Ragged) else f"dimension {default}"
+        size = _common(flat, stated, found, name)
         sizes.append(size)
         for t, dims, fill, own in zip(flat.tensors, found, fills, grown, strict=True):
             value = None if fill is None else fill[place]
             own += [(dim, place, value) for dim in dims if t.shape[dim] == size]
-    padded = tuple(
-        PaddedDims(*(tuple(part) for part in zip(*own, strict=True))) if own else None
-        for own in grown
-    )
+    padded = tuple(map(_padding, grown))
+    if isinstance(buckets, Ragged):
+        padded = _naming(buckets, flat, names, tuple(sizes), padded)
     return Request(tuple(sizes), padded)
+
+
+def _padding(own: Sequence[tuple[int, int, Number | None]]) -> PaddedDims | None:
+    if not own:
+        return None
+    dims, places, fill = zip(*own, strict=True)
+    return PaddedDims(dims, places, fill)
+
+
+def _naming(
+    buckets: Ragged,
+    flat: Flat,
+    names: Sequence[str],
+    sizes: Sizes,
+    padded: Sequence[PaddedDims | None],
+) -> tuple[PaddedDims | None, ...]:
+    """Return the padding with that of arguments that name rows: the last row of the bucket."""
+    bucket = buckets.choose(sizes)
+    found = list(padded)
+    for number, (path, t, how) in enumerate(zip(flat.paths, flat.tensors, padded, strict=True)):
+        rows = _stated(buckets.index, path, names)
+        if rows is None or how is None:
+            continue
+        if t.dtype not in (torch.int32, torch.int64):
+            what = f"`{path}` is {t.dtype}, and names rows of {buckets.names[rows]}"
+            raise ArgumentError("OL401", what, fix="an index of torch.int64")
+        last = None if bucket is None else bucket[rows] - 1
+        found[number] = PaddedDims(how.dims, how.places, (last,) * len(how.dims), rows)
+    return tuple(found)
 
 
 def _check_fills(flat: Flat, fills: Sequence[tuple[Number | None, ...] | None]) -> None:
@@ -159,7 +190,7 @@ def _dims_of(t: Tensor, given: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _common(
-    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], place: int
+    flat: Flat, stated: Sequence[object], dims: Sequence[tuple[int, ...]], name: str
 ) -> int:
     """Return the size that all arguments agree on."""
     named = [
@@ -169,7 +200,7 @@ def _common(
     ]
     if not named:
         fix = 'name the dimension of each argument: Buckets(..., dims={"x": 0})'
-        raise ArgumentError("OL402", f"no argument has the bucketed dimension {place}", fix=fix)
+        raise ArgumentError("OL402", f"no argument has the bucketed {name}", fix=fix)
     lead = next((n for n in named if n[2]), None) or next((n for n in named if n[1] != 1), named[0])
     for path, size, given in named:
         if size != lead[1] and (given or size != 1):
@@ -179,9 +210,7 @@ def _common(
     return lead[1]
 
 
-def _stated(
-    mapping: Mapping[Key, tuple[Any, ...]], path: str, names: Sequence[str]
-) -> tuple[Any, ...] | None:
+def _stated(mapping: Mapping[Key, Any], path: str, names: Sequence[str]) -> Any:
     """Return the option for an argument, by path, position, parameter or keyword."""
     if not mapping:
         return None
@@ -292,13 +321,23 @@ def each_once(
 
 
 def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
-    """Return an example of another size: the rows of `t`, repeated from the first."""
+    """Return an example of another size: the rows of `t`, repeated from the first. Those that name
+    rows name rows of that size."""
     shape = bucket_shape(t, padded, sizes)
     made = t.detach()
     for dim in padded.dims:
         rows = torch.arange(shape[dim], device=t.device) % max(t.shape[dim], 1)
         made = made.index_select(dim, rows)
+    if padded.rows is not None:
+        made = below(made, t, padded.dims[-1], sizes[padded.rows])
     return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
+
+
+def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:
+    """Return indices below `rows`, ascending along `dim` if the given ones ascend."""
+    made = made.remainder(rows)
+    ascend = given.dim() > dim and bool((given.diff(dim=dim) >= 0).all())
+    return made.sort(dim).values if ascend else made
 
 
 def varying(t: Tensor, padded: PaddedDims) -> Varying | None:

@@ -36,6 +36,7 @@ from onelaunch.padding.compare import (
     stored_otherwise,
 )
 from onelaunch.padding.dry_run import DryRun
+from onelaunch.padding.named_rows import ends, spare
 from onelaunch.padding.pad import (
     Proof,
     Request,
@@ -53,6 +54,7 @@ from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import Trace, TracedStep, form, packet_of, shapes_of
 from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import SizeLink
+from onelaunch.sizes.ragged import Ragged
 
 _ROUNDED = 3
 """Runs with rounding errors that an integer has to survive."""
@@ -131,15 +133,16 @@ class Proving:
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
-        most = tuple(max(b - 1, n) for b, n in zip(self.bucket, least, strict=True))
         if least == self.bucket:  # no other size is served
             return Proof()
+        least, most = ends(self.buckets, self.bucket)
         padded, larger = self._random_pair(least), None
         if self.buckets.independent:
             if most != least:
                 self.results[most] = self.real(most, None)
         else:
-            larger = self.known.larger(self.form, self.bucket)
+            if not isinstance(self.buckets, Ragged):  # whose rows are told apart at both ends
+                larger = self.known.larger(self.form, self.bucket)
             if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
                 larger = None
             if larger is None:
@@ -215,7 +218,7 @@ class Proving:
         self.results[sizes] = real
         stored = self.dry_run.found
         if self.buckets.independent:
-            taint = self._marked(grown, inputs, trace.steps)
+            taint = self._marked(grown, inputs, trace.steps, sizes)
             padded = self.real(sizes, taint, grown, padded=True)
             self._refuse_counting(taint)
             self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
@@ -224,7 +227,9 @@ class Proving:
         taint, padded = self._padded(grown, inputs, trace.steps, sizes)
         if self.form is None:
             self.form = (form(trace.steps), self.call.padded)
-            self.degenerate = is_degenerate(trace.steps, sizes, self.bucket)
+            self.degenerate = isinstance(self.buckets, Ragged) or is_degenerate(
+                trace.steps, sizes, self.bucket
+            )
             followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
             self.shapes = {sizes: shapes_of(trace.steps), **followed}
         unlike = stored_otherwise(stored, self.dry_run.found)
@@ -249,7 +254,7 @@ class Proving:
         from the smallest size, with the same operations and none degenerate."""
         if self.form == (form(steps), self.call.padded) and not self.degenerate:
             return None, self.real(sizes, None, grown, padded=True)
-        taint = self._marked(grown, real, steps)
+        taint = self._marked(grown, real, steps, sizes)
         padded = self.real(sizes, taint, grown, padded=True)
         self.check_run(taint, grown, sizes)
         self.hiding.join(taint.hiding)
@@ -276,9 +281,14 @@ class Proving:
         return "writes into a tensor from before the call" if written else None
 
     def _marked(
-        self, grown: Sequence[Tensor], real: Sequence[Tensor], steps: Sequence[TracedStep]
+        self,
+        grown: Sequence[Tensor],
+        real: Sequence[Tensor],
+        steps: Sequence[TracedStep],
+        sizes: Sizes,
     ) -> TaintMode:
-        taint = TaintMode(self.dry_run.device, steps)
+        spares = spare(self.buckets, sizes, self.bucket)
+        taint = TaintMode(self.dry_run.device, steps, spares)
         for t, small, how in zip(grown, real, self.call.padded, strict=True):
             if how is None:
                 taint.vary(t)
@@ -286,7 +296,8 @@ class Proving:
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
             outside[tuple(slice(0, n) for n in small.shape)] = False
             # A constant fill is padding, but its value is known.
-            taint.mark(t, outside, unknown(outside, small, how))
+            rows = None if how.rows is None else (sizes[how.rows], self.bucket[how.rows])
+            taint.mark(t, outside, unknown(outside, small, how), rows)
         return taint
 
     def check_run(self, taint: TaintMode, grown: Sequence[Tensor], sizes: Sizes) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import computing
-from onelaunch.padding.pad import bucket_shape, dense_stride, resized
+from onelaunch.padding.pad import below, bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims
 
@@ -69,12 +69,16 @@ class Samples:
             return whole.clone()
         shape = bucket_shape(whole, how, sizes)
         made = whole.new_empty(0).new_empty_strided(shape, dense_stride(whole, shape))
-        return made.copy_(first_rows(whole, shape))
+        made.copy_(first_rows(whole, shape))
+        if how.rows is not None:
+            made.copy_(below(made, made, how.dims[-1], sizes[how.rows]))
+        return made
 
 
 def _filled(whole: Tensor, real: Tensor, how: PaddedDims) -> Tensor:
     """Return `whole` with its padding filled with a constant, if one is stated."""
     made = whole.clone()
+    first_rows(made, real.shape).copy_(real)
     for place, (dim, value) in enumerate(zip(how.dims, how.fill, strict=True)):
         part = made
         for later in how.dims[place + 1 :]:  # beyond both sizes the later dimension's value counts

@@ -17,6 +17,7 @@ from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
+from onelaunch.padding.named_rows import NamingCall, naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
 from onelaunch.padding.padded_call import (
     MASKS,
@@ -113,7 +114,8 @@ class BucketStrategy(Strategy):
             call = CheckedCall(call, eager, functools.partial(fell_back, SCORES))
         if self._proof.masks:
             call = SteadyCall(call, self._proof.masks, eager, functools.partial(fell_back, MASKS))
-        return call
+        read = naming(self._call, self._flat.paths)
+        return call if read is None else NamingCall(call, read)
 
     def _set_varying(self, arguments: dict[int, Varying]) -> None:
         self.varying = arguments

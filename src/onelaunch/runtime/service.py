@@ -12,6 +12,7 @@ from weakref import WeakSet
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
+from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, kind_of, let_go
 from onelaunch.runtime.batcher import Batcher
@@ -124,7 +125,7 @@ class Service:
         calls: dict[CallSpec, tuple[int, Callable[[], Given]]] = {}
         for example in examples:
             for make in self._sized(*_arguments(example)):
-                flat = self._signatures.flat(*make())
+                flat = self._recorded_as(*make())
                 driver, device = self._callee.driver_and_device(flat)
                 nbytes = sum(t.nbytes for t in flat.tensors)
                 calls.setdefault(spec_of(driver, flat, device), (nbytes, make))
@@ -137,6 +138,10 @@ class Service:
     ) -> Iterable[Callable[[], Given]]:
         """Return the makers of the calls that an example stands for: itself, without buckets."""
         return [lambda: (args, kwargs)]
+
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        """Return the arguments that a recording of a call takes: the call's, without buckets."""
+        return self._signatures.flat(args, kwargs)
 
     def _capture_or_note(
         self, spec: CallSpec, make: Callable[[], Given], max_bytes: int | None

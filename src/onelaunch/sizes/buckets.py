@@ -205,6 +205,10 @@ class Buckets:
             for known, place in zip(self.sizes, places, strict=True)
         )
 
+    def most(self, bucket: Sizes) -> Sizes:
+        """Return the largest sizes that a bucket serves."""
+        return bucket
+
     def largest_first(self) -> Iterator[Sizes]:
         """Yield every bucket, largest volume first: a shared pool is smallest in that order."""
         products = itertools.product(*(reversed(sizes) for sizes in self.sizes))
@@ -212,8 +216,8 @@ class Buckets:
 
     @property
     def largest(self) -> Sizes:
-        """The largest size of each dimension."""
-        return tuple(sizes[-1] for sizes in self.sizes)
+        """The largest size of each dimension that a bucket serves."""
+        return self.most(tuple(sizes[-1] for sizes in self.sizes))
 
 
 def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:

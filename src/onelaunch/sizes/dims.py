@@ -14,11 +14,13 @@ class PaddedDims(NamedTuple):
         dims: the dimensions that grow.
         places: for each dimension, the number of the bucketed dimension that it follows.
         fill: for each dimension, the value of the added rows; None repeats the last real row.
+        rows: the bucketed dimension whose rows its values name; None for other values.
     """
 
     dims: tuple[int, ...]
     places: tuple[int, ...]
     fill: tuple[int | float | bool | None, ...]
+    rows: int | None = None
 
     def dim_of(self, place: int) -> int | None:
         """Return the first dimension that follows bucketed dimension number `place`, or None."""

@@ -29,13 +29,17 @@ from onelaunch.padding.taint.displacement import Holds, displaced
 from onelaunch.padding.taint.hidden import Hiding, HidingTrace
 from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall
+from onelaunch.padding.taint.rules.rows import kept, named_by
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
+    ROW,
     SIZED,
     SKEWED,
+    SPARE,
     UNKNOWN,
+    Rows,
     ShadowMemory,
     storage_of,
     union,
@@ -52,12 +56,19 @@ class TaintMode(DecomposingMode):
         device: the device of the run and of the bits; bits of a device without kernels are on the
             host.
         reference: the steps of the unpadded run at the real size.
+        spare: the sizes whose last row is in no call a real row.
     """
 
-    def __init__(self, device: torch.device, reference: Sequence[TracedStep]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        reference: Sequence[TracedStep],
+        spare: frozenset[Rows] = frozenset(),
+    ) -> None:
         super().__init__()
         self._memory = ShadowMemory(computing(device))
         self._alignment = Alignment(reference)
+        self._spare = spare
         self.steps: list[TracedStep] = []
         self._events: list[TaintEvent] = []
         self._roots: set[int] = set()
@@ -75,11 +86,18 @@ class TaintMode(DecomposingMode):
         """The places where a finite number hides padding."""
         return self._trace.hiding
 
-    def mark(self, t: Tensor, padded: Tensor, unknown: Tensor) -> None:
-        """Mark the elements of an argument that are padding, or whose values may vary."""
+    def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
+        """Mark the elements of an argument that are padding, or whose values may vary.
+
+        Args:
+            rows: the size whose rows it names, padding a spare row.
+        """
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
-        self._memory.put(t, self._joined(padded, unknown) | SIZED)
+        bits = self._joined(padded, unknown) | SIZED
+        self._memory.put(t, bits)
+        if rows in self._spare:
+            self._name(t, bits, rows)
 
     def vary(self, t: Tensor) -> None:
         """Mark the values of an argument without padding as varying from call to call."""
@@ -87,6 +105,11 @@ class TaintMode(DecomposingMode):
             self._given.add(storage_of(t))
             clean = torch.zeros((), dtype=torch.bool, device="cpu")
             self._memory.put(t, self._joined(clean, ~clean))
+
+    def _name(self, t: Tensor, bits: Tensor, rows: Rows) -> None:
+        """Note that `t` names rows of a size, and its padding rows that are not real."""
+        self._memory.put(t, bits | torch.where((bits & PADDED) != 0, SPARE, ROW).to(torch.uint8))
+        self._memory.name(t, rows)
 
     def _outlives(self, t: Tensor) -> bool:
         """Return whether a tensor outlives the call: its owner may change its values."""
@@ -150,12 +173,14 @@ class TaintMode(DecomposingMode):
             others = Holds.OTHERS if reason else Holds.SAME
             self._mark_views(outputs, held or [others] * len(outputs))
         if targets and (reason or operands.any):
-            bits = self._bits(func, args, kwargs, outputs, reason, operands, real)
+            bits, named = self._bits(func, args, kwargs, outputs, reason, operands, real)
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
                 if any(t is other for other in targets) or storage_of(t) not in given:
                     sized = operands.sized if real is None else real.outputs[number] != t.shape
-                    b = b & (ALL | LOW)
+                    b = b & (ALL | LOW | ROW | SPARE)
                     self._write(t, b | SIZED if sized else b, operands)
+                    if named is not None:
+                        self._memory.name(t, named)
             # Tensors written in place, other than results, get the union of the results' taint.
             start = 0 if bits else ALL if reason else operands.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
@@ -168,6 +193,11 @@ class TaintMode(DecomposingMode):
             for t in targets:  # a reused address, or clean values written over tainted ones
                 if self._memory.of(t) is not None:
                     self._write(t, torch.zeros((), dtype=torch.uint8, device="cpu"), operands)
+        if step.name == "arange" and real is not None:  # each names its own place
+            rows = real.outputs[0][0], step.outputs[0][0]
+            if rows in self._spare:
+                padded = outside_of(step.outputs[0], real.outputs[0], self._memory.device)
+                self._name(outputs[0], padded | SIZED, rows)
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             self._add_event(step.name, inputs, [*outputs, *written], before, after, reason)
@@ -228,7 +258,8 @@ class TaintMode(DecomposingMode):
         reason: str | None,
         operands: Operands,
         real: TracedStep | None,
-    ) -> list[Tensor]:
+    ) -> tuple[list[Tensor], Rows | None]:
+        """Return the bits of the results, and the size whose rows they name."""
         rule = None if reason else rule_of(func)
         name = name_of(func)
         unknown_of = operands.plane(UNKNOWN)
@@ -246,6 +277,9 @@ class TaintMode(DecomposingMode):
             operands.value,
             operands.real,
             () if real is None else real.outputs,
+            operands.plane(ROW),
+            operands.plane(SPARE),
+            operands.named,
         )
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
@@ -256,10 +290,14 @@ class TaintMode(DecomposingMode):
         if rule is None:
             bits = ALL if reason else operands.most
             every = torch.tensor(bits, dtype=torch.uint8, device=self._memory.device)
-            return [every.broadcast_to(t.shape) for t in outputs]
+            return [every.broadcast_to(t.shape) for t in outputs], None
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
         packet = name.partition(".")[0]
+        named = named_by(call, packet)
+        if named is not None:
+            real_rows, others = kept(call, packet, (bits[0] & PADDED) != 0)
+            bits[0] = bits[0] | real_rows.to(torch.uint8) * ROW | others.to(torch.uint8) * SPARE
         low = low_of(call, packet, operands)
         if low is not None:
             low = low.to(self._memory.device) & (operands.value(outputs[0]) <= LEAST / 2)
@@ -270,7 +308,7 @@ class TaintMode(DecomposingMode):
         elif packet == "exp":  # 0 for the lowest
             vanished = operands.low(args[0]) & (operands.value(outputs[0]) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
-        return bits
+        return bits, named
 
     def _joined(self, padded: Tensor, unknown: Tensor) -> Tensor:
         device = self._memory.device

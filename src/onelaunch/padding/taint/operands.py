@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
-from onelaunch.padding.taint.shadow import LOW, PADDED, SIZED, UNKNOWN, ShadowMemory
+from onelaunch.padding.taint.shadow import (
+    LOW,
+    PADDED,
+    ROW,
+    SIZED,
+    SPARE,
+    UNKNOWN,
+    Rows,
+    ShadowMemory,
+    storage_of,
+)
 from onelaunch.padding.taint.trace import TracedStep
 
 ALL = PADDED | UNKNOWN
@@ -106,6 +116,13 @@ class Operands:
             low = low & ((bits & UNKNOWN) == 0)
         found = self.value(t)[low]
         return float(found.max()) if found.numel() else -torch.inf
+
+    def named(self, t: Any) -> Rows | None:
+        """Return the size whose rows `t` names; None if it names none."""
+        bits = self._bits.get(id(t))
+        if t.is_floating_point() or bits is None or not bool((bits & (ROW | SPARE)).any()):
+            return None
+        return self._memory.shadows[storage_of(t)].rows
 
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""

@@ -12,12 +12,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.driver.aten import copy_bits
 
-PADDED, UNKNOWN, LOW, SIZED, SKEWED = 1, 2, 4, 8, 16
+PADDED, UNKNOWN, LOW, SIZED, SKEWED, ROW, SPARE = 1, 2, 4, 8, 16, 32, 64
 """Bits of an element. PADDED: it depends on padding. UNKNOWN: its value may differ from call to
 call.
 LOW: it is lower than any score. SIZED: its shape follows the padded size, so that PADDED also says
 whether the unpadded run has it. SKEWED: a view read it at another place than in the unpadded
-run."""
+run. ROW: it names a real row of the storage's size, from 0, in every call. SPARE: it is padding,
+and names a row that is not real."""
+
+Rows = tuple[int, int]
+"""The real and the padded size of a dimension whose last row is in no call a real row."""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class Shadow:
     storage: Any
     bits: Tensor
     itemsize: int
+    rows: Rows | None = None
+    """The size whose rows the elements with ROW or SPARE name."""
 
 
 @dataclass(slots=True)
@@ -43,7 +49,9 @@ class ShadowMemory:
         resized = shadow.bits.numel() < _elements(t)
         if resized or shadow.itemsize != t.element_size():  # a view as another dtype
             bits = _of_size(shadow, t)
-            self.shadows[key] = shadow = Shadow(shadow.storage, bits, t.element_size())
+            self.shadows[key] = shadow = Shadow(
+                shadow.storage, bits & ~(ROW | SPARE), t.element_size()
+            )
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
     def put(self, t: Tensor, bits: Tensor) -> None:
@@ -56,6 +64,13 @@ class ShadowMemory:
             view = self.of(t)
         assert view is not None
         copy_bits(view, bits.to(self.device).broadcast_to(t.shape))
+
+    def name(self, t: Tensor, rows: Rows) -> None:
+        """Set the size whose rows the elements of `t` name. Rows of two sizes are not followed."""
+        shadow = self.shadows[storage_of(t)]
+        if shadow.rows not in (None, rows):
+            shadow.bits &= ~(ROW | SPARE)
+        shadow.rows = rows
 
     def fill(self, t: Tensor, bits: int) -> None:
         """Set the bits of the whole storage of `t`, which must have a shadow."""

@@ -7,5 +7,6 @@ reduction.py    operations along dimensions: sums, the largest, softmax, norms
 products.py     sums of products, and solutions for each matrix
 windows.py      convolution, pooling, resampling
 places.py       elements that change places, or are picked by index
+rows.py         values that name rows: where they put elements
 layers.py       attention and other layers that are one operation
 """

@@ -40,6 +40,9 @@ class TaintedCall:
         value: a tensor's values, on the device of the planes.
         real: the shape of a tensor in the unpadded run; None if unknown.
         real_results: the shapes of the results there; empty if unknown.
+        rows: the plane where a value names a real row, at every call.
+        spare: the plane where padding names a row that is not real.
+        named: real and padded size of the dimension whose rows a tensor names; None if unknown.
     """
 
     func: Any
@@ -54,7 +57,10 @@ class TaintedCall:
     unknown: Planes
     value: Callable[[Any], Tensor]
     real: Callable[[Tensor], torch.Size | None]
-    real_results: tuple[torch.Size, ...] = ()
+    real_results: tuple[torch.Size, ...]
+    rows: Planes
+    spare: Planes
+    named: Callable[[Any], tuple[int, int] | None]
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)

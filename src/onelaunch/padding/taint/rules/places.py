@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, beyond, everywhere
 
 
 def moved(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -52,34 +53,84 @@ def padded(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 def index_select(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index = call.args
-    found = reached(call, taint, t, dim, index).index_select(dim, call.value(index))
     shape = [1] * t.dim()
     if shape:
         shape[dim] = -1
+
+    def pick(plane: Tensor) -> Tensor:
+        return plane.index_select(dim, call.value(index))
+
+    found = reached(call, taint, t, dim, index, pick, lambda plane: plane.reshape(shape))
     return [found | taint(index).reshape(shape)]
 
 
 def gather(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index = call.args[:3]
-    return [reached(call, taint, t, dim, index).gather(dim, call.value(index)) | taint(index)]
+
+    def pick(plane: Tensor) -> Tensor:
+        return plane.gather(dim, call.value(index))
+
+    return [reached(call, taint, t, dim, index, pick, lambda plane: plane) | taint(index)]
 
 
-def reached(call: TaintedCall, taint: Planes, t: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return the plane that an index picks from, which is never negative; the union over the real
-    places if another call may index otherwise."""
+def reached(
+    call: TaintedCall,
+    taint: Planes,
+    t: Tensor,
+    dim: int,
+    index: Tensor,
+    pick: Callable[[Tensor], Tensor],
+    over: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the plane of the elements that an index picks, which is never negative; the union over
+    the real places if another call may index otherwise. Padding that names a row that is not real
+    picks that.
+
+    Args:
+        pick: picks from a plane of `t`.
+        over: gives a plane of the index a shape that broadcasts to the result's.
+    """
     plane = taint(t)
     if not t.dim() or not bool(call.unknown(index).any()):
-        return plane
+        return pick(plane)
+    found = pick(over_real(call, t, plane, [dim]))
+    if not names(call, t, dim, index):
+        return found
+    return torch.where(over(call.spare(index)), pick(plane), found)
+
+
+def names(call: TaintedCall, t: Tensor, dim: int, index: Tensor | None) -> bool:
+    """Return whether an index names rows of the size that a dimension follows."""
     real = call.real(t)
-    if real is None:
+    return real is not None and call.named(index) == (real[dim], t.shape[dim])
+
+
+def only(indices: Sequence[Tensor | None]) -> tuple[int, Tensor | None]:
+    """Return the dimension of the only index, and the index; None if there are several."""
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    return given[0] if len(given) == 1 else (0, None)
+
+
+def over_real(call: TaintedCall, t: Tensor, plane: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the union of a plane of `t` over the real places of these dimensions."""
+    real, found = call.real(t), plane
+    if real is None and dims:
         return torch.ones_like(plane)
-    return plane.narrow(dim, 0, real[dim]).any(dim, keepdim=True).broadcast_to(plane.shape)
+    real = t.shape if real is None else real
+    for dim in dims:
+        found = found.narrow(dim, 0, min(real[dim], t.shape[dim])).any(dim, keepdim=True)
+    return found.broadcast_to(plane.shape)
 
 
-def uncertain(call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None]) -> list[int] | None:
+def uncertain(
+    call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None], real: Sequence[int] | None
+) -> list[int] | None:
     """Return the dimensions in which another call may index otherwise; None if an index there
-    depends on the size, as a negative one does."""
-    real = call.real(t)
+    depends on the size, as a negative one does.
+
+    Args:
+        real: the size of the unpadded run; that of `t` if no index is negative.
+    """
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -97,15 +148,16 @@ def indexed(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Index the plane as `t[i, j]`; join over a dimension whose index is uncertain."""
     t, indices = call.args[0], call.args[1]
     values = tuple(slice(None) if i is None else call.value(i) for i in indices)
-    dims = uncertain(call, t, indices)
+    given = [i for i in indices if i is not None]
+    named = all(bool((call.rows(i) | ~call.unknown(i)).all()) for i in given)
+    dims = uncertain(call, t, indices, t.shape if named else call.real(t))
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return everywhere(call, taint)  # their number is uncertain
-    plane = (
-        torch.ones_like(taint(t))
-        if dims is None
-        else any_over(taint(t), dims).broadcast_to(t.shape)
-    )
+    plane = torch.ones_like(taint(t)) if dims is None else over_real(call, t, taint(t), dims)
     found = plane[values]
+    if names(call, t, *only(indices)):
+        spare = index_taint(indices, call.spare, found)
+        found = torch.where(spare, taint(t)[values], found)
     return [found | index_taint(indices, taint, found)]
 
 
@@ -131,7 +183,7 @@ def index_put(call: TaintedCall, taint: Planes) -> list[Tensor]:
     old = taint(t)
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return _put_where(call, taint)
-    dims = uncertain(call, t, indices)
+    dims = uncertain(call, t, indices, call.real(t))
     if dims is None:
         return [torch.ones_like(old)]
     where = tuple(slice(None) if i is None else call.value(i) for i in indices)
@@ -161,19 +213,20 @@ def _put_where(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def put_along(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Put, for `index_add`, `index_copy` and the like, the source's plane along a dimension."""
     t, dim, index, source = call.args[:4]
-    real, old = call.real(t), taint(t)
-    if real is None or real[dim] != t.shape[dim] or not t.dim() or index.dim() != 1:
+    if not t.dim() or index.dim() != 1:
         return everywhere(call, taint)
-    shape = [1] * t.dim()
-    shape[dim] = len(index)
-    put = (taint(source) | taint(index).reshape(shape)).broadcast_to(
-        [len(index) if d == dim % t.dim() else n for d, n in enumerate(t.shape)]
-    )
-    if bool(call.unknown(index).any()):
-        return [old | put.any(dim, keepdim=True)]
-    found = torch.zeros_like(old, dtype=torch.float32)
-    found = found.index_add(dim, call.value(index), put.float()) > 0
-    if call.name.startswith(("index_copy", "index_fill")):
+    shape = [len(index) if d == dim % t.dim() else n for d, n in enumerate(t.shape)]
+    along = [-1 if d == dim % t.dim() else 1 for d in range(t.dim())]
+    put = (taint(source) | taint(index).reshape(along)).broadcast_to(shape)
+
+    def over(plane: Tensor) -> Tensor:
+        return plane.reshape(along).broadcast_to(shape)
+
+    found = landed(call, taint, put, over)
+    if found is None:
+        return everywhere(call, taint)
+    old = taint(t)
+    if call.name.startswith(("index_copy", "index_fill")) and not call.unknown(index).any():
         old = old.index_fill(dim, call.value(index), False)
     return [old | found]
 
@@ -182,14 +235,55 @@ def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index, source = call.args[:4]
     put = taint(source)
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
-    old, put = taint(t).to(torch.uint8), (put | taint(index)).to(torch.uint8)
-    if bool(call.unknown(index).any()):  # the place may be any along the dimension
-        line = torch.zeros_like(old)
-        if line.dim():
-            line[tuple(slice(0, n) for n in index.shape)] = put
-            return [(old | line.amax(dim, keepdim=True)).bool()]
-        return [(old | put).bool()]
-    index = call.value(index)
-    if call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4:
-        return [old.scatter_reduce(dim, index, put, "amax", include_self=True).bool()]
-    return [old.scatter(dim, index, put.broadcast_to(index.shape)).bool()]
+    old, put = taint(t), (put | taint(index)).broadcast_to(index.shape)
+    if not t.dim() or not index.dim():
+        return everywhere(call, taint)
+    found = landed(call, taint, put, lambda plane: plane)
+    if found is None:
+        return everywhere(call, taint)
+    adds = call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4
+    if not adds and not call.unknown(index).any():
+        clean = torch.zeros_like(index, dtype=torch.bool, device=old.device)
+        old = old.scatter(dim, call.value(index), clean)
+    return [old | found]
+
+
+def landed(
+    call: TaintedCall, taint: Planes, put: Tensor, over: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Return the plane of a tensor's places where elements of a plane are put along a dimension;
+    None if they may be any. Places beyond the real size stay padding.
+
+    Args:
+        put: the plane of the elements that are put.
+        over: gives a tensor of the shape of the index the shape of `put`.
+    """
+    t, dim, index = call.args[:3]
+    real, unknown = call.real(t), call.unknown(index)
+    if real is None:
+        return None
+    if real[dim] != t.shape[dim]:
+        if not _in_place(call, t) or not _is_whole(call, index):
+            return None
+        # Another known number may name a real row in another call.
+        unknown = ~call.spare(index) if names(call, t, dim, index) else torch.ones_like(unknown)
+    found = torch.zeros(t.shape, dtype=torch.uint8, device=put.device)
+    exact, value = (put & ~over(unknown)).to(torch.uint8), over(call.value(index)).long()
+    found = found.scatter_reduce(dim, value, exact, "amax", include_self=True).bool()
+    parts = (slice(None) if d == dim % t.dim() else slice(0, n) for d, n in enumerate(put.shape))
+    found[tuple(parts)] |= (put & over(unknown)).any(dim, keepdim=True)
+    grown = taint is not call.unknown and real != t.shape
+    return found | beyond(t.shape, real, found.device) if grown else found
+
+
+def _in_place(call: TaintedCall, t: Tensor) -> bool:
+    """Return whether everything beyond the real size is padding, so that the rest is in place. It
+    may be constant too: constants in other places show in the values."""
+    real, other = call.real(t), call.padded(t) | ~call.unknown(t)
+    return real is not None and bool((other | ~beyond(t.shape, real, other.device)).all())
+
+
+def _is_whole(call: TaintedCall, index: Tensor) -> bool:
+    """Return whether the elements that depend on padding are those that the unpadded run lacks."""
+    real = call.real(index)
+    return real is not None and int((~call.padded(index)).sum()) == math.prod(real)

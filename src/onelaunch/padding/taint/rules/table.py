@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from onelaunch.padding.taint.rules import elementwise, layers, places, products, reduction, windows
+from onelaunch.padding.taint.rules import (
+    elementwise,
+    layers,
+    places,
+    products,
+    reduction,
+    rows,
+    windows,
+)
 from onelaunch.padding.taint.rules.call import Rule
 
 
@@ -29,6 +37,7 @@ RULES: dict[str, Rule] = _table(
     ("where.self", elementwise.chosen),
     ("masked_fill masked_fill_", elementwise.masked_fill),
     ("complex polar", elementwise.pointwise),
+    ("eq.Tensor ne.Tensor", rows.compared),
     ("glu", elementwise.halved),
     ("bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar", elementwise.sorted_into),
     ("searchsorted.Tensor", elementwise.searched),
@@ -93,7 +102,7 @@ RULES: dict[str, Rule] = _table(
     ("index.Tensor _unsafe_index", places.indexed),
     ("index_put index_put_ _unsafe_index_put", places.index_put),
     ("index_add index_add_ index_copy index_copy_", places.put_along),
-    ("index_fill index_fill_", places.put_along),
+    ("index_fill index_fill_ index_reduce index_reduce_", places.put_along),
     ("scatter.src scatter.value scatter_.src scatter_.value", places.scattered),
     ("scatter_add scatter_add_ scatter_reduce scatter_reduce_", places.scattered),
     ("_scaled_dot_product_flash_attention_for_cpu", layers.attention),

@@ -1,0 +1,80 @@
+"""Arguments that name rows, in a proof and in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.padding.pad import Request
+from onelaunch.padding.taint.shadow import Rows
+from onelaunch.replay.call_path import MISS, CallPath
+from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.sizes.ragged import Ragged
+
+
+def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
+    """Return the sizes whose last row is in no call a real row, as far as no other size has the
+    same numbers."""
+    if not isinstance(buckets, Ragged):
+        return frozenset()
+    pairs = [*zip(sizes, bucket, strict=True)]
+    return frozenset(
+        p for p, has in zip(pairs, buckets.spare, strict=True) if has and pairs.count(p) == 1
+    )
+
+
+def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
+    """Return the smallest sizes of a bucket, and the largest but one; sizes without a spare row end
+    one earlier. If two sizes have the same numbers, the second moves to others."""
+    least = buckets.smallest(bucket)
+    if not isinstance(buckets, Ragged):
+        return least, tuple(max(b - 1, n) for b, n in zip(bucket, least, strict=True))
+    low, high = list(least), list(least)
+    order = sorted(range(len(bucket)), key=lambda place: -buckets.spare[place])
+    for number, place in enumerate(order):
+        n, b = least[place], bucket[place]
+        served = range(n, max(b, n + 1))  # up to the largest but one
+        before = [p for p in order[:number] if bucket[p] == b]
+        first = [m for m in served if m not in {low[p] for p in before}]
+        last = [m for m in served if m not in {high[p] for p in before}]
+        low[place] = first[0] if first else n
+        high[place] = last[-1 if buckets.spare[place] or len(last) < 2 else -2] if last else n
+    return tuple(low), tuple(high)
+
+
+def naming(call: Request, paths: Sequence[str]) -> Callable[..., list[tuple[Tensor, int]]] | None:
+    """Return a function that reads the tensors that name rows from a call of this form, each with
+    the number of its rows. None if there are no such tensors."""
+    found: list[str] = []
+    for path, how in zip(paths, call.padded, strict=True):
+        if how is None or how.rows is None:
+            continue
+        sized = zip(paths, call.padded, strict=True)
+        rows = next((p, d) for p, h in sized if h and (d := h.dim_of(how.rows)) is not None)
+        found.append(f"({path}, {rows[0]}.shape[{rows[1]}])")
+    if not found:
+        return None
+    names: dict[str, Any] = {}
+    exec(f"def read(args, kwargs): return [{', '.join(found)}]", names)
+    return names["read"]
+
+
+@dataclass(slots=True, eq=False)
+class NamingCall:
+    """The call path where arguments name rows: each must be real, which the device checks."""
+
+    call: CallPath
+    read: Callable[..., list[tuple[Tensor, int]]]
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            named = self.read(args, kwargs)
+        except (LookupError, AttributeError, TypeError):  # arguments of another form
+            return MISS
+        for t, rows in named:
+            torch._assert_async((t.clamp(0, rows - 1) == t).all(), "an index out of bounds")
+        return self.call(args, kwargs)

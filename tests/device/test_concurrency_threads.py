@@ -263,7 +263,8 @@ def test_a_call_that_no_graph_can_hold_waits_for_a_capture(device: torch.device)
     layer = torch.nn.Linear(4, 4, device=device)
     weight, known = layer.weight, id(layer.weight)
     captures, called = threading.Lock(), threading.Lock()  # free is given
-    assert captures.acquire() and called.acquire()
+    assert captures.acquire()
+    assert called.acquire()
 
     def f(x: Tensor) -> Tensor:
         if id(layer.weight) != known:

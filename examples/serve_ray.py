@@ -41,7 +41,9 @@ def model(rows: int, least: int, most: int) -> Any:
     return serve.deployment(ray_actor_options=needs, **options)
 
 
-gauge = functools.cache(Gauge)  # Ray adds labels for the deployment and the replica
+@functools.cache
+def gauge(name: str, labels: tuple[str, ...]) -> Gauge:
+    return Gauge(name, tag_keys=labels)  # Ray adds labels for the deployment and the replica
 
 
 class Warm:
@@ -55,9 +57,9 @@ class Warm:
         """Ray calls this first of all, then every ten seconds. What it raises ends the replica."""
         if not self.model.fast.ready:
             raise RuntimeError(f"not warm: {self.model.fast.readiness()}")
-        for sample in (sample for family in self.metrics.collect() for sample in family.samples):
-            made = gauge(sample.name, tag_keys=tuple(sample.labels))
-            made.set(sample.value, sample.labels)
+        for family in self.metrics.collect():
+            for name, labels, value, *_ in family.samples:
+                gauge(name, tuple(labels)).set(value, labels)
 
     def readiness(self) -> dict[str, Any]:
         return dataclasses.asdict(self.model.fast.readiness())
@@ -66,14 +68,14 @@ class Warm:
 @model(ROWS, least=2, most=4)
 class Embedder(Warm):
     # A batch is as large as a bucket: the sentences count, and not the requests.
-    @serve.batch(ROWS, 0.002, batch_size_fn=lambda requests: sum(map(len, requests)))
+    @serve.batch(max_batch_size=ROWS, batch_size_fn=lambda requests: sum(map(len, requests)))
     async def __call__(self, requests: list[list[str]]) -> list[list[list[float]]]:
         return await asyncio.to_thread(self.model, requests)  # the replica answers Ray meanwhile
 
 
 @model(PROMPTS, least=1, most=2)
 class Generator(Warm):
-    @serve.batch(PROMPTS, 0.005)
+    @serve.batch(max_batch_size=PROMPTS)
     async def __call__(self, prompts: list[list[int]]) -> list[list[int]]:
         return await asyncio.to_thread(self.model, prompts)
 
@@ -88,8 +90,7 @@ class Front:
 
     def __init__(self, embedder: DeploymentHandle, generator: DeploymentHandle) -> None:
         self.models = {"embedder": embedder, "generator": generator}
-        self.asked = self.answered = 0
-        self.leaves = False
+        self.asked, self.answered, self.leaves = 0, 0, False
 
     async def ask(self, name: str, given: list[Any]) -> Any:
         """The answer of a model. It changes nothing, so another replica may do it again."""
@@ -123,7 +124,7 @@ class Front:
     async def drain(self) -> None:
         """Say no at /healthz, and return once all is answered and a second brings nothing new."""
         self.leaves, before = True, -1
-        while before != self.asked or self.asked != self.answered:
+        while not before == self.asked == self.answered:
             before = self.asked
             await asyncio.sleep(1)
 
@@ -135,10 +136,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--metrics-port", type=int, default=8080)
-    options = parser.parse_args(argv)
-    memory = 100 * 2**20  # for what is passed between processes
-    ray.init(num_cpus=4, object_store_memory=memory, _metrics_export_port=options.metrics_port)
-    serve.start(http_options={"host": "127.0.0.1", "port": options.port})
+    port, metrics = vars(parser.parse_args(argv)).values()
+    ray.init(num_cpus=4, object_store_memory=100 * 2**20, _metrics_export_port=metrics)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
     front = serve.run(app)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 import litserve as ls
@@ -135,7 +136,13 @@ def main(argv: list[str] | None = None) -> None:
         timeout=options.timeout,
         middlewares=[(Again, {"patience": options.timeout + 5})],
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # LitServe drains on this one
+
+    def leave(*_: object) -> None:
+        # From another thread, as this one waits for the event. Ctrl-C sets none, and LitServe then
+        # drains too, but may start anew the workers that it ends.
+        threading.Thread(target=server._shutdown_event.set).start()
+
+    signal.signal(signal.SIGTERM, leave)
     server.run("127.0.0.1", options.port, num_api_servers=1, generate_client_file=False)
 
 

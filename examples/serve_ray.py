@@ -14,11 +14,9 @@ import contextlib
 import dataclasses
 import functools
 import signal
-import threading
 from typing import Any
 
 import ray
-import torch
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
 from ray import serve
@@ -31,13 +29,14 @@ import onelaunch as ol
 from examples.placement import device
 from examples.served import PROMPTS, ROWS, Decoder, Embeddings, Prompt, Sentences
 
+api = FastAPI()
+
 
 def model(rows: int, least: int, most: int) -> Any:
-    """A deployment of a model that takes `rows` at once; a replica has as many again waiting."""
+    """A deployment of a model that takes `rows` at once. If fewer may come, no batch is full."""
     scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": rows}
-    # With fewer requests than `rows` at a replica, no batch would ever fill the largest bucket.
     options: dict[str, Any] = {"max_ongoing_requests": 2 * rows, "autoscaling_config": scaling}
-    needs = {"num_cpus": 0.5, "num_gpus": 0.25 if torch.cuda.is_available() else 0}
+    needs = {"num_cpus": 0.5, "num_gpus": 0.25 * (device().type == "cuda")}
     return serve.deployment(ray_actor_options=needs, **options)
 
 
@@ -80,9 +79,6 @@ class Generator(Warm):
         return await asyncio.to_thread(self.model, prompts)
 
 
-api = FastAPI()
-
-
 @serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
 @serve.ingress(api)
 class Front:
@@ -114,9 +110,8 @@ class Front:
     @api.get("/healthz")
     async def healthz(self) -> JSONResponse:
         """200 once each model has a replica; and the calls that each replica has captured."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = dict.fromkeys(self.models)
         for name, handle in self.models.items():
-            found[name] = []
             with contextlib.suppress(DeploymentUnavailableError, RayActorError, TimeoutError):
                 found[name] = await handle.broadcast("readiness").results_async(timeout_s=5)
         return JSONResponse(found, 200 if all(found.values()) and not self.leaves else 503)
@@ -139,12 +134,13 @@ def main(argv: list[str] | None = None) -> None:
     port, metrics = vars(parser.parse_args(argv)).values()
     ray.init(num_cpus=4, object_store_memory=100 * 2**20, _metrics_export_port=metrics)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    front = serve.run(app)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        threading.Event().wait()
+        serve.run(app)
+        signal.pause()
     except KeyboardInterrupt:
-        front.broadcast("drain").results(timeout_s=60)
+        with contextlib.suppress(DeploymentUnavailableError):  # it had no front yet
+            serve.get_app_handle("default").broadcast("drain").results(timeout_s=60)
         serve.shutdown()
 
 

@@ -120,7 +120,7 @@ class Operands:
     def named(self, t: Any) -> Rows | None:
         """Return the size whose rows `t` names; None if it names none."""
         bits = self._bits.get(id(t))
-        if t.is_floating_point() or bits is None or not bool((bits & (ROW | SPARE)).any()):
+        if bits is None or t.is_floating_point() or not bool((bits & (ROW | SPARE)).any()):
             return None
         return self._memory.shadows[storage_of(t)].rows
 

@@ -24,16 +24,13 @@ _PICKS = frozenset({"index_select", "gather", "index"})
 def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
     """Return the size whose rows a result names, if it holds elements of inputs that name rows."""
     t = call.args[0] if call.args else None
-    if packet not in _COPIES | _MOVES | _PICKS or not _is_index(call.results[0]):
+    index = call.results[0].dtype in (torch.int32, torch.int64)
+    if packet not in _COPIES | _MOVES | _PICKS or not index:
         return None
     if packet in _PICKS:
         return call.named(t)
     found = {call.named(v) for v in tensors(call.args)} - {None}
     return found.pop() if len(found) == 1 else None
-
-
-def _is_index(t: Tensor) -> bool:
-    return t.dtype in (torch.int32, torch.int64)
 
 
 def kept(call: TaintedCall, packet: str, padded: Tensor) -> tuple[Tensor, Tensor]:

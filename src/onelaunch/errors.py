@@ -146,7 +146,9 @@ def _made_in_c(value: object, depth: int) -> bool:
 def _rebuild(
     kind: type[_InParts], code: str, what: str, where: str | None, why: str, fix: str
 ) -> _InParts:
-    return kind(code, what, where=where, why=why, fix=fix)
+    error = kind.__new__(kind)  # a kind may make its parts from others
+    _InParts.__init__(error, code, what, where=where, why=why, fix=fix)
+    return error
 
 
 def let_go(error: BaseException | None) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -456,6 +457,9 @@ def main(rank: int, world: int, folder: Path, names: list[str]) -> None:
         random.seed(rank)
         found[name] = ended(SITUATIONS[name])
         (folder / f"{rank}.json").write_text(json.dumps(found))
+        (folder / f"{name}-{rank}").touch()
+        while len([*folder.glob(f"{name}-[0-9]")]) < world:  # none goes while another is at work
+            time.sleep(0.01)
         dist.destroy_process_group()
     os._exit(0)  # threads of gloo's may abort Python's own end
 

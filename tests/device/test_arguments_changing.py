@@ -316,10 +316,10 @@ class Scaled(torch.nn.Module):
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("what", ["scale", "factor"])
-def test_state_that_is_set_at_each_call_is_named_early(
+def test_state_that_is_set_at_each_call(
     device: torch.device, rand: Rand, what: str, trains: bool
 ) -> None:
-    """A tensor that is another makes its recording useless for ever, a number perhaps."""
+    """A tensor becomes an input. A number that no recording follows is named early."""
     model = Scaled(device).requires_grad_(trains)
     fast = ol.graph(model, warmup=1)
     texts: list[tuple[int, str]] = []
@@ -334,23 +334,25 @@ def test_state_that_is_set_at_each_call_is_named_early(
             y.sum().backward()
             assert_same(x.grad, (model.scale * model.factor).expand(3))
         texts += [(i, str(w.message)) for w in caught]
+    if what == "scale":
+        assert not texts
+        assert fast.stats().captures == 2
+        return
     ((number, text),) = texts
     assert "[OL301] `Scaled` was recorded 8 times in a row for one call each" in text
     assert what in text
     assert "copy_" in text
     assert number < 20
-    if what == "scale":
-        assert fast.stats().captures < 14  # and not every second call
 
 
-def test_a_change_of_state_now_and_then_is_not_named(device: torch.device, rand: Rand) -> None:
+def test_a_tensor_that_is_set_now_and_then(device: torch.device, rand: Rand) -> None:
     model = Scaled(device)
     fast = ol.graph(model, warmup=1)
     for i in range(90):
         if i % 3 == 0:
             model.scale = rand(i, 3)
         assert warned(fast, [(rand(i, 3),)]) == []
-    assert fast.stats().captures == 30
+    assert fast.stats().captures <= 3
 
 
 OF_LEAVES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -166,6 +166,7 @@ def test_steps_that_are_marked_as_for_the_trees(device: torch.device, rand: Rand
 # Results.
 
 
+@pytest.mark.thorough
 @on_accelerators
 def test_results_that_share_memory_die_one_by_one(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,8 @@ def test_no_call_waits_for_a_capture(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         if is_beside() and inside.locked():
             inside.release()
-            go.acquire(timeout=20)
+            if go.acquire(timeout=20):
+                go.release()
         return x * 2
 
     fast = ol.graph(f, capture="background")

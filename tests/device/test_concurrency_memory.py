@@ -235,6 +235,7 @@ def test_a_dropped_step_is_freed(device: torch.device, rand: Rand) -> None:
     assert ref() is None
 
 
+@pytest.mark.thorough
 def test_what_many_captures_leave_is_collected(rand: Rand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each makes all garbage old, and old garbage is rarely collected."""
     monkeypatch.setattr(gc_pause, "MOST_FREEZES", 8)

@@ -9,7 +9,7 @@ import torch
 
 from tests.fuzz import requests
 
-PROGRAMS = {"cpu": 15, "tape": 40, "cuda": 40}
+PROGRAMS = {"cpu": 15, "tape": 20, "cuda": 40}
 
 
 def test_requests_are_right_or_refused(device: torch.device) -> None:

@@ -444,6 +444,7 @@ def test_a_schedule_made_anew_makes_no_recording(device: torch.device) -> None:
     as_eager(job, device, calls=20, between=schedule, recordings=None, min_replays=13)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_made_in_the_call_is_captured_in_the_end(device: torch.device) -> None:
     """Each capture makes another, of which nothing is known."""
     model, other = small_model(device), small_model(device)

@@ -16,9 +16,17 @@ from tests.ecosystem.processes import Chunk, run_files
 from tests.ecosystem.programs import FILES, ON_GPUS_ALONE, missing
 
 HERE = [file for file in FILES if file not in ON_GPUS_ALONE]
+SLOW = {
+    *("programs_pieces", "programs_adapters", "programs_finetuning", "programs_accelerate"),
+    *("programs_graphs", "programs_diffusion", "programs_training"),
+}
+"""Files of 10 s and more: before each release, and on a GPU."""
 
 
-@pytest.mark.parametrize("file", HERE)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, marks=pytest.mark.thorough) if f in SLOW else f for f in HERE],
+)
 def test_programs(file: str) -> None:
     assert not missing(file), "install the packages of `ecosystem` in pyproject.toml"
     reports = run_files([Chunk(file)], "cpu", 1)

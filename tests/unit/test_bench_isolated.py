@@ -101,6 +101,7 @@ def test_an_engine_that_cannot_run_here_starts_no_process() -> None:
     assert (row.status, row.reason) == ("missing", "needs another machine")
 
 
+@pytest.mark.thorough
 def test_real_engines_in_processes_fail_alone(target: Path) -> None:
     def engine(name: str) -> Isolated:
         return Isolated(Made(name, as_it_is), f"{target}:model", worker=(WORKER,))

@@ -54,6 +54,7 @@ def test_the_names_of_the_steps_are_those_of_the_library() -> None:
     assert list(STEPS) == list(dict.fromkeys(step.name.partition(":")[0] for step in ALL))
 
 
+@pytest.mark.thorough
 def test_a_plan_is_found_and_saved(
     targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

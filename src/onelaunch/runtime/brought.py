@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.state.brought import Brought, replaced_alike
 
@@ -31,9 +32,13 @@ class Replacements:
         self._seen.clear()
         self._constant.clear()
 
-    def note(self, driver: Driver, entries: Iterable[Entry]) -> bool:
+    def note(self, driver: Driver, entries: Iterable[Entry], callee: Callee) -> bool:
         """Learn from the recordings that do not fit the present state. Return True if the next
-        recording is to have further inputs."""
+        recording is to have further inputs.
+
+        Args:
+            callee: forgets the reads of former contents, which are no state any more.
+        """
         before = len(self.expected())
         for entry in entries:
             captured = entry.captured
@@ -50,6 +55,7 @@ class Replacements:
                 if content != last:
                     count = _OFTEN if at_once else count + 1
                 self._seen[slot.id] = found, count, content
+                callee.forget(found.objects(value))
         return len(self.expected()) > before
 
     def expected(self) -> tuple[Brought, ...]:

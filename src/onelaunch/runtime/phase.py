@@ -142,7 +142,7 @@ class Phases:
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
         alike = [entry for entry in self._table.entries if entry.spec == spec]
-        if self._signatures.replacements.note(driver, alike):
+        if self._signatures.replacements.note(driver, alike, self._callee):
             signature.warmups = self._options.enough_warmups - 1
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)

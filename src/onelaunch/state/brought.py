@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onelaunch.call.containers import composites_in, is_ordinary, parts_of
 from onelaunch.call.spec import TensorSpec
-from onelaunch.call.tree import Constant, Flat, unique
+from onelaunch.call.tree import Constant, Flat
 from onelaunch.call.wrappers import is_compound
 from onelaunch.frames.peek import attributes_of
 from onelaunch.state.parts import Kept, apart, build_slot, parts_of_slot
@@ -119,9 +119,10 @@ class Staged:
             objects = b.objects(value)
             attributes = [a for o in objects if (a := attributes_of(o)) is not None]
             self.gone |= {*map(id, objects), *map(id, attributes)}
-            for part in (*objects, *unique(apart(value, b.kept).tensors)):
+            for part in objects:
                 if owners.setdefault(id(part), b.slot.id) != b.slot.id:
                     self.changed |= {b.slot.id, owners[id(part)]}
+            owners.update((id(t), b.slot.id) for t in apart(value, b.kept).tensors)
         own = {b.slot.id for b in brought}
         for slot, value in held if owners else ():
             known = owners.get(id(value))

@@ -150,3 +150,28 @@ def test_data_that_each_call_makes_anew(device: torch.device, kind: str) -> None
             for s in (mine, theirs):
                 add(s.v, i + 1)
     assert fast.recordings[0].replays == 7
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("asks_more", [False, True])
+def test_an_object_that_comes_and_goes(device: torch.device, asks_more: bool) -> None:
+    """A replay deletes nothing, so no recording of a deletion fits a call."""
+
+    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+        s, mark = SimpleNamespace(), object()
+
+        def f(x: Tensor) -> Tensor:
+            if hasattr(s, "mark"):
+                del s.mark
+            else:
+                s.mark = mark
+            return x * (3 if asks_more and getattr(s, "other", None) else 2)
+
+        return s, f
+
+    (mine, f), (theirs, eager) = world(), world()
+    fast = ol.graph(f, on_refusal="eager")
+    for i in range(12):
+        x = torch.full((3,), i + 0.5, device=device)
+        assert_same(fast(x), eager(x))
+        assert hasattr(mine, "mark") == hasattr(theirs, "mark"), f"call {i}"

@@ -94,7 +94,8 @@ def rebinds(
     """
     if not found:
         return
-    objects = {id(v) for _, v in before.held.values() if not (is_plain(v) or isinstance(v, Tensor))}
+    held = (value for _, value in before.held.values() if value is not MISSING)
+    objects = {id(v) for v in held if not (is_plain(v) or isinstance(v, Tensor))}
     holders = {id(slot.holder) for slot, _ in before.held.values()}
     holders |= set(before.containers)
     leaves = {id(t) for _, t in before.tensors()}

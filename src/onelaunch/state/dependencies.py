@@ -101,7 +101,9 @@ def dependencies(
                 left = now.get(key, value)
                 if changed and use is Use.READ and parts_of(left) is not None:
                     guarded.append((build_slot(slot, left), True))  # in place of the same container
-                elif _matters(slot, value, before, use, changed):
+                elif _matters(slot, value, before, use, changed) or (
+                    left is MISSING and use is Use.READ
+                ):
                     guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)
     guarded += orders(before, now)

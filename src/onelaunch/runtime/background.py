@@ -103,15 +103,17 @@ class Captures:
         if graphed._table.unserved.is_unrecordable(driver, flat):
             return normal()
         spec = spec_of(driver, flat, device)
-        wanted = self._of(graphed.served_alike(flat, spec))
+        wanted = self._of(graphed.served_alike(flat, spec), 4 * graphed.options.max_recordings)
+        if wanted is None:
+            return normal()
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
         if wanted.state is _State.DONE and not served:  # what it relies on has moved
             wanted.state = _State.ITS_OWN if wanted.made >= _MOST else _State.WANTED
         if wanted.state is _State.WANTED:
             self._want(wanted, flat)
-            return self._beside(eager)
+            return self._beside(eager, normal)
         if not self._lock(driver):
-            return self._beside(eager)
+            return self._beside(eager, normal)
         try:
             if wanted.state is not _State.NEW:
                 return normal()
@@ -119,10 +121,13 @@ class Captures:
         finally:
             driver.lock.release()
 
-    def _beside(self, eager: Callable[[], R]) -> R:
+    def _beside(self, eager: Callable[[], R], normal: Callable[[], R]) -> R:
         """Run the callable itself, while a capture may go on beside."""
         with self._changed:
-            self._runs += 1
+            self._runs += not self.off
+            off = self.off  # since this call has asked
+        if off:
+            return self._alone(normal)
         try:
             return eager()
         finally:
@@ -137,8 +142,11 @@ class Captures:
                 self._changed.wait_for(lambda: not (self._runs or self.worker.busy))
         return normal()
 
-    def _of(self, key: Hashable) -> _Wanted:
+    def _of(self, key: Hashable, most: int) -> _Wanted | None:
+        """Return what is known of a signature; None for a new one beyond so many."""
         with self._changed:
+            if key not in self._wanted and len(self._wanted) >= most:
+                return None
             wanted = self._wanted.setdefault(key, _Wanted())
             wanted.calls += 1
             return wanted
@@ -241,8 +249,9 @@ class CapturesBeside(Graphed[P, R]):
         return spec
 
     def is_served(self, flat: Flat, spec: CallSpec) -> bool:
-        """Return whether a recording serves a call, which is yet to be tried."""
-        return False
+        """Return whether a recording serves a call. It may have missed it by a flag of torch's that
+        modes of other threads set."""
+        return any(e.spec == spec and e.captured.guard.check() for e in self._table.entries)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self._captures.call(

@@ -98,6 +98,7 @@ def test_more_forwards_than_max_in_flight_run_eagerly(device: torch.device, rand
     assert newest.why == "an earlier forward still waits for its backward"
 
 
+@pytest.mark.thorough
 def test_a_validation_loop_that_forgets_no_grad(device: torch.device, rand: Rand) -> None:
     model, other = Net(device).eval(), Net(device).eval()
     fast = ol.graph(model, warmup=1)

@@ -55,6 +55,7 @@ def test_a_float_that_changes_from_call_to_call(device: torch.device, rand: Rand
     assert replays() >= 5
 
 
+@pytest.mark.thorough
 @on_accelerators
 @pytest.mark.filterwarnings("ignore:.*OL312")
 def test_an_optimizer_under_a_schedule(device: torch.device, rand: Rand) -> None:

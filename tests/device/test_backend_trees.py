@@ -95,6 +95,7 @@ def test_results_of_several_functions_live_together(device: torch.device, rand: 
     assert replays() >= 4 * 5
 
 
+@pytest.mark.thorough
 @on_accelerators
 def test_results_that_die_leave_their_memory(device: torch.device, rand: Rand) -> None:
     fast = compiled(lambda x: (x * 2, x + 1))

@@ -142,6 +142,7 @@ def test_everything_works_after_a_capture_that_failed_half_way(
     assert replays(other) > 3
 
 
+@pytest.mark.thorough
 def test_a_refusal_that_is_kept_keeps_no_memory(device: torch.device, rand: Rand) -> None:
     fast: Any = ol.graph(lambda x: (x * 2).nonzero(), warmup=1)
     x = rand(0, 64, 64)
@@ -182,6 +183,7 @@ def test_a_refused_step_keeps_no_autograd_graph(device: torch.device, rand: Rand
         gc.enable()
 
 
+@pytest.mark.thorough
 def test_garbage_with_tensors_collected_during_a_capture(device: torch.device, rand: Rand) -> None:
     """Freeing device memory under capture can break the capture; cycles are freed when GC likes."""
 

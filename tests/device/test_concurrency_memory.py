@@ -145,6 +145,7 @@ def test_a_pool_that_is_full(rand: Rand) -> None:
     assert pool.memory_bytes <= 4096
 
 
+@pytest.mark.thorough
 def test_memory_is_back_after_reset(device: torch.device, rand: Rand) -> None:
     def cycle(shared: bool) -> None:
         pool = ol.Pool() if shared else None
@@ -167,6 +168,7 @@ def test_memory_is_back_after_reset(device: torch.device, rand: Rand) -> None:
     assert allocated(device) == start
 
 
+@pytest.mark.thorough
 def test_memory_is_back_when_the_callable_is_gone(device: torch.device, rand: Rand) -> None:
     def cycle() -> None:
         model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).to(device)
@@ -183,6 +185,7 @@ def test_memory_is_back_when_the_callable_is_gone(device: torch.device, rand: Ra
     assert allocated(device) == start
 
 
+@pytest.mark.thorough
 def test_calls_do_not_accumulate_memory(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(lambda x, y: (x.mul_(2) + y, y[1:]), warmup=1)
     with torch.no_grad():
@@ -194,6 +197,7 @@ def test_calls_do_not_accumulate_memory(device: torch.device, rand: Rand) -> Non
     assert allocated(device) == start
 
 
+@pytest.mark.thorough
 def test_arguments_and_results_are_not_kept_alive(rand: Rand) -> None:
     fast = ol.graph(lambda x: {"y": x * 2}, warmup=1)
     with torch.no_grad():

@@ -765,6 +765,7 @@ def test_streams_of_forwards_are_used_again(
     assert len(made) <= before + 1
 
 
+@pytest.mark.thorough
 @on_cpu
 def test_figures_are_read_while_recordings_come_and_go(device: torch.device, rand: Rand) -> None:
     pool = ol.Pool()

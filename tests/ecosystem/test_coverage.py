@@ -87,6 +87,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.thorough
 def test_a_death_costs_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = tmp_path / "worker"
     worker.write_text(WORKER)

@@ -79,6 +79,7 @@ def test_the_wheel_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     assert "onelaunch" in told
 
 
+@pytest.mark.thorough
 def test_optimized_and_without_a_home(python: Path, tmp_path: Path) -> None:
     """What has no cache in a home compiles nothing, and needs nothing that `assert` does."""
     command = (python, "-O", PROGRAM, python.parents[1], README, "NotADirectoryError")
@@ -108,6 +109,7 @@ def test_without_a_compiler(python: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_zip(bare: Path, wheel: Path, tmp_path: Path) -> None:
     """The program in the same zip, whose C is built from there."""
     folder, app = tmp_path / "app", tmp_path / "app.pyz"
@@ -119,6 +121,7 @@ def test_a_zip(bare: Path, wheel: Path, tmp_path: Path) -> None:
     run(bare, app, app, README, cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
+@pytest.mark.thorough
 def test_a_folder_called_site_packages_that_cannot_be_written(
     bare: Path, wheel: Path, tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_a_folder_called_site_packages_that_cannot_be_written(
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
+@pytest.mark.thorough
 def test_an_editable_install(bare: Path, tmp_path: Path) -> None:
     """A checkout whose folder lies below one called site-packages."""
     checkout = tmp_path / "site-packages" / "checkout"

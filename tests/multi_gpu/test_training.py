@@ -74,12 +74,14 @@ def test_a_whole_step_over_fsdp2(gpus: bool, way: str, eager: int) -> None:
         assert report["replays"] == 50 - eager
 
 
+@pytest.mark.thorough
 def test_a_capture_that_breaks_off_leaves_fsdp2_as_it_was(gpus: bool) -> None:
     for report in torchrun("fsdp-broken-off", gpus=gpus):
         assert report["equal"], report
         assert report["replays"] == 0
 
 
+@pytest.mark.thorough
 def test_a_sharded_result_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-result", gpus=gpus):
         assert report["refused"] == "OL108", report
@@ -101,12 +103,14 @@ def test_a_pair_around_a_wrapper_is_refused(way: str) -> None:
         assert "fix:" in report["what"]
 
 
+@pytest.mark.thorough
 def test_resharding_after_forward_is_refused(gpus: bool) -> None:
     for report in torchrun("fsdp-reshard", gpus=gpus):
         assert report["refused"] == "OL130", report
         assert "resharding after forward" in report["what"]
 
 
+@pytest.mark.thorough
 def test_a_step_that_one_rank_cannot_record(gpus: bool) -> None:
     """Neither does the other: NCCL wants a collective to be captured by all of its ranks."""
     for report in torchrun("one-refuses", gpus=gpus):
@@ -114,6 +118,7 @@ def test_a_step_that_one_rank_cannot_record(gpus: bool) -> None:
         assert report["replays"] == 0
 
 
+@pytest.mark.thorough
 def test_a_refusal_of_one_rank_is_raised_by_both(gpus: bool) -> None:
     first, second = torchrun("one-raises", gpus=gpus)
     assert second["refused"] == "OL101", second

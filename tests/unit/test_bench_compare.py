@@ -297,6 +297,7 @@ def test_inputs_and_results_in_containers() -> None:
     assert [row.status for row in result.rows] == ["ok", "ok"], result.rows
 
 
+@pytest.mark.thorough
 def test_a_model_too_large_to_copy_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("no_grad").remarks == ()
     monkeypatch.setattr("os.sysconf", lambda name: 1)

@@ -286,6 +286,7 @@ def test_a_trace_of_a_branch_is_not_the_fastest(given: Tensor) -> None:
     assert result.best is result["no_grad"]
 
 
+@pytest.mark.thorough
 def test_a_trace_with_a_constant_in_place_of_an_input_is_refused() -> None:
     """Even where its results are right within the tolerance, and nothing warned."""
     args = torch.ones(8), torch.randn(8)

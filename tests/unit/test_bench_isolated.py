@@ -135,6 +135,7 @@ def test_an_engine_of_a_zip_runs(
     assert (row.status, row.reason) == ("ok", None)
 
 
+@pytest.mark.thorough
 def test_an_interrupt_leaves_no_process(target: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     command = [sys.executable, "-m", "onelaunch", "compare", f"{target}:hangs_in_a_worker"]

@@ -186,6 +186,7 @@ def test_the_gain_is_over_the_callable_with_what_is_required() -> None:
     assert "instead of 90.0 us, 1.11x" in plan.summary
 
 
+@pytest.mark.thorough
 def test_steps_before_which_time_was_up_are_named() -> None:
     def slow(subject: Subject) -> str:
         time.sleep(2.0)
@@ -205,6 +206,7 @@ def test_steps_before_which_time_was_up_are_named() -> None:
     assert ol.Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.thorough
 def test_a_compiler_that_is_under_way_is_ended_by_a_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_watch_tells_it(
     assert "s  building, for " in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
     """A terminal of its own, on which nothing of the bar stays, and no line of a step."""
     pty = pytest.importorskip("pty", reason="a terminal of Unix")

@@ -119,6 +119,7 @@ def test_stopped_by_ctrl_c(target: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough
 def test_the_profiler_itself_says_nothing(target: str) -> None:
     command = [sys.executable, "-m", "onelaunch", "profile", f"{target}:model"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -388,6 +388,7 @@ assert hasattr(trees.local, "tree_manager_containers"), "another thread's"
 """
 
 
+@pytest.mark.thorough
 def test_inductors_own_graphs_work_after_a_diagnosis() -> None:
     """https://github.com/pytorch/pytorch/issues/123177: they are of the thread that imports them
     first, and the pieces are compiled in one that has ended by then."""

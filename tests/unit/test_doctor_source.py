@@ -397,6 +397,7 @@ def test_nothing_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", program, file], check=True, cwd=ROOT / "src")
 
 
+@pytest.mark.thorough
 def test_a_thousand_files_take_seconds(tmp_path: Path) -> None:
     """A thousand of 200 lines: a few seconds, 10 at most; generous, as other things run too. In a
     process of its own, as the command has: among the million objects of one that has run other

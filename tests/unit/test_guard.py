@@ -432,6 +432,7 @@ def change(root: Any, what: str, value: object) -> None:
         root.__dict__ = dict(root.__dict__)
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_of_guards_that_are_dropped() -> None:
     model = Model()
     weight, box = model.layer.weight, {"k": object()}

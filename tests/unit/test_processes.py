@@ -96,6 +96,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.thorough
 def test_processes_build_at_once_and_measure_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

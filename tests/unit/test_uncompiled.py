@@ -233,15 +233,18 @@ def test_a_whole_step_imports_what_eager_imports(device: str) -> None:
     run_fresh(START, STEPPED, device=device)
 
 
+@pytest.mark.thorough
 def test_dynamo_that_comes_later_compiles_none_of_our_code() -> None:
     run_fresh(START, LATER)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", ["imports", "checkpointed"])
 def test_a_callable_may_import_dynamo_itself(function: str) -> None:
     run_fresh(START, INSIDE, FUNCTION=function)
 
 
+@pytest.mark.thorough
 def test_dynamo_comes_while_another_thread_captures() -> None:
     run_fresh(START, CAPTURED)
 

@@ -200,6 +200,7 @@ def test_a_callable_without_collectives_is_each_process_own_affair() -> None:
     assert first["warned"] == second["warned"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_THREE)
 def test_three_processes(name: str) -> None:
     for found in of_three(name):
@@ -207,14 +208,17 @@ def test_three_processes(name: str) -> None:
         assert found.get("right", True), found
 
 
+@pytest.mark.thorough
 def test_what_the_last_of_three_cannot() -> None:
     refused(of_three("refused-eager"), "OL101")
 
 
+@pytest.mark.thorough
 def test_processes_that_share_no_group_agree_through_those_between() -> None:
     refused(of_three("in-a-row"), "OL101")
 
 
+@pytest.mark.thorough
 def test_a_process_outside_of_the_group_is_not_asked() -> None:
     first, second, third = of_three("of-two")
     assert first["replays"] == second["replays"] == 3

@@ -18,9 +18,11 @@ from tests.ecosystem.programs import FILES, ON_GPUS_ALONE, missing
 HERE = [file for file in FILES if file not in ON_GPUS_ALONE]
 SLOW = {
     *("programs_pieces", "programs_adapters", "programs_finetuning", "programs_accelerate"),
-    *("programs_graphs", "programs_diffusion", "programs_training"),
+    *("programs_graphs", "programs_diffusion", "programs_training", "programs_lightning"),
+    *("programs_torchdiffeq", "programs_science", "programs_sentences", "programs_steps"),
+    *("programs_serving", "programs_objectives"),
 }
-"""Files of 10 s and more: before each release, and on a GPU."""
+"""Files of 4 s and more: before each release, and on a GPU."""
 
 
 @pytest.mark.parametrize(

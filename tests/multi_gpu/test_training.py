@@ -34,7 +34,12 @@ def torchrun(way: str, *options: str, gpus: bool) -> list[dict[str, Any]]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.multi_gpu)])
+@pytest.fixture(
+    params=[
+        pytest.param("gloo", marks=pytest.mark.thorough),  # see device/test_distributed_ranks.py
+        pytest.param("nccl", marks=pytest.mark.multi_gpu),
+    ]
+)
 def gpus(request: pytest.FixtureRequest) -> bool:
     if request.param == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 NVIDIA GPUs")

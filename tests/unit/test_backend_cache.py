@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json
@@ -33,6 +35,7 @@ def counted(cache: Path) -> dict[str, int]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     """Neither a forward, nor its backward, nor a forward alone."""
     first, second = counted(tmp_path), counted(tmp_path)

@@ -66,6 +66,7 @@ def test_digits_train_alike_eagerly_and_graphed(capsys: pytest.CaptureFixture[st
     assert "the loss curves are equal" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_ppo_learns_cart_pole_and_alike() -> None:
     curves = train_rl.main(["eager", "onelaunch"])
     assert curves["onelaunch"].returns == curves["eager"].returns

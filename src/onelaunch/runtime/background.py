@@ -143,7 +143,7 @@ class Captures:
         return normal()
 
     def _of(self, key: Hashable, most: int) -> _Wanted | None:
-        """Return what is known of a signature; None for a new one beyond so many."""
+        """Return the knowledge of a signature; None for a new one beyond so many."""
         with self._changed:
             if key not in self._wanted and len(self._wanted) >= most:
                 return None

@@ -168,3 +168,24 @@ def test_reset(device: torch.device, rand: Rand) -> None:
         fast.reset()
         assert not fast.recordings
         assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))
+
+
+def test_dynamos_marks_are_no_state(device: torch.device, rand: Rand) -> None:
+    """It marks the buffers of a module, as BERT's positions. A capture ahead of calls took the mark
+    for lasting state (OL110)."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift: Tensor
+            self.register_buffer("shift", torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.shift[: x.shape[-1]]
+
+    net = Shifted().to(device)
+    fast: Any = ol.graph(net, compile=True)
+    with torch.inference_mode():
+        fast.capture(rand(0, 2, 4))
+        assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))
+    assert replays(fast) == 1

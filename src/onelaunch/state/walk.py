@@ -277,6 +277,10 @@ def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     return bool(queue)
 
 
+MARKS_OF_DYNAMO = ("_dynamo_static_input_type", "___needs_generation_tag_patch")
+"""The attributes that Dynamo gives to tensors of modules and to `nn.Module` when it compiles."""
+
+
 class Change(NamedTuple):
     """A slot whose content the callable replaced."""
 
@@ -286,7 +290,17 @@ class Change(NamedTuple):
 
 
 def changes(before: StateWalk, after: StateWalk) -> list[Change]:
-    """Return the differences between two walks of the same roots."""
+    """Return the differences between two walks of the same roots, without marks of Dynamo's."""
+    found = _changes(before, after)
+    return [c for c in found if not is_mark_of_dynamo(c.slot.key)]
+
+
+def is_mark_of_dynamo(key: object) -> bool:
+    """Return whether a slot's key is the name of an attribute that Dynamo gives."""
+    return isinstance(key, str) and key in MARKS_OF_DYNAMO
+
+
+def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
     found: list[Change] = []
     for key, (slot, value) in after.held.items():
         old = before.held.get(key, (slot, MISSING))[1]

@@ -29,7 +29,7 @@ from onelaunch.driver.protocol import Capture, Driver, Provenance
 from onelaunch.errors import CaptureError
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import description, gradient_of
-from onelaunch.state.walk import StateWalk
+from onelaunch.state.walk import MARKS_OF_DYNAMO, StateWalk, is_mark_of_dynamo
 from onelaunch.watch.difference import of_handed_on, of_made_memory
 from onelaunch.watch.ledger import content_of
 from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
@@ -105,9 +105,6 @@ class Bringing(Watching):
 
 
 _noting = threading.local()
-
-_MARKS_OF_DYNAMO = ("_dynamo_static_input_type", "___needs_generation_tag_patch")
-"""The attributes that Dynamo gives to parameters and to `nn.Module` when it compiles."""
 
 
 @contextmanager
@@ -354,10 +351,10 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
     found: dict[object, object] = {
         key: _described(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.held.items()
-        if not (isinstance(key[1], str) and key[1] in _MARKS_OF_DYNAMO)
+        if not is_mark_of_dynamo(key[1])
     }
     lengths = {
-        id(inside): length - sum(mark in inside for mark in _MARKS_OF_DYNAMO)
+        id(inside): length - sum(mark in inside for mark in MARKS_OF_DYNAMO)
         for inside, length in walk.sizes
     }
     return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}

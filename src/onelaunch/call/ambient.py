@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -119,6 +119,35 @@ def modes() -> tuple[object, ...]:
     """Return the modes in force: the text of torch's `GlobalStateGuard`, then `MODES`."""
     guard: Any = _C._dynamo.guards.GlobalStateGuard()
     return (guard.__getstate__(), *(read() for _, read in MODES))
+
+
+class Modes:
+    """The modes of this thread that belong to a signature, to be entered in another thread.
+
+    Args:
+        graded: False to replace a mode with gradients by inference mode.
+    """
+
+    def __init__(self, graded: bool = True) -> None:
+        grad = torch.is_grad_enabled()
+        self._grad = grad and graded
+        self._inference = torch.is_inference_mode_enabled() or (grad and not graded)
+        self._cache = torch.is_autocast_cache_enabled()
+        self._casts = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in AUTOCAST
+        ]
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        with ExitStack() as entered:
+            entered.enter_context(torch.inference_mode(self._inference))
+            entered.enter_context(torch.set_grad_enabled(self._grad))
+            for kind, enabled, dtype in self._casts:
+                if enabled:
+                    cast = torch.autocast(kind, dtype, cache_enabled=self._cache)
+                    entered.enter_context(cast)
+            yield
 
 
 def noted_modes() -> Callable[[], str]:

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.job import NeedsTheCaller
@@ -27,7 +28,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.worker import Footprint, Modes, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")

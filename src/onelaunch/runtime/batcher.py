@@ -6,19 +6,16 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
+from onelaunch.call.ambient import Modes
 from onelaunch.errors import ArgumentError, GraphError
 from onelaunch.sizes.batching import best
 from onelaunch.sizes.buckets import Sizes, integer
-from onelaunch.unwinding import AUTOCAST
 
 _NEW = 0.2
 """The weight of a new time in the running mean of its size."""
@@ -69,7 +66,7 @@ class Batcher:
         self.max_wait_ms = max_wait_ms
         self.max_waiting = max_waiting
         self._joining = joining  # `padding.joined_calls.JoinedCalls`, of a package above this one
-        self._modes = _modes()
+        self._modes = Modes(graded=False)
         self._times: dict[Sizes, float] = {}
         self._queue: deque[_Waiting] = deque()
         self._changed = threading.Condition()
@@ -120,7 +117,7 @@ class Batcher:
         Raises:
             CaptureError: OL140, a row depends on others, or a call changes state.
         """
-        with self._modes():
+        with self._modes.entered():
             found = self._joining.timed(args, kwargs)
         with self._changed:
             self._times |= found
@@ -153,7 +150,7 @@ class Batcher:
     def _serve(self) -> None:
         """Run batches until it is closed and nothing waits."""
         try:
-            with self._modes():
+            with self._modes.entered():
                 while batch := self._next():
                     self._run(batch)
                     del batch  # with the results, which the wait for the next would keep
@@ -247,24 +244,3 @@ class Batcher:
         for waiting in list(self._queue):  # a callback may come back to this batcher
             waiting.future.cancel()
         self._drop_cancelled()
-
-
-def _modes() -> Callable[[], ExitStack]:
-    """Return a function that enters this thread's autocast and its mode without gradients. In a
-    thread with gradients on that is inference mode."""
-    no_grad = not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    casts = [
-        (kind, torch.get_autocast_dtype(kind))
-        for kind in AUTOCAST
-        if torch.is_autocast_enabled(kind)
-    ]
-    cache = torch.is_autocast_cache_enabled()
-
-    def enter() -> ExitStack:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad() if no_grad else torch.inference_mode())
-            for kind, dtype in casts:
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cache))
-            return stack.pop_all()
-
-    return enter

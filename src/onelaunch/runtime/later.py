@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.call.ambient import refresh_mode_flag, runs_inline
+from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
@@ -31,7 +31,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.worker import Footprint, Modes, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")

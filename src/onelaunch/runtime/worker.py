@@ -7,18 +7,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import beside_calls
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.table import Table
-from onelaunch.unwinding import AUTOCAST
 
 _IDLE_S = 5.0
 """The seconds after which a thread without jobs ends; the next job starts another."""
@@ -96,29 +96,6 @@ _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 def _end_all() -> None:
     for worker in list(_running):
         worker.end()
-
-
-class Modes:
-    """The modes of this thread that belong to a signature, to be entered in another thread."""
-
-    def __init__(self) -> None:
-        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self._cache = torch.is_autocast_cache_enabled()
-        self._casts = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in AUTOCAST
-        ]
-
-    @contextmanager
-    def entered(self) -> Generator[None]:
-        with ExitStack() as entered:
-            entered.enter_context(torch.inference_mode(self._inference))
-            entered.enter_context(torch.set_grad_enabled(self._grad))
-            for kind, enabled, dtype in self._casts:
-                if enabled:
-                    cast = torch.autocast(kind, dtype, cache_enabled=self._cache)
-                    entered.enter_context(cast)
-            yield
 
 
 class Footprint:

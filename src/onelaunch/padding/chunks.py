@@ -20,6 +20,7 @@ from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, each_once, resized
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
+from onelaunch.padding.taint.attribution import TaintCause
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.runtime.signature import spec_of
@@ -29,13 +30,15 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import MISSING
 from onelaunch.state.walk import StateWalk
 
+_BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and the batcher'
+
 
 class Chunks:
     """The proofs that calls may be cut into chunks, by signature.
 
     Args:
         most: the largest number of signatures that are tried.
-        raises: True to raise a refusal, and try again at the next call; False to keep it.
+        raises: True to raise a refusal, at each call; False to return it.
     """
 
     def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
@@ -68,7 +71,7 @@ class Chunks:
         spec = spec_of(driver, flat._replace(tensors=example), device)
         guard, known = self._proofs.get(spec, (None, None))
         if guard is not None and guard.check():
-            return known
+            return self._answer(known)
         if guard is None and len(self._proofs) >= self._most:
             return None
         reached = self._callee.reached(flat)
@@ -77,10 +80,13 @@ class Chunks:
         try:
             found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
         except CaptureError as error:
-            if self._raises:
-                raise
             found = copy.copy(error)  # without the frames, which hold tensors
         self._proofs[spec] = guard, found
+        return self._answer(found)
+
+    def _answer(self, found: Proof | CaptureError | None) -> Proof | CaptureError | None:
+        if self._raises and isinstance(found, CaptureError):
+            raise copy.copy(found)
         return found
 
 
@@ -146,6 +152,21 @@ def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, p
 
 
 class _Chunking(Proving):
+    cuts = False
+    """True once rows must not depend on the rows before them."""
+
+    def refusal(
+        self,
+        what: str,
+        found: TaintCause,
+        on: str | None = None,
+        sizes: Sizes = (),
+        fix: str | None = None,
+    ) -> CaptureError:
+        if self.cuts:
+            on, fix = on or "the rows before", fix or _BY_ITSELF
+        return super().refusal(what, found, on, sizes, fix)
+
     def unpadded(self) -> list[tuple[SizeLink, ...]]:
         """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
         sizes = [self.bucket]
@@ -171,8 +192,8 @@ class _Chunking(Proving):
         if changed is not None:
             what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-        inputs = self.inputs(whole)
-        taint = TaintMode(self.dry_run.device, trace.steps)
+        inputs, self.cuts = self.inputs(whole), True
+        taint = TaintMode(self.dry_run.device, trace.steps, front=True)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
             if dim is None:
@@ -187,10 +208,6 @@ class _Chunking(Proving):
             raise self.refusal("the callable", repeated, "being cut into chunks")
         if self.buckets.independent:
             return
-        if self.written:  # the taint of a write follows rows at the end of a tensor alone
-            what = f"`{self.flat.paths[min(self.written)]}` is written to, in chunks"
-            fix = 'overflow="eager", a larger bucket, or independent=True for independent rows'
-            raise CaptureError("OL140", what, fix=fix)
         self.check_run(taint, inputs, whole)
         if taint.hiding:
             what = "a number hides the rows of one chunk from another's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,7 +51,7 @@ class JoinedCalls:
     def __init__(self, graphed: Bucketed[..., Any]) -> None:
         self._graphed: Any = graphed
         self.sizes = graphed._buckets.sizes[0]
-        self._proofs: dict[Hashable, tuple[StateGuard, Proof | None]] = {}
+        self._proofs: dict[Hashable, tuple[StateGuard, Proof | CaptureError | None]] = {}
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JoinableCall:
         """Take a request apart. One that runs alone has a key of its own."""
@@ -130,24 +131,33 @@ class JoinedCalls:
         if one.call is None:
             return None
         fast, form = self._graphed, one.key[0]
-        guard, proof = self._proofs.get(form, (None, None))
+        guard, found = self._proofs.get(form, (None, None))
         if guard is not None and guard.check():
-            return proof
+            return _raised(found)
         driver, device = fast._callee.driver_and_device(one.flat)
         with driver.exclusive():
             reached = fast._callee.reached(one.flat)
             guard = guard_of(reached.walk())
             dry_run = DryRun(driver, device, fast._callee.eager_form, reached, one.flat.tree)
             try:
-                found = prove_chunks(dry_run, fast._buckets, one.call, one.flat, 0)
-                proof = None if found.written else found
+                proof = prove_chunks(dry_run, fast._buckets, one.call, one.flat, 0)
+                found = None if proof.written else proof
             except CaptureError as error:
-                if error.__cause__ is not None or fast.options.on_refusal == "raise":
+                if error.__cause__ is not None:
                     raise
-                fast._notices.give(error.warning("requests run one by one"), "one by one")
-                proof = None
-        self._proofs[form] = guard, proof
-        return proof
+                found = None
+                if fast.options.on_refusal == "raise":
+                    found = copy.copy(error)  # without the frames, which hold tensors
+                else:
+                    fast._notices.give(error.warning("requests run one by one"), "one by one")
+        self._proofs[form] = guard, found
+        return _raised(found)
+
+
+def _raised(found: Proof | CaptureError | None) -> Proof | None:
+    if isinstance(found, CaptureError):
+        raise copy.copy(found)
+    return found
 
 
 def _not_replayed(graphed: Any) -> tuple[int, int, int]:

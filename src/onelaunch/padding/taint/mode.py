@@ -8,6 +8,7 @@ bits of its own elements, and operations on metadata need no rule. Other operati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
 from onelaunch.padding.taint.hidden import Hiding, HidingTrace
 from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
-from onelaunch.padding.taint.rules.call import LEAST, TaintedCall
+from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
 from onelaunch.padding.taint.rules.rows import kept, named_by
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.shadow import (
@@ -57,6 +58,7 @@ class TaintMode(DecomposingMode):
             host.
         reference: the steps of the unpadded run at the real size.
         spare: the sizes whose last row is in no call a real row.
+        front: whether padding lies in front of the real rows.
     """
 
     def __init__(
@@ -64,11 +66,12 @@ class TaintMode(DecomposingMode):
         device: torch.device,
         reference: Sequence[TracedStep],
         spare: frozenset[Rows] = frozenset(),
+        front: bool = False,
     ) -> None:
         super().__init__()
         self._memory = ShadowMemory(computing(device))
         self._alignment = Alignment(reference)
-        self._spare = spare
+        self._spare, self._front = spare, front
         self.steps: list[TracedStep] = []
         self._events: list[TaintEvent] = []
         self._roots: set[int] = set()
@@ -163,7 +166,7 @@ class TaintMode(DecomposingMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(step, real, random)
-        operands = Operands(self._memory, old_values, inputs, real, self._outlives)
+        operands = Operands(self._memory, old_values, inputs, real, self._outlives, self._front)
         self._trace.begin(kind_of(step.name), operands)
         self.constants.update(map(storage_of, operands.constants))
         held = self._held(func, step, args, kwargs, real, operands, reason is None)
@@ -196,7 +199,7 @@ class TaintMode(DecomposingMode):
         if step.name == "arange" and real is not None:  # each names its own place
             rows = real.outputs[0][0], step.outputs[0][0]
             if rows in self._spare:
-                padded = outside_of(step.outputs[0], real.outputs[0], self._memory.device)
+                padded = self._outside(step.outputs[0], real.outputs[0])
                 self._name(outputs[0], padded | SIZED, rows)
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
@@ -214,7 +217,7 @@ class TaintMode(DecomposingMode):
             return
         bits = bits.to(self._memory.device)
         if real is not None and real != t.shape:
-            bits = bits | outside_of(t.shape, real, self._memory.device)
+            bits = bits | self._outside(t.shape, real)
         self._memory.put(t, bits)
 
     def _held(
@@ -280,6 +283,7 @@ class TaintMode(DecomposingMode):
             operands.plane(ROW),
             operands.plane(SPARE),
             operands.named,
+            partial(beyond, front=self._front),
         )
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
@@ -309,6 +313,9 @@ class TaintMode(DecomposingMode):
             vanished = operands.low(args[0]) & (operands.value(outputs[0]) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits, named
+
+    def _outside(self, shape: torch.Size, real: torch.Size) -> Tensor:
+        return outside_of(shape, real, self._memory.device, self._front)
 
     def _joined(self, padded: Tensor, unknown: Tensor) -> Tensor:
         device = self._memory.device

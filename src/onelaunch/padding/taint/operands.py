@@ -35,6 +35,7 @@ class Operands:
         inputs: Sequence[Tensor],
         real: TracedStep | None,
         outlives: Callable[[Tensor], bool],
+        front: bool,
     ) -> None:
         self._memory = memory
         self._old_values = old_values
@@ -50,7 +51,7 @@ class Operands:
                 bits = self._varying(t)
             real_shape = self._real.get(id(t), t.shape)
             if real_shape != t.shape:
-                outside = outside_of(t.shape, real_shape, memory.device)
+                outside = outside_of(t.shape, real_shape, memory.device, front)
                 if bits is not None:
                     outside = bits | torch.where((bits & SIZED) != 0, 0, outside)
                 bits = outside
@@ -153,9 +154,9 @@ def _shape(value: Any) -> torch.Size:
     return value.shape if isinstance(value, Tensor) else torch.Size(())
 
 
-def outside_of(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
+def outside_of(shape: torch.Size, real: torch.Size, device: torch.device, front: bool) -> Tensor:
     """Return the bits of a tensor that grew with the size: padding beyond its real size."""
-    return beyond(shape, real, device).to(torch.uint8) * PADDED
+    return beyond(shape, real, device, front).to(torch.uint8) * PADDED
 
 
 SUMS = frozenset({"add", "sub", "baddbmm"})

@@ -43,6 +43,7 @@ class TaintedCall:
         rows: the plane where a value names a real row, at every call.
         spare: the plane where padding names a row that is not real.
         named: real and padded size of the dimension whose rows a tensor names; None if unknown.
+        beyond: see `beyond`.
     """
 
     func: Any
@@ -61,6 +62,7 @@ class TaintedCall:
     rows: Planes
     spare: Planes
     named: Callable[[Any], tuple[int, int] | None]
+    beyond: Callable[[torch.Size, torch.Size, torch.device], Tensor]
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)
@@ -84,10 +86,8 @@ def more(call: TaintedCall, taint: Planes, t: Tensor, dims: Sequence[int]) -> Te
     plane, real = taint(t), call.real(t)
     if taint is call.unknown or real is None or all(real[d] == t.shape[d] for d in dims):
         return plane
-    outside = torch.zeros_like(plane)
-    for d in dims:
-        size = min(real[d], t.shape[d])
-        outside.narrow(d, size, t.shape[d] - size).fill_(True)
+    along = torch.Size(real[d] if d in dims else n for d, n in enumerate(t.shape))
+    outside = call.beyond(t.shape, along, plane.device)
     return plane | (outside & ~call.unknown(t))
 
 
@@ -148,11 +148,15 @@ def each(plane: Tensor, results: Sequence[Tensor]) -> list[Tensor]:
     return [fitted(plane, r.shape) for r in results]
 
 
-def beyond(shape: torch.Size, real: torch.Size, device: torch.device) -> Tensor:
-    """Return the plane of a tensor that is true beyond its real size."""
+def beyond(
+    shape: torch.Size, real: torch.Size, device: torch.device, front: bool = False
+) -> Tensor:
+    """Return the plane of a tensor that is true beyond its real size: behind the real elements, or
+    in front of them."""
     plane = torch.ones(shape, dtype=torch.bool, device=device)
     if len(shape) == len(real):
-        plane[tuple(slice(0, n) for n in real)] = False
+        starts = [max(m - n, 0) if front else 0 for m, n in zip(shape, real, strict=True)]
+        plane[tuple(slice(i, i + n) for i, n in zip(starts, real, strict=True))] = False
     return plane
 
 

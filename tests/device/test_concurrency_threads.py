@@ -454,3 +454,26 @@ def test_torch_keeps_no_object_for_a_thread(trains: bool, device: torch.device, 
     run_threads(2, body)
     assert replays(fast) > 0
     assert kept == [False, False]
+
+
+def test_random_numbers_that_another_thread_draws(device: torch.device, rand: Rand) -> None:
+    """They are no seeding by the call, and the call gives none of them back."""
+    over = threading.Event()
+
+    def draw() -> None:
+        while not over.is_set():
+            torch.randn(3)
+
+    drawing = threading.Thread(target=draw)
+    net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(20)]).to(device)
+    drawing.start()
+    try:
+        with torch.no_grad():
+            for _ in range(4):
+                fast = ol.graph(net, warmup=1)
+                for i in range(3):
+                    assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+                assert replays(fast) == 2
+    finally:
+        over.set()
+        drawing.join()

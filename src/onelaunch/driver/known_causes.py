@@ -13,7 +13,7 @@ PADDED = "pad, and mask the result"
 _UNPACKED = f"not a PackedSequence, whose sizes the host reads: {PADDED}"
 OWN_DROPOUT = "`dropout=0`, and nn.Dropout between single layers"
 _UNVALIDATED = (
-    "no validation of values: torch.distributions.Normal(..., validate_args=False), or once for "
+    "no validation of values: `validate_args=False` where the distribution is made, or once for "
     "all torch.distributions.Distribution.set_default_validate_args(False)"
 )
 UNNESTED = "nn.TransformerEncoder(..., enable_nested_tensor=False)"

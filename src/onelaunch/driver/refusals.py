@@ -43,7 +43,10 @@ _ASSIGNED = (
     "torch.where(mask, values, x), where values is as large as x: for `x[mask] *= 2` write `x = "
     "torch.where(mask, x * 2, x)`"
 )
-_FOUND = "torch.nonzero_static(x, size=n), which fills missing rows with -1"
+_FOUND = (
+    "torch.nonzero_static(x, size=n), whose missing rows are -1: as an index that is the last row, so "
+    "mask what it selects; or torch.where(mask[:, None], f(x), y) for `y[index] = f(x[index])`"
+)
 
 DRAWN = (
     "draw on the device, `torch.rand((), device=x.device)`, which each replay does anew; or draw "

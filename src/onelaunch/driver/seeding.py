@@ -76,7 +76,7 @@ class HostGenerators:
     """
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
-        self._others = _other_threads()  # before the states are read, and after, in `refuse_drawn`
+        self._others = other_threads()  # before the states are read, and after, in `refuse_drawn`
         self._all = [_HostGenerator.of("of `random`", random.getstate, random.setstate, _PYTHONS)]
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
@@ -134,7 +134,7 @@ class HostGenerators:
 
     def _sure(self) -> bool:
         """Tell whether no other thread can have advanced a generator: none ran since the start."""
-        return _other_threads() == self._others
+        return other_threads() == self._others
 
 
 def _may_draw_from(shared: object, reads: Reads | None) -> bool:
@@ -149,7 +149,7 @@ def _may_draw_from(shared: object, reads: Reads | None) -> bool:
     return any(getattr(value, "__self__", None) is shared for value in read)
 
 
-def _other_threads() -> dict[threading.Thread, tuple[object, ...]]:
+def other_threads() -> dict[threading.Thread, tuple[object, ...]]:
     """Return how far each other thread has come: its frame, the instruction there, and its CPU
     time. Threads of autograd's engine draw only while a backward waits for them."""
     frames = sys._current_frames()

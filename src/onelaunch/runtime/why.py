@@ -41,8 +41,19 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
             return f"state changed: {changed or 'memory shared otherwise'}"
     if not entries:
         return "first signature"
-    where, how = entries[0].spec.difference(spec, entries[0].paths)
+    near = _nearest(entries, spec)
+    where, how = near.spec.difference(spec, near.paths)
     return f"{where}: {how}"
+
+
+def _nearest(entries: Sequence[Entry], spec: CallSpec) -> Entry:
+    """Return the recording that differs least from a call: in no size, or in few tensors."""
+
+    def alike(entry: Entry) -> tuple[int, int]:
+        pairs = list(zip(entry.spec.tensors, spec.tensors, strict=False))
+        return sum(a.shape == b.shape for a, b in pairs), sum(a == b for a, b in pairs)
+
+    return max(entries, key=alike)
 
 
 def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:

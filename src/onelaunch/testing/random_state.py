@@ -9,15 +9,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.driver.seeding import SEEDING
+from onelaunch.driver.seeding import SEEDING, other_threads
 from onelaunch.driver.select import is_beside
 from onelaunch.source import Place
 
 
 class RandomState:
-    """The generators that a capture may advance: the default generator, and the given ones."""
+    """The generators that a capture may advance: the default generator, and the given ones.
+
+    Attributes:
+        drawn: True once a recorded operation has drawn.
+    """
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.drawn = False
+        self._others = other_threads()
         # Beside calls the callable draws nothing, and other threads may.
         self._generators = [] if is_beside() else [torch.default_generator, *generators]
         self._before = self._read()
@@ -27,15 +33,25 @@ class RandomState:
         return [g.get_state() for g in self._generators]
 
     def moved(self) -> bool:
-        """Tell whether a generator changed since `accept`, except by an operation."""
+        """Tell whether a generator changed since `accept`, except by an operation, and no other
+        thread can have changed it."""
+        return self._changed() and self._is_alone()
+
+    def _changed(self) -> bool:
         return not all(map(torch.equal, self._read(), self._now))
+
+    def _is_alone(self) -> bool:
+        return other_threads() == self._others
 
     def accept(self) -> None:
         """Take the present state for the state that the recorded operations left."""
         self._now = self._read()
 
     def restore(self) -> None:
-        """Restore every generator's state from the making of this object."""
+        """Restore every generator's state from the making of this object. Where no operation drew,
+        other threads alone may have drawn, and would draw the same again."""
+        if not (self.drawn or self._is_alone()):
+            return
         for generator, state in zip(self._generators, self._before, strict=True):
             generator.set_state(state)
 

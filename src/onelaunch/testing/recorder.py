@@ -203,6 +203,7 @@ class TapeRecorder(DispatchMode):
         addresses = [t.untyped_storage().data_ptr() for t in written]
         for t in written:
             self.save(t)
+        self.random.drawn |= op.random
         result = run_alone(op, args, kwargs)
         for t, address in zip(written, addresses, strict=True):
             if t.untyped_storage().data_ptr() != address and self.memory.external(t) is not None:

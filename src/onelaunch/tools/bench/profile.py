@@ -39,8 +39,8 @@ class Limit:
         """A paragraph on the limit of the call, and the gain to expect of a graph."""
         if self.gpu_us is None:
             return (
-                f"This call takes {us(self.host_us)} on the CPU without gradients. Here are no "
-                "launches to save, as on a GPU: the differences below come from Python's overhead "
+                f"This call takes {us(self.host_us)} on the CPU without gradients. Unlike "
+                "on a GPU there are no launches to save: the differences below come from Python's overhead "
                 "and from fused kernels. onelaunch runs on its tape, which is there to test "
                 "the same code without a GPU, so expect less than eager's speed."
             )

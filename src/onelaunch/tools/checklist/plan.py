@@ -108,7 +108,7 @@ class Plan(Result):
                 f"Nothing that was tried pays ({late})" if late else "Nothing that was tried pays"
             )
         elif late:
-            head = "Nothing was tried"
+            head = "Nothing was tried: the time was too short"
         same = f"with {', '.join(self.steps)} alone" if self.steps else "as before"
         return f"{head}: {us(self.result.median_us)} per call, {same}."
 

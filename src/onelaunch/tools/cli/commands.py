@@ -62,7 +62,7 @@ def options(
 
 @app.command()
 def info() -> int:
-    """List the abilities of this machine, and the way of inputs and outputs on it."""
+    """List what this machine supports, and how inputs reach a recording on it."""
     from onelaunch.driver.cuda import capabilities
     from onelaunch.tools.bench.environment import environment
 

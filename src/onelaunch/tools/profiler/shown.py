@@ -48,13 +48,19 @@ def document(profile: Profile) -> Document:
         ),
         context=(
             f"{profile.workload} on {machine_of(profile.environment)}: "
-            f"{us(profile.wall_us)} per call, {us(profile.limit.host_us)} of it until it returns. "
+            f"{us(profile.wall_us)} per call{_until(profile)}. "
             "Times are medians; the parts and the heaviest are from a trace.",
             *profile.unseen,
         ),
         remarks=profile.remarks,
         environment=known(profile.environment),
     )
+
+
+def _until(profile: Profile) -> str:
+    """Tell how long the host takes; nothing where all of the call is the host's."""
+    host, wall = profile.limit.host_us, profile.wall_us
+    return f", {us(host)} of it until it returns" if host < wall else ""
 
 
 def _parts(profile: Profile) -> Bars:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,12 +72,6 @@ class Program:
         head = f"# seed {self.seed}, {dict(self.options)}\ndef f(x, s):"
         return "\n    ".join([head, *self.lines, f"return {', '.join(self.kept)},"])
 
-    def build(self) -> Callable[..., Any]:
-        """The callable."""
-        names: dict[str, Any] = {"torch": torch}
-        exec(compile(str(self), f"<branches {self.seed}>", "exec"), names)
-        return names["f"]
-
 
 def program(seed: int) -> Program:
     """The program of a seed."""
@@ -109,13 +101,13 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     """What becomes of a program."""
     state = torch.linspace(-1, 1, 16).view(4, 4)
     states = [state.clone().to(device) for _ in range(2)]
-    f = found.build()
+    f = command.ran(str(found), found.seed, {"torch": torch})["f"]
     fast: Any = command.graph(f, "", warmup=1, parallel=True, **dict(found.options))
     with torch.no_grad(), command.quiet():
         for call in range(5):
             both: list[tuple[Any, Tensor, Tensor]] = []
             for which, g in enumerate((f, fast)):
-                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(call)).to(device)
+                x = command.random_tensor(call, 4, 4, device=device)
                 torch.manual_seed(call)
                 try:
                     result = g(x, states[which])
@@ -135,19 +127,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     return "right", ("parallel" if wide else "a chain") if recorded else "eager"
 
 
-def smaller(found: Program) -> list[Program]:
-    """The same with one line less."""
-    return [
-        replace(found, lines=found.lines[:i] + found.lines[i + 1 :])
-        for i in reversed(range(len(found.lines)))
-    ]
-
-
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds: how many became what. Says what is wrong."""
-    return command.fuzz(program, lambda found: run(found, device), seeds, say, smaller)
+fuzz = command.fuzzer(program, run, lambda found: command.without(found, "lines"))
 
 
 if __name__ == "__main__":

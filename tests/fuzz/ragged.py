@@ -12,8 +12,6 @@ from __future__ import annotations
 import random
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,11 +249,7 @@ def verdict(found: Program, device: torch.device) -> tuple[str, str]:
         return "wrong", traceback.format_exc(limit=-6)
 
 
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: verdict(found, device), seeds, say)
+fuzz = command.fuzzer(program, verdict)
 
 
 if __name__ == "__main__":

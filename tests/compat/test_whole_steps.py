@@ -7,6 +7,7 @@ capture), each against the same steps in eager.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,22 @@ def plain(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
+def training(
+    device: str,
+    make: Make = fused,
+    step_of: Callable[[nn.Module, Optimizer], Step] = plain,
+    dropout: float = 0.0,
+) -> Callable[[], Training]:
+    """Makes the same training again and again."""
+
+    def made() -> Training:
+        model = network(device, dropout)
+        optimizer = make(model.parameters())
+        return Training(model, optimizer, step_of(model, optimizer))
+
+    return made
+
+
 def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
     """The same losses, parameters, moments, gradients and random numbers as eager's."""
     eager, ours = make(), make()
@@ -92,14 +109,13 @@ def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
     return ours
 
 
+def momentum(p: Any) -> Optimizer:
+    return torch.optim.SGD(p, lr=0.1, momentum=0.9)
+
+
 @on_both
 def test_whole_network_capture(device: str) -> None:
-    def make() -> Training:
-        model = network(device, dropout=0.3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
+    assert_trains_alike(training(device, momentum, dropout=0.3), device)
 
 
 CAPTURABLE: dict[str, Make] = {
@@ -112,12 +128,7 @@ CAPTURABLE: dict[str, Make] = {
 @on_both
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_optimizers(device: str, name: str) -> None:
-    def make() -> Training:
-        model = network(device)
-        optimizer = CAPTURABLE[name](model.parameters())
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
+    assert_trains_alike(training(device, CAPTURABLE[name]), device)
 
 
 @on_accelerators
@@ -127,15 +138,9 @@ def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
     """`capturable=True` is an option of accelerators, of which the tape emulates one."""
     if device == "tape":
         testing.install()
-
-    def make() -> Training:
-        model = network(device)
-        optimizer = getattr(torch.optim, kind)(
-            model.parameters(), lr=1e-2, capturable=True, foreach=foreach
-        )
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
+    optimizer = getattr(torch.optim, kind)
+    make = functools.partial(optimizer, lr=1e-2, capturable=True, foreach=foreach)
+    assert_trains_alike(training(device, make), device)
 
 
 @on_both
@@ -143,10 +148,7 @@ def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
 def test_amp(device: str, cache: bool) -> None:
     """A forward in autocast inside the step, with its cache of weights as people have it."""
 
-    def make() -> Training:
-        model = network(device)
-        optimizer = fused(model.parameters())
-
+    def step_of(model: nn.Module, optimizer: Optimizer) -> Step:
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16, cache_enabled=cache):
@@ -155,9 +157,9 @@ def test_amp(device: str, cache: bool) -> None:
             optimizer.step()
             return loss.detach()
 
-        return Training(model, optimizer, step)
+        return step
 
-    assert_trains_alike(make, device)
+    assert_trains_alike(training(device, step_of=step_of), device)
 
 
 def scaled(device: str, poisoned: bool) -> Training:
@@ -223,10 +225,7 @@ def test_grad_scaler_outside(device: str) -> None:
 @on_both
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "for loop"])
 def test_clip_grad_norm(device: str, foreach: bool) -> None:
-    def make() -> Training:
-        model = network(device)
-        optimizer = fused(model.parameters())
-
+    def step_of(model: nn.Module, optimizer: Optimizer) -> Step:
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -234,9 +233,9 @@ def test_clip_grad_norm(device: str, foreach: bool) -> None:
             optimizer.step()
             return norm
 
-        return Training(model, optimizer, step)
+        return step
 
-    assert_trains_alike(make, device)
+    assert_trains_alike(training(device, step_of=step_of), device)
 
 
 @on_both

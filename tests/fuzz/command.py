@@ -139,6 +139,21 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def no_errors(
+    run: Callable[[P, torch.device], tuple[str, str]],
+) -> Callable[[P, torch.device], tuple[str, str]]:
+    """A verdict by which an error is wrong, but for a refusal."""
+
+    @quiet()
+    def verdict(found: P, device: torch.device) -> tuple[str, str]:
+        try:
+            return run(found, device)
+        except Exception as error:  # noqa: BLE001 - whatever but a refusal is wrong
+            return "wrong", at(error)
+
+    return verdict
+
+
 def main(
     what: str, fuzz: Callable[..., Counter[str]], programs: int, compiles: bool = False
 ) -> int:

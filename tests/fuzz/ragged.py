@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import sys
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,7 +167,8 @@ def arguments(r: torch.Generator, n: int, m: int, g: int) -> list[Tensor]:
     return [x, e, u, edges, batch, torch.randint(0, n, (n,), generator=r)]
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.no_errors
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
     lines = [(name, eval(f"lambda {NAMES}: {source}", globals())) for name, source in found.steps]
 
@@ -238,15 +238,6 @@ def _seen(result: Any, leaves: list[Tensor]) -> list[Tensor]:
         grads = torch.autograd.grad(roots, leaves, sent, allow_unused=True)
         found += [torch.zeros(0) if t is None else t.cpu() for t in grads]
     return found
-
-
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says; an error is wrong, but for a refusal."""
-    try:
-        return run(found, device)
-    except Exception:  # noqa: BLE001 - whatever but a refusal is wrong
-        return "wrong", traceback.format_exc(limit=-6)
 
 
 fuzz = command.fuzzer(program, verdict)

@@ -252,8 +252,10 @@ def _bits(t: Tensor) -> Tensor:
     return torch.empty(t.shape, dtype=t.dtype).copy_(t).reshape(-1).view(torch.uint8)
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.quiet()
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
+    torch.manual_seed(found.seed)  # the same random state each time
     try:
         eager, graphed = World(found, device), World(found, device)
     except (SyntaxError, Exception):  # noqa: BLE001 - of the program
@@ -290,13 +292,6 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
         if why is not None:
             return "wrong", f"event {number}: {why}"
     return command.right(fast)
-
-
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says, from the same random state each time."""
-    torch.manual_seed(found.seed)
-    return run(found, device)
 
 
 def _smaller(found: Program) -> list[Program]:

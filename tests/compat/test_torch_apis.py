@@ -250,9 +250,7 @@ def test_what_hooks_hold_of_a_saved_tensor_is_seen_without_running_them() -> Non
     assert packed.grad_fn._raw_saved_result.unpack_hook is None  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_saves_random_state_by_names_of_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_saves_random_state_by_names_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Tensor] = []
     given: list[Tensor] = []
     really = torch.get_rng_state

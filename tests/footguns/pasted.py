@@ -103,8 +103,7 @@ PASTED: dict[str, Paste] = {
     ),
     "OL102": replaced(("x[x > 0]", Code("torch.where(mask, x, 0)", mask="x > 0"))),
     "OL103": replaced(
-        ("(x * 2).cpu()", "x * 2"),
-        call=(Code("y = fast(x.to(device)).cpu()", device="x.device"),),
+        ("(x * 2).cpu()", "x * 2"), call=(Code("y = fast(x.to(device)).cpu()", device="x.device"),)
     ),
     "OL104": replaced(("torch.rand(())", _DRAW), moves=True),
     "OL105": called(Code("seen.append(fast(x))"), without="    seen.append(y)\n", kept="seen"),

@@ -76,22 +76,14 @@ BEFORE_NORMS: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
     "a group for each channel": (nn.Sequential(conv(), nn.GroupNorm(8, 8)), IMAGES, {"OL607"}),
     "a group of two": (nn.Sequential(conv(), nn.GroupNorm(4, 8)), IMAGES, set()),
     "layer norm": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), (2, 4), set()),
-    "linear": (
-        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)),
-        (2, 4),
-        {"OL608"},
-    ),
+    "linear": (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (2, 4), {"OL608"}),
     "linear, swapped": (Swapped(True), (2, 6, 8), {"OL608"}),
     "linear, other channels": (Swapped(False), (2, 6, 8), set()),
     "relu between": (nn.Sequential(conv(), nn.ReLU(), nn.BatchNorm2d(8)), IMAGES, set()),
     "relu in place": (nn.Sequential(conv(), nn.ReLU(True), nn.BatchNorm2d(8)), IMAGES, set()),
     "read twice": (ReadTwice(False), IMAGES, set()),
     "a result too": (ReadTwice(True), IMAGES, set()),
-    "a weight computed": (
-        nn.Sequential(Standardized(4, 8, 3), nn.BatchNorm2d(8)),
-        IMAGES,
-        set(),
-    ),
+    "a weight computed": (nn.Sequential(Standardized(4, 8, 3), nn.BatchNorm2d(8)), IMAGES, set()),
     "norm first": (nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), conv()), IMAGES, set()),
 }
 

@@ -161,7 +161,7 @@ def test_draws_beyond_what_the_callable_takes_are_left_out_and_named() -> None:
         "negative": "eager's result has NaN in it",
     }
     assert [case.name for case in reference.cases] == [
-        *("given", "random", "small", "least", "greatest", "positive"),
+        *("given", "random", "small", "least", "greatest", "positive")
     ]
     assert reference.refused is None
 

@@ -487,7 +487,7 @@ def test_each_step_is_told() -> None:
         torch.relu, (torch.ones(2),), on_progress=lambda text, part: told.append((text, part))
     )
     assert [text.split()[0] for text, _ in told] == [
-        *("running", "timing", "counting", "measuring", "tracing"),
+        *("running", "timing", "counting", "measuring", "tracing")
     ]
     assert [part for _, part in told] == sorted(part for _, part in told)
 

@@ -23,11 +23,7 @@ pytestmark = pytest.mark.browser
 PHONE, DESKTOP = (360, 800), (1280, 900)
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 
-MARKS = {
-    "comparison": {"walls": 4, "timelines": 82},
-    "plan": {"steps": 4},
-    "diagnosis": {},
-}
+MARKS = {"comparison": {"walls": 4, "timelines": 82}, "plan": {"steps": 4}, "diagnosis": {}}
 """The marks of each chart: as many as its data have."""
 GROUP = {"timelines": "spans"}  # of marks; else it has the chart's name
 
@@ -66,9 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(browser: Browser, file: Path, size: tuple[int, int] = DESKTOP) -> Iterator[Seen]:
     """Open a page without a network and wait for its charts; nothing may have failed at the end."""
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme="light",
-        offline=True,
+        viewport={"width": size[0], "height": size[1]}, color_scheme="light", offline=True
     )
     page = context.new_page()
     seen = Seen(page)

@@ -1,13 +1,12 @@
 """What torch's own tests ask of a whole training step in a CUDA graph, asked of onelaunch.
 
-The behaviours are those of pytorch/test/test_cuda.py (graph_grad_scaling, graph_optims,
-graph_scaling_fused_optimizers, graph_cudnn_dropout) and of the notes on CUDA graphs (whole-network
-capture), each against the same steps in eager.
+The behaviours are those of pytorch/test/test_cuda.py (graph_grad_scaling) and of the notes on CUDA
+graphs (whole-network capture), against the same steps in eager. In tests/device test_step_whole.py
+has dropout, norms and scalers inside, and test_step_optimizers.py each optimizer.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import onelaunch as ol
-from onelaunch import testing
 from tests.device.drop_in import assert_same, random_tensor, replays
 
 STEPS = 10
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 on_both = pytest.mark.parametrize("device", ["cpu", CUDA])
-on_accelerators = pytest.mark.parametrize("device", ["tape", CUDA])
 
-Make = Callable[[Any], Optimizer]
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -39,7 +35,6 @@ class Training:
     model: nn.Module
     optimizer: Optimizer
     step: Step
-    scaler: torch.amp.GradScaler | None = None
 
     def state(self) -> list[Tensor]:
         """All that a step changes."""
@@ -47,10 +42,10 @@ class Training:
         return [*self.model.state_dict().values(), *(m for m in moments if m is not None)]
 
 
-def network(device: str, dropout: float = 0.0) -> nn.Module:
+def network(device: str) -> nn.Module:
     torch.manual_seed(0)
-    layers = (nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(dropout), nn.ReLU())
-    return nn.Sequential(*layers, nn.Linear(32, 4)).to(device)
+    layers = (nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(*layers).to(device)
 
 
 def fused(parameters: Any) -> Optimizer:
@@ -75,24 +70,14 @@ def plain(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def training(
-    device: str,
-    make: Make = fused,
-    step_of: Callable[[nn.Module, Optimizer], Step] = plain,
-    dropout: float = 0.0,
-) -> Callable[[], Training]:
-    """Makes the same training again and again."""
+def assert_trains_alike(step_of: Callable[[nn.Module, Optimizer], Step], device: str) -> None:
+    """The same losses, parameters, moments, gradients and random numbers as eager's."""
 
-    def made() -> Training:
-        model = network(device, dropout)
-        optimizer = make(model.parameters())
+    def make() -> Training:
+        model = network(device)
+        optimizer = fused(model.parameters())
         return Training(model, optimizer, step_of(model, optimizer))
 
-    return made
-
-
-def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
-    """The same losses, parameters, moments, gradients and random numbers as eager's."""
     eager, ours = make(), make()
     fast: Any = ol.graph(ours.step)
     torch.manual_seed(3)
@@ -106,41 +91,6 @@ def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
     for p, q in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
         assert_same(p.grad, q.grad)
     assert replays(fast) == STEPS - 3
-    return ours
-
-
-def momentum(p: Any) -> Optimizer:
-    return torch.optim.SGD(p, lr=0.1, momentum=0.9)
-
-
-@on_both
-def test_whole_network_capture(device: str) -> None:
-    assert_trains_alike(training(device, momentum, dropout=0.3), device)
-
-
-CAPTURABLE: dict[str, Make] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True, weight_decay=0.1),
-    "Adam fused": fused,
-}
-
-
-@on_both
-@pytest.mark.parametrize("name", CAPTURABLE)
-def test_optimizers(device: str, name: str) -> None:
-    assert_trains_alike(training(device, CAPTURABLE[name]), device)
-
-
-@on_accelerators
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adadelta"])
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "for loop"])
-def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
-    """`capturable=True` is an option of accelerators, of which the tape emulates one."""
-    if device == "tape":
-        testing.install()
-    optimizer = getattr(torch.optim, kind)
-    make = functools.partial(optimizer, lr=1e-2, capturable=True, foreach=foreach)
-    assert_trains_alike(training(device, make), device)
 
 
 @on_both
@@ -159,40 +109,7 @@ def test_amp(device: str, cache: bool) -> None:
 
         return step
 
-    assert_trains_alike(training(device, step_of=step_of), device)
-
-
-def scaled(device: str, poisoned: bool) -> Training:
-    """A step with a GradScaler and a fused optimizer, which skips on the device."""
-    model = network(device)
-    optimizer = fused(model.parameters())
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=3)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        if poisoned:
-            loss = loss * torch.where(x[0, 0] > 0, torch.inf, 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    return Training(model, optimizer, step, scaler)
-
-
-@on_both
-@pytest.mark.parametrize("poisoned", [False, True], ids=["finite", "overflowing"])
-def test_grad_scaler_inside(device: str, poisoned: bool) -> None:
-    """Steps whose gradients overflow are skipped, and the scale falls and grows as in eager."""
-    eager = scaled(device, poisoned)
-    for i in range(STEPS):
-        eager.step(*batch(i, device))
-    ours = assert_trains_alike(lambda: scaled(device, poisoned), device)
-    assert eager.scaler is not None
-    assert ours.scaler is not None
-    assert_same(torch.tensor(ours.scaler.get_scale()), torch.tensor(eager.scaler.get_scale()))
-    assert ours.scaler.get_scale() != 1024.0
+    assert_trains_alike(step_of, device)
 
 
 @on_both
@@ -235,7 +152,7 @@ def test_clip_grad_norm(device: str, foreach: bool) -> None:
 
         return step
 
-    assert_trains_alike(training(device, step_of=step_of), device)
+    assert_trains_alike(step_of, device)
 
 
 @on_both

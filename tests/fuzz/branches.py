@@ -21,36 +21,21 @@ from . import command
 from .state import different
 
 MAKE = (
-    "{new} = {a} + {b}",
-    "{new} = {a} * 0.5 - {b}",
-    "{new} = {a} @ {b}",
-    "{new} = torch.addmm({a}, {b}, {c})",
-    "{new} = {a}.tanh()",
-    "{new} = {a}.softmax(-1)",
-    "{new} = {a}.t().contiguous()",
-    "{new} = torch.stack([{a}, {b}, {c}]).mean(0)",
+    *("{new} = {a} + {b}", "{new} = {a} * 0.5 - {b}", "{new} = {a} @ {b}"),
+    *("{new} = torch.addmm({a}, {b}, {c})", "{new} = {a}.tanh()", "{new} = {a}.softmax(-1)"),
+    *("{new} = {a}.t().contiguous()", "{new} = torch.stack([{a}, {b}, {c}]).mean(0)"),
     "{new} = torch.cat([{a}[:2], {b}[2:]])",
     "{new} = {a}.sum(0, keepdim=True).expand(4, 4) * {b}",
-    "{new} = torch.where({a} > 0, {b}, {c})",
-    "{new} = {a}.cumsum(1)",
-    "{new} = {a}.masked_fill({b} > 1, 0.5)",
-    "{new} = torch.rand_like({a}) + {b}",
+    *("{new} = torch.where({a} > 0, {b}, {c})", "{new} = {a}.cumsum(1)"),
+    *("{new} = {a}.masked_fill({b} > 1, 0.5)", "{new} = torch.rand_like({a}) + {b}"),
     "{new} = torch.nn.functional.dropout({a}, 0.3)",
-    "{new} = {a}.index_select(0, {b}[:, 0].argsort())",
-    "{new} = torch.sort({a}, 1).values",
-    "{new} = {a}.clone()",
-    "{new} = {a}[1:3].repeat(2, 1)",
+    *("{new} = {a}.index_select(0, {b}[:, 0].argsort())", "{new} = torch.sort({a}, 1).values"),
+    *("{new} = {a}.clone()", "{new} = {a}[1:3].repeat(2, 1)"),
 )
 WRITE = (
-    "{a}.mul_(0.5)",
-    "{a}.add_({b}, alpha=0.1)",
-    "{a}[1:3].copy_({b}[:2])",
-    "{a}[0] = {b}[1]",
-    "{a}.t()[2].sub_({b}[0])",
-    "torch._foreach_add_([{a}, {b}], 0.25)",
-    "torch.add({a}, {b}, out={a})",
-    "torch.mm({b}, {c}, out={a})",
-    "{a}.copy_({b})",
+    *("{a}.mul_(0.5)", "{a}.add_({b}, alpha=0.1)", "{a}[1:3].copy_({b}[:2])"),
+    *("{a}[0] = {b}[1]", "{a}.t()[2].sub_({b}[0])", "torch._foreach_add_([{a}, {b}], 0.25)"),
+    *("torch.add({a}, {b}, out={a})", "torch.mm({b}, {c}, out={a})", "{a}.copy_({b})"),
 )
 FREE = "del {a}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ class Dicts(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"output": self.linear(inputs["x"]), "unused": inputs["unused"] * 2}
+
+
+def trains_alike(fast: Any, other: nn.Module, step: Callable[[Any, int], Any]) -> None:
+    """Each step gives the same, and leaves the same gradients and state."""
+    for i in range(5):
+        results = []
+        for module in (fast, other):
+            module.zero_grad()
+            results.append(step(module, i))
+        assert_same(results[0], results[1], f"step {i}")
+        assert_same(state_of(fast), state_of(other), f"step {i}")
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -74,15 +86,13 @@ def test_dict_inputs_and_an_unused_one(device: torch.device, rand: Rand) -> None
     other = copy.deepcopy(model)
     sample = ({"x": rand(0, 5, 4), "unused": rand(1, 5, 4)},)
     fast = ol.make_graphed_callables(model, sample, allow_unused_input=True)
-    for i in range(4):
-        results = []
-        for m in (fast, other):
-            m.zero_grad()
-            out = m({"x": rand(i, 5, 4), "unused": rand(i + 1, 5, 4)})
-            out["output"].sum().backward()
-            results.append({key: t.detach() for key, t in out.items()})
-        assert_same(results[0], results[1])
-        assert_same(state_of(model), state_of(other))
+
+    def step(m: Any, i: int) -> Any:
+        out = m({"x": rand(i, 5, 4), "unused": rand(i + 1, 5, 4)})
+        out["output"].sum().backward()
+        return {key: t.detach() for key, t in out.items()}
+
+    trains_alike(fast, other, step)
 
 
 def test_an_unused_input_raises_unless_it_is_allowed(device: torch.device, rand: Rand) -> None:
@@ -141,7 +151,12 @@ def test_results_without_a_backward_of_their_own(
         return {"view": x.view(2, 2), "argument": x, "detached": x.detach() * 2}[returned]
 
     fast = ol.make_graphed_callables(f, (rand(0, 4).requires_grad_(),))
-    for i in range(3):
+    like_eager(fast, f, rand)
+
+
+def like_eager(fast: Any, f: Any, rand: Rand) -> None:
+    """The same results and gradients of its argument."""
+    for i in range(4):
         results = []
         for g in (fast, f):
             x = rand(i, 4).requires_grad_()
@@ -150,6 +165,11 @@ def test_results_without_a_backward_of_their_own(
                 y.sum().backward()
             results.append((y.detach(), x.grad))
         assert_same(results[0], results[1])
+
+
+def test_a_module_without_parameters(device: torch.device, rand: Rand) -> None:
+    fast = ol.make_graphed_callables(nn.Tanh(), (rand(0, 4).requires_grad_(),))
+    like_eager(fast, torch.tanh, rand)
 
 
 def test_a_sample_whose_own_graph_is_gone(device: torch.device, rand: Rand) -> None:
@@ -183,11 +203,12 @@ class Reads(torch.autograd.Function):
         return grad * float(grad.sum().cpu())
 
 
-def test_a_backward_that_cannot_be_captured(device: torch.device, rand: Rand) -> None:
-    class Module(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Reads.apply(x)
+class Module(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Reads.apply(x)
 
+
+def test_a_backward_that_cannot_be_captured(device: torch.device, rand: Rand) -> None:
     tanh, module = nn.Tanh(), Module()
     sample = (rand(0, 4).requires_grad_(),)
     with pytest.raises(ol.CaptureError, match="OL10"):
@@ -263,16 +284,6 @@ def test_more_samples_than_callables(device: torch.device, rand: Rand) -> None:
     assert_same(fast[0](rand(2, 4)), torch.sin(rand(2, 4)))
 
 
-def test_a_module_without_parameters(device: torch.device, rand: Rand) -> None:
-    module = nn.Tanh()
-    fast = ol.make_graphed_callables(module, (rand(0, 4).requires_grad_(),))
-    for i in range(4):
-        x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
-        fast(x).sum().backward()
-        torch.tanh(y).sum().backward()
-        assert_same(x.grad, y.grad)
-
-
 def test_keywords_and_values_that_are_no_tensors(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor, scale: float, *, bias: Tensor | None = None) -> Tensor:
         return x * scale if bias is None else x * scale + bias
@@ -292,14 +303,13 @@ def test_microbatches_before_their_backwards(device: torch.device, rand: Rand) -
     """One forward and one backward, pipelined: each microbatch keeps what it saved."""
     model, other = Net(device).eval(), Net(device).eval()
     fast = ol.make_graphed_callables(model, (rand(0, 5, 4),))
-    for i in range(4):
-        for m in (fast, other):
-            m.zero_grad()
-            losses = [m(rand(10 * i + k, 5, 4)).square().mean() for k in range(3)]
-            for loss in losses:
-                loss.backward()
-            del losses, loss
-        assert_same(state_of(model), state_of(other))
+
+    def step(m: Any, i: int) -> None:
+        losses = [m(rand(10 * i + k, 5, 4)).square().mean() for k in range(3)]
+        for loss in losses:
+            loss.backward()
+
+    trains_alike(fast, other, step)
 
 
 def test_the_other_of_train_and_eval(device: torch.device, rand: Rand) -> None:
@@ -318,11 +328,8 @@ def test_a_program_written_for_torchs(
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", ol.make_graphed_callables)
     model, other = Net(device), Net(device)
     torch.cuda.make_graphed_callables(model, (rand(0, 5, 4),), num_warmup_iters=11)
-    for i in range(5):
-        for m in (model, other):  # the module that it was given is graphed
-            m.zero_grad()
-            m(rand(i, 5, 4)).square().mean().backward()
-        assert_same(state_of(model), state_of(other))
+    # The module that it was given is graphed.
+    trains_alike(model, other, lambda m, i: m(rand(i, 5, 4)).square().mean().backward())
     assert model.forward.recordings[0].replays >= 5
 
 
@@ -353,13 +360,13 @@ def test_autocast_with_and_without_its_cache(device: torch.device, rand: Rand, c
                 ol.make_graphed_callables(model, (rand(0, 5, 4),))
             return
         fast = ol.make_graphed_callables(model, (rand(0, 5, 4),))
-    for i in range(4):
-        for m in (fast, other):
-            m.zero_grad()
-            with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
-                y = m(rand(i, 5, 4))
-            y.float().square().mean().backward()
-        assert_same(state_of(model), state_of(other))
+
+    def step(m: Any, i: int) -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+            y = m(rand(i, 5, 4))
+        y.float().square().mean().backward()
+
+    trains_alike(fast, other, step)
 
 
 def _assert_apart(model: nn.Module, copied: nn.Module, device: torch.device, rand: Rand) -> None:

@@ -9,19 +9,25 @@ import dataclasses
 import inspect
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+import torch._functorch.config
 import torch._inductor.config as config
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from torch._dynamo.backends.debugging import aot_eager
+from torch._guards import TracingContext
 from torch._inductor import cudagraph_utils
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import GraphPartitionMap, align_inputs_from_check_idxs
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _CheckpointFrame as CheckpointFrame
 from torch.utils.checkpoint import checkpoint
@@ -30,40 +36,62 @@ from torch.utils.flop_counter import flop_registry
 C: Any = torch._C
 
 
+class Backend:
+    """Keeps the graphs that Dynamo hands it, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+        self.resets = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs.append(graph)
+        return graph.forward
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    """A backend for this test alone."""
+    torch._dynamo.reset()
+    yield Backend()
+    torch._dynamo.reset()
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the names of the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
 # Modes.
 
+SETTINGS: dict[str, tuple[Any, Any, Any]] = {
+    "grad": (torch.set_grad_enabled, True, False),
+    "deterministic": (torch.use_deterministic_algorithms, False, True),
+    "default dtype": (torch.set_default_dtype, torch.float32, torch.float64),
+    "matmul precision": (torch.set_float32_matmul_precision, "highest", "medium"),
+}
 
-@pytest.mark.parametrize(
-    ("change", "restore"),
-    [
-        (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-        (
-            lambda: torch.use_deterministic_algorithms(True),
-            lambda: torch.use_deterministic_algorithms(False),
-        ),
-        (
-            lambda: torch.set_default_dtype(torch.float64),
-            lambda: torch.set_default_dtype(torch.float32),
-        ),
-        (
-            lambda: torch.set_float32_matmul_precision("medium"),
-            lambda: torch.set_float32_matmul_precision("highest"),
-        ),
-    ],
-    ids=["grad", "deterministic", "default dtype", "matmul precision"],
-)
-def test_the_global_state_guard_sees(
-    change: Callable[[], object], restore: Callable[[], object]
-) -> None:
-    torch.set_float32_matmul_precision("highest")
+
+@pytest.mark.parametrize(("change", "usual", "other"), SETTINGS.values(), ids=SETTINGS)
+def test_the_global_state_guard_sees(change: Any, usual: Any, other: Any) -> None:
+    change(usual)
     guard = C._dynamo.guards.GlobalStateGuard()
     assert guard.check()
-    change()
+    change(other)
     try:
         assert not guard.check()
         assert guard.reason()
     finally:
-        restore()
+        change(usual)
     assert guard.check()
 
 
@@ -81,35 +109,21 @@ def test_the_global_state_guard_sees_autocast() -> None:
     assert guard.check()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_get_cudnn_enabled",
-        "_get_cudnn_benchmark",
-        "_get_cudnn_deterministic",
-        "_get_cudnn_allow_tf32",
-        "_get_flash_sdp_enabled",
-        "_get_mem_efficient_sdp_enabled",
-        "_get_math_sdp_enabled",
-        "_get_cudnn_sdp_enabled",
-        "_get_mkldnn_enabled",
-        "_get_cublas_allow_fp16_accumulation",
-        "_get_math_sdp_allow_fp16_bf16_reduction",
-    ],
+FLAGS = (
+    *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_allow_tf32"),
+    *("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
+    *("mkldnn_enabled", "cublas_allow_fp16_accumulation", "math_sdp_allow_fp16_bf16_reduction"),
 )
+
+
+@pytest.mark.parametrize("name", FLAGS)
 def test_flags_are_read_in_c(name: str) -> None:
-    assert isinstance(getattr(C, name)(), bool)
+    assert isinstance(getattr(C, f"_get_{name}")(), bool)
 
 
 def test_stacks_of_modes_are_counted() -> None:
-    class Nothing(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return func(*args, **(kwargs or {}))
-
     assert C._len_torch_dispatch_stack() == 0
-    with Nothing():
+    with Seen():
         assert C._len_torch_dispatch_stack() == 1
     assert C._len_torch_function_stack() == 0
     with torch.device("cpu"):
@@ -236,9 +250,7 @@ def test_what_hooks_hold_of_a_saved_tensor_is_seen_without_running_them() -> Non
     assert packed.grad_fn._raw_saved_result.unpack_hook is None  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_saves_random_state_by_names_of_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_saves_random_state_by_names_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Tensor] = []
     given: list[Tensor] = []
     really = torch.get_rng_state
@@ -295,13 +307,6 @@ def test_a_saved_tensor_is_read_off_its_node() -> None:
         _ = node._saved_result
 
 
-def test_an_error_put_off_until_the_backward() -> None:
-    late = C._functions.DelayedError("too late", 1)(torch.ones(2).requires_grad_())
-    assert late.requires_grad
-    with pytest.raises(RuntimeError, match="too late"):
-        late.sum().backward()
-
-
 def test_inference_mode_by_its_guard() -> None:
     with C._InferenceMode(True):
         assert torch.is_inference_mode_enabled()
@@ -319,26 +324,6 @@ def test_the_tensors_over_a_storage_are_counted() -> None:
     assert C._storage_Use_Count(storage) == alone + 1
     del view
     assert C._storage_Use_Count(storage) == alone
-
-
-def test_steps_of_optimizers_are_announced() -> None:
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
-    seen: list[str] = []
-    handles = [
-        register_optimizer_step_pre_hook(lambda o, args, kwargs: seen.append("before")),
-        register_optimizer_step_post_hook(lambda o, args, kwargs: seen.append("after")),
-    ]
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    optimizer.step()
-    for handle in handles:
-        handle.remove()
-    optimizer.step()
-    assert seen == ["before", "after"]
-    assert torch.amp.GradScaler._maybe_opt_step.__code__
 
 
 # Operators.
@@ -368,17 +353,6 @@ def test_the_waits_of_cuda_can_be_given_other_code() -> None:
 
 
 def test_a_dispatch_mode_sees_views_writes_and_factories() -> None:
-    class Seen(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.names.append(func._schema.name)
-            return func(*args, **(kwargs or {}))
-
     with torch.no_grad(), Seen() as seen:
         x = torch.zeros(4)
         x[1:].add_(1)
@@ -389,19 +363,10 @@ def test_a_dispatch_mode_sees_views_writes_and_factories() -> None:
 
 def test_a_dispatch_mode_does_not_see_host_memory_read() -> None:
     """Why plain CPU tensors need a function mode as well."""
-    seen: list[str] = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(func._schema.name)
-            return func(*args, **(kwargs or {}))
-
     x = torch.ones(3)
-    with Seen():
+    with Seen() as seen:
         x.tolist()
-    assert seen == []
+    assert seen.names == []
 
 
 def test_a_symbolic_number_is_handed_on_to_a_dispatch_mode() -> None:
@@ -468,8 +433,6 @@ def test_kernels_can_be_called_below_every_mode() -> None:
 
 def test_pytree_knows_model_outputs() -> None:
     transformers = pytest.importorskip("transformers")
-    from torch.utils import _pytree as pytree
-
     kind = transformers.modeling_outputs.BaseModelOutput
     kind(last_hidden_state=torch.ones(1))
     assert kind in pytree.SUPPORTED_NODES
@@ -512,16 +475,13 @@ def test_the_nodes_of_a_graph_can_be_read() -> None:
 
 @pytest.mark.gpu
 def test_a_capture_of_one_thread_lets_the_others_work() -> None:
-    import threading
-
     graph = torch.cuda.CUDAGraph()
     x = torch.ones(8, device="cuda")
     results: list[float] = []
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         assert torch.cuda.is_current_stream_capturing()
-        other = threading.Thread(
-            target=lambda: results.append(torch.ones(8, device="cuda").sum().item())
-        )
+        work = lambda: results.append(torch.ones(8, device="cuda").sum().item())  # noqa: E731
+        other = threading.Thread(target=work)
         other.start()
         other.join()
         y = x * 3
@@ -675,25 +635,12 @@ def test_a_backward_brings_along_what_its_thread_keeps(device: torch.device) -> 
     assert seen[1] is False
 
 
-def test_a_storage_tells_how_often_it_is_used() -> None:
-    t = torch.zeros(3)
-    before = C._storage_Use_Count(t.untyped_storage()._cdata)
-    view = t[1:]
-    assert C._storage_Use_Count(t.untyped_storage()._cdata) == before + 1
-    del view
-    assert C._storage_Use_Count(t.untyped_storage()._cdata) == before
-
-
 # Dynamo and AOTAutograd.
 
 
 def test_a_compiled_graph_says_what_it_writes_and_lends() -> None:
     """`compilation` reads what AOTAutograd found, and sets what it is to leave alone."""
-    import torch._dynamo
-    import torch._functorch.config as config
-    from torch._dynamo.backends.debugging import aot_eager
-    from torch._guards import TracingContext
-
+    config = torch._functorch.config
     assert config.donated_buffer in (True, False)
     assert config.force_non_lazy_backward_lowering is False
     found: list[tuple[list[bool], Any]] = []
@@ -721,58 +668,32 @@ def test_a_compiled_graph_says_what_it_writes_and_lends() -> None:
     torch._dynamo.reset()
 
 
-def test_dynamo_marks_what_a_module_holds() -> None:
+def test_dynamo_marks_what_a_module_holds(backend: Backend) -> None:
     """The backend reads these inputs where they are."""
-    import torch._dynamo
-
-    marks: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        for node in graph.graph.find_nodes(op="placeholder"):
-            marks.append((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
-            assert "example_value" in node.meta
-        return graph.forward
-
-    torch._dynamo.reset()
     torch.compile(nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
-    torch._dynamo.reset()
+    inputs = backend.graphs[0].graph.find_nodes(op="placeholder")
+    assert all("example_value" in node.meta for node in inputs)
+    kept = [(node.meta.get("tensor_dict") or {}) for node in inputs]
+    marks = [tensor.get("_dynamo_static_input_type") for tensor in kept]
     assert sorted(marks, key=str) == [None, "unguarded", "unguarded"]
 
 
-def test_dynamo_resets_a_backend() -> None:
-    import torch._dynamo
-
-    resets: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        return graph.forward
-
-    backend.reset = lambda: resets.append(1)  # type: ignore[attr-defined]
-    torch._dynamo.reset()
+def test_dynamo_resets_a_backend(backend: Backend) -> None:
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
     torch._dynamo.reset()
-    assert resets == [1]
+    assert backend.resets == 1
 
 
-def test_dynamo_says_what_it_relies_on_of_a_size() -> None:
+def test_dynamo_says_what_it_relies_on_of_a_size(backend: Backend) -> None:
     """The backend leaves out the buckets at which this would not be true."""
-    import torch._dynamo
-
-    found: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        nodes = graph.graph.find_nodes(op="placeholder")
-        found.append([(node.target, node.meta["example_value"]) for node in nodes])
-        return graph.forward
 
     def f(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] > 6 else x + 1
 
-    torch._dynamo.reset()
     torch.compile(f, backend=backend, dynamic=True)(torch.ones(5, 4))
-    torch._dynamo.reset()
-    (inputs,) = found
-    names = dict(inputs)
+    (graph,) = backend.graphs
+    inputs = graph.graph.find_nodes(op="placeholder")
+    names = {node.target: node.meta["example_value"] for node in inputs}
     symbol = names["L_x_"].shape[0].node.expr
     assert symbol.is_symbol
     assert symbol in [v.node.expr for v in names.values() if isinstance(v, torch.SymInt)]
@@ -798,15 +719,8 @@ def test_dynamo_can_be_told_to_leave_files_alone() -> None:
     rules._recompile_re()
 
 
-def test_code_can_be_left_alone_without_an_import_of_dynamo() -> None:
+def test_code_can_be_left_alone_without_an_import_of_dynamo(backend: Backend) -> None:
     """`uncompiled` has the code of modes skipped, with all that it calls, by Dynamo's C part."""
-    import torch._dynamo
-
-    graphs: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
 
     def inner(x: Tensor) -> Tensor:
         return x + 1
@@ -817,12 +731,10 @@ def test_code_can_be_left_alone_without_an_import_of_dynamo() -> None:
     frames = C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(skipped.__code__, frames._FrameExecStrategy(skip, skip))
-    torch._dynamo.reset()
     torch.compile(skipped, backend=backend)(torch.ones(2))
-    assert not graphs
+    assert not backend.graphs
     torch.compile(inner, backend=backend)(torch.ones(2))
-    assert graphs
-    torch._dynamo.reset()
+    assert backend.graphs
 
 
 def test_the_engine_takes_gradients_and_checks_their_sizes() -> None:
@@ -969,23 +881,13 @@ def test_inductor_has_a_hook_for_cuda_graphs() -> None:
     assert check == ["model", "inputs_to_check", "mutated_input_idxs"]
 
 
-def test_dynamo_keeps_backends_to_reset_and_the_values_of_floats() -> None:
+def test_dynamo_keeps_backends_to_reset_and_the_values_of_floats(backend: Backend) -> None:
     """The backend comes back there after a reset, and hides floats that a graph does not read."""
-    from torch._dynamo import eval_frame
-
     assert isinstance(eval_frame.cached_backends, dict)
-    found: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        found.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
     fast = torch.compile(lambda x, t: x * t, backend=backend)
     for i in range(3):
         fast(torch.ones(3), 0.5 + i)
-    torch._dynamo.reset()
-    (node,) = [n for n in found[-1].graph.nodes if n.target == "item"]
+    (node,) = [n for n in backend.graphs[-1].graph.nodes if n.target == "item"]
     value = node.meta["example_value"]
     env = value.node.shape_env
     named = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"

@@ -66,12 +66,6 @@ def test_a_delayed_error_requires_grad_and_raises() -> None:
 
 def test_a_freed_graph_tells_at_the_node() -> None:
     w = torch.ones(3, requires_grad=True)
-    loss = (w * w).sum()
-    node = loss.grad_fn.next_functions[0][0]
-    assert torch.equal(node._saved_self, w)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
-        _ = node._saved_self
 
     class Square(torch.autograd.Function):
         @staticmethod
@@ -109,7 +103,7 @@ def test_the_names_that_optimizers_and_scalers_have() -> None:
     p = nn.Parameter(torch.ones(2))
     assert Adam([p], fused=True)._step_supports_amp_scaling
     assert not hasattr(Adam([p]), "_step_supports_amp_scaling")
-    assert callable(torch.amp.GradScaler._maybe_opt_step)
+    assert torch.amp.GradScaler._maybe_opt_step.__code__
     assert Counter(Adam([p]).param_groups[0].keys()) >= Counter(["lr", "capturable", "fused"])
 
 

@@ -1,8 +1,8 @@
 """What torch's own tests ask of a whole training step in a CUDA graph, asked of onelaunch.
 
-The behaviours are those of pytorch/test/test_cuda.py (graph_grad_scaling, graph_optims,
-graph_scaling_fused_optimizers, graph_cudnn_dropout) and of the notes on CUDA graphs (whole-network
-capture), each against the same steps in eager.
+The behaviours are those of pytorch/test/test_cuda.py (graph_grad_scaling) and of the notes on CUDA
+graphs (whole-network capture), against the same steps in eager. In tests/device test_step_whole.py
+has dropout, norms and scalers inside, and test_step_optimizers.py each optimizer.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import onelaunch as ol
-from onelaunch import testing
 from tests.device.drop_in import assert_same, random_tensor, replays
 
 STEPS = 10
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 on_both = pytest.mark.parametrize("device", ["cpu", CUDA])
-on_accelerators = pytest.mark.parametrize("device", ["tape", CUDA])
 
-Make = Callable[[Any], Optimizer]
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,7 +35,6 @@ class Training:
     model: nn.Module
     optimizer: Optimizer
     step: Step
-    scaler: torch.amp.GradScaler | None = None
 
     def state(self) -> list[Tensor]:
         """All that a step changes."""
@@ -46,10 +42,10 @@ class Training:
         return [*self.model.state_dict().values(), *(m for m in moments if m is not None)]
 
 
-def network(device: str, dropout: float = 0.0) -> nn.Module:
+def network(device: str) -> nn.Module:
     torch.manual_seed(0)
-    layers = (nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(dropout), nn.ReLU())
-    return nn.Sequential(*layers, nn.Linear(32, 4)).to(device)
+    layers = (nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(*layers).to(device)
 
 
 def fused(parameters: Any) -> Optimizer:
@@ -74,8 +70,14 @@ def plain(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
+def assert_trains_alike(step_of: Callable[[nn.Module, Optimizer], Step], device: str) -> None:
     """The same losses, parameters, moments, gradients and random numbers as eager's."""
+
+    def make() -> Training:
+        model = network(device)
+        optimizer = fused(model.parameters())
+        return Training(model, optimizer, step_of(model, optimizer))
+
     eager, ours = make(), make()
     fast: Any = ol.graph(ours.step)
     torch.manual_seed(3)
@@ -89,53 +91,6 @@ def assert_trains_alike(make: Callable[[], Training], device: str) -> Training:
     for p, q in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
         assert_same(p.grad, q.grad)
     assert replays(fast) == STEPS - 3
-    return ours
-
-
-@on_both
-def test_whole_network_capture(device: str) -> None:
-    def make() -> Training:
-        model = network(device, dropout=0.3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
-
-
-CAPTURABLE: dict[str, Make] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True, weight_decay=0.1),
-    "Adam fused": fused,
-}
-
-
-@on_both
-@pytest.mark.parametrize("name", CAPTURABLE)
-def test_optimizers(device: str, name: str) -> None:
-    def make() -> Training:
-        model = network(device)
-        optimizer = CAPTURABLE[name](model.parameters())
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
-
-
-@on_accelerators
-@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adadelta"])
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "for loop"])
-def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
-    """`capturable=True` is an option of accelerators, of which the tape emulates one."""
-    if device == "tape":
-        testing.install()
-
-    def make() -> Training:
-        model = network(device)
-        optimizer = getattr(torch.optim, kind)(
-            model.parameters(), lr=1e-2, capturable=True, foreach=foreach
-        )
-        return Training(model, optimizer, plain(model, optimizer))
-
-    assert_trains_alike(make, device)
 
 
 @on_both
@@ -143,10 +98,7 @@ def test_capturable_optimizers(device: str, kind: str, foreach: bool) -> None:
 def test_amp(device: str, cache: bool) -> None:
     """A forward in autocast inside the step, with its cache of weights as people have it."""
 
-    def make() -> Training:
-        model = network(device)
-        optimizer = fused(model.parameters())
-
+    def step_of(model: nn.Module, optimizer: Optimizer) -> Step:
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16, cache_enabled=cache):
@@ -155,42 +107,9 @@ def test_amp(device: str, cache: bool) -> None:
             optimizer.step()
             return loss.detach()
 
-        return Training(model, optimizer, step)
+        return step
 
-    assert_trains_alike(make, device)
-
-
-def scaled(device: str, poisoned: bool) -> Training:
-    """A step with a GradScaler and a fused optimizer, which skips on the device."""
-    model = network(device)
-    optimizer = fused(model.parameters())
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=3)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        if poisoned:
-            loss = loss * torch.where(x[0, 0] > 0, torch.inf, 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    return Training(model, optimizer, step, scaler)
-
-
-@on_both
-@pytest.mark.parametrize("poisoned", [False, True], ids=["finite", "overflowing"])
-def test_grad_scaler_inside(device: str, poisoned: bool) -> None:
-    """Steps whose gradients overflow are skipped, and the scale falls and grows as in eager."""
-    eager = scaled(device, poisoned)
-    for i in range(STEPS):
-        eager.step(*batch(i, device))
-    ours = assert_trains_alike(lambda: scaled(device, poisoned), device)
-    assert eager.scaler is not None
-    assert ours.scaler is not None
-    assert_same(torch.tensor(ours.scaler.get_scale()), torch.tensor(eager.scaler.get_scale()))
-    assert ours.scaler.get_scale() != 1024.0
+    assert_trains_alike(step_of, device)
 
 
 @on_both
@@ -223,10 +142,7 @@ def test_grad_scaler_outside(device: str) -> None:
 @on_both
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "for loop"])
 def test_clip_grad_norm(device: str, foreach: bool) -> None:
-    def make() -> Training:
-        model = network(device)
-        optimizer = fused(model.parameters())
-
+    def step_of(model: nn.Module, optimizer: Optimizer) -> Step:
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -234,9 +150,9 @@ def test_clip_grad_norm(device: str, foreach: bool) -> None:
             optimizer.step()
             return norm
 
-        return Training(model, optimizer, step)
+        return step
 
-    assert_trains_alike(make, device)
+    assert_trains_alike(step_of, device)
 
 
 @on_both

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onelaunch
-from tests.footguns.pasted import Code, Part, Paste, pasted
+from tests.footguns.pasted import Code, Part, Paste, pasted, replaced
 from tests.footguns.slow_runs import BY_CODE, program, slow
 from tests.footguns.slow_runs import settings as settings
 
@@ -17,46 +17,42 @@ APART = {"OL613": "another architecture, which no code says", "OL614": "see belo
 """Rule -> why its fix is not pasted into the program."""
 _LINEAR_ARGS = "args = (torch.randn(64, 1024),)\n"
 _CONV_ARGS = "args = (torch.randn(1, 64, 56, 56),)\n"
+_PRECISION = 'torch.set_float32_matmul_precision("{}")'
+_BENCHMARK = "torch.backends.cudnn.benchmark"
 _IMAGE = "args = (torch.randn(1, 3, 16, 16),)\n"
 
 
 def after(line: str, *parts: Part) -> Paste:
     """Paste code as a line of its own, after another."""
-    return Paste(((line, (line, *parts, "\n")),))
-
-
-def instead_of(line: str, *parts: Part) -> Paste:
-    return Paste(((line, parts),))
+    return replaced((line, line, *parts, "\n"))
 
 
 PASTED: dict[str, Paste] = {
-    "OL601": after("nn.Dropout(0.1))\n", Code("model.eval()", {"model": "net"})),
-    "OL602": instead_of(
-        "    return net(x)\n", "    ", Code("with torch.inference_mode():"), " return net(x)\n"
+    "OL601": after("nn.Dropout(0.1))\n", Code("model.eval()", model="net")),
+    "OL602": replaced(
+        ("    return net(x)\n", "    ", Code("with torch.inference_mode():"), " return net(x)\n")
     ),
-    "OL603": instead_of(
-        _LINEAR_ARGS,
-        Code("model.to(torch.bfloat16)"),
-        "\nargs = (",
-        Code("x.to(torch.bfloat16)", {"x": "torch.randn(64, 1024)"}),
-        ",)\n",
+    "OL603": replaced(
+        (
+            _LINEAR_ARGS,
+            Code("model.to(torch.bfloat16)"),
+            "\nargs = (",
+            Code("x.to(torch.bfloat16)", x="torch.randn(64, 1024)"),
+            ",)\n",
+        )
     ),
-    "OL604": instead_of(
-        'torch.set_float32_matmul_precision("highest")',
-        Code('torch.set_float32_matmul_precision("high")'),
-    ),
-    "OL605": instead_of(
-        "torch.backends.cudnn.benchmark = False", Code("torch.backends.cudnn.benchmark = True")
-    ),
+    "OL604": replaced((_PRECISION.format("highest"), Code(_PRECISION.format("high")))),
+    "OL605": replaced((f"{_BENCHMARK} = False", Code(f"{_BENCHMARK} = True"))),
     "OL606": after(_CONV_ARGS, Code("model.to(memory_format=torch.channels_last)")),
     "OL607": after(
         _IMAGE,
         Code(
             "with torch.no_grad(): norm.running_mean -= layer.bias",
-            {"norm": "model[1]", "layer": "model[0]"},
+            norm="model[1]",
+            layer="model[0]",
         ),
         "\n",
-        Code("layer.bias = None", {"layer": "model[0]"}),
+        Code("layer.bias = None", layer="model[0]"),
     ),
     "OL608": after(
         _IMAGE,
@@ -65,41 +61,32 @@ PASTED: dict[str, Paste] = {
             "model[1] = nn.Identity()"
         ),
     ),
-    "OL609": instead_of(
-        "nn.InstanceNorm2d(8)", Code("nn.BatchNorm2d(channels)", {"channels": "8"})
-    ),
-    "OL610": Paste(
+    "OL609": replaced(("nn.InstanceNorm2d(8)", Code("nn.BatchNorm2d(channels)", channels="8"))),
+    "OL610": replaced(
+        ("self.wide(x) + self.narrow(x)", "self.wide(x)"),
         (
-            ("self.wide(x) + self.narrow(x)", ("self.wide(x)",)),
-            (
-                "model = Block().eval()\n",
-                (
-                    "model = Block().eval()\n",
-                    Code(
-                        "with torch.no_grad(): wide.weight += "
-                        "F.pad(narrow.weight, (1, 1, 1, 1)); wide.bias += narrow.bias",
-                        {"wide": "model.wide", "narrow": "model.narrow", "F": "nn.functional"},
-                    ),
-                    "\n",
-                ),
+            "model = Block().eval()\n",
+            "model = Block().eval()\n",
+            Code(
+                "with torch.no_grad(): wide.weight += "
+                "F.pad(narrow.weight, (1, 1, 1, 1)); wide.bias += narrow.bias",
+                {"wide": "model.wide", "narrow": "model.narrow", "F": "nn.functional"},
+            ),
+            "\n",
+        ),
+    ),
+    "OL611": replaced(
+        ("nn.Linear(1024, 1001", "nn.Linear(1024, ", Code("(n + 7) // 8 * 8", n="1001")),
+        ("nn.Linear(1001", "nn.Linear(", Code("(n + 7) // 8 * 8", n="1001")),
+    ),
+    "OL612": replaced(
+        (
+            "depthwise, nn.Conv2d(2, 4, 1)",
+            Code(
+                "nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2)",
+                {"inputs": "2", "outputs": "4", "kernel_size": "3"},
             ),
         )
-    ),
-    "OL611": Paste(
-        tuple(
-            (
-                f"nn.Linear({widths}",
-                (f"nn.Linear({before}", Code("(n + 7) // 8 * 8", {"n": "1001"})),
-            )
-            for widths, before in (("1024, 1001", "1024, "), ("1001", ""))
-        )
-    ),
-    "OL612": instead_of(
-        "depthwise, nn.Conv2d(2, 4, 1)",
-        Code(
-            "nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2)",
-            {"inputs": "2", "outputs": "4", "kernel_size": "3"},
-        ),
     ),
 }
 TRAINED_ANEW = {"OL601", "OL609", "OL611", "OL612"}

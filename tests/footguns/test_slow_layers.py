@@ -76,22 +76,14 @@ BEFORE_NORMS: dict[str, tuple[nn.Module, tuple[int, ...], set[str]]] = {
     "a group for each channel": (nn.Sequential(conv(), nn.GroupNorm(8, 8)), IMAGES, {"OL607"}),
     "a group of two": (nn.Sequential(conv(), nn.GroupNorm(4, 8)), IMAGES, set()),
     "layer norm": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), (2, 4), set()),
-    "linear": (
-        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)),
-        (2, 4),
-        {"OL608"},
-    ),
+    "linear": (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (2, 4), {"OL608"}),
     "linear, swapped": (Swapped(True), (2, 6, 8), {"OL608"}),
     "linear, other channels": (Swapped(False), (2, 6, 8), set()),
     "relu between": (nn.Sequential(conv(), nn.ReLU(), nn.BatchNorm2d(8)), IMAGES, set()),
     "relu in place": (nn.Sequential(conv(), nn.ReLU(True), nn.BatchNorm2d(8)), IMAGES, set()),
     "read twice": (ReadTwice(False), IMAGES, set()),
     "a result too": (ReadTwice(True), IMAGES, set()),
-    "a weight computed": (
-        nn.Sequential(Standardized(4, 8, 3), nn.BatchNorm2d(8)),
-        IMAGES,
-        set(),
-    ),
+    "a weight computed": (nn.Sequential(Standardized(4, 8, 3), nn.BatchNorm2d(8)), IMAGES, set()),
     "norm first": (nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), conv()), IMAGES, set()),
 }
 
@@ -270,37 +262,67 @@ class TestBranches:
             torch.testing.assert_close(one(*args), two(*args))
 
 
-class TestChannels:
-    def test_images_and_small_heads_are_silent(self) -> None:
-        net = nn.Sequential(
-            nn.Conv2d(3, 64, 3, padding=1),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(64, 10),
-        )
-        assert "OL611" not in codes(net.eval(), torch.randn(1, 3, 64, 64))
+class Whole(nn.Module):
+    """A product of whole numbers."""
 
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Buffer(torch.ones(1024, width, dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._int_mm(x, self.weight)
+
+
+class Gated(nn.Module):
+    """A dense convolution could not take the place of these two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise, self.pointwise = separable(2, 4)  # pyright: ignore
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(x)
+        return self.pointwise(y * y.mean((2, 3), keepdim=True).sigmoid())
+
+
+def depthwise() -> nn.Module:
+    return nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+
+IMAGES_AND_HEAD = nn.Sequential(
+    *(nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)),
+    *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+)
+LITTLE = nn.Sequential(
+    *(depthwise(), nn.Conv2d(16, 128, 4, stride=4)),
+    *(nn.Conv2d(128, 512, 3, padding=1), nn.Conv2d(512, 512, 3, padding=1)),
+)
+SILENT: dict[str, tuple[str, Any, tuple[int, ...]]] = {
+    "images and small heads": ("OL611", IMAGES_AND_HEAD.eval(), (1, 3, 64, 64)),
+    "groups": ("OL611", nn.Conv2d(36, 36, 7, groups=12, padding=3), (8, 36, 64, 64)),
+    "results of results": ("OL611", lambda x: x @ x.mT, (8, 255, 1001)),
+    # A pair of many channels has a ninth of the arithmetic.
+    "a pair that pays": ("OL612", separable(128, 128), (1, 128, 28, 28)),
+    "a gate between": ("OL612", Gated().eval(), (1, 2, 512, 512)),
+    "waits for launches": ("OL613", depthwise(), (1, 16, 32, 32)),
+    "waits for weights": ("OL613", nn.Linear(1024, 4096), (1, 1024)),
+    "little of the call": ("OL613", LITTLE.eval(), (1, 16, 192, 192)),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_silent(name: str) -> None:
+    code, model, sizes = SILENT[name]
+    assert code not in codes(model, torch.randn(sizes))
+
+
+class TestChannels:
     def test_the_widths(self) -> None:
         net = nn.Sequential(nn.Conv2d(64, 60, 3), nn.Conv2d(60, 64, 3)).eval()
         found = what("OL611", net, torch.randn(1, 64, 56, 56))
         assert "multiple of 8: `0` and `1`, 64 to 60" in found
 
-    def test_groups_and_results_of_results_are_silent(self) -> None:
-        grouped = nn.Conv2d(36, 36, 7, groups=12, padding=3)
-        assert "OL611" not in codes(grouped, torch.randn(8, 36, 64, 64))
-        assert "OL611" not in codes(lambda x: x @ x.mT, torch.randn(8, 255, 1001))
-
     def test_int8(self) -> None:
-        class Whole(nn.Module):
-            def __init__(self, width: int) -> None:
-                super().__init__()
-                weight = torch.ones(1024, width, dtype=torch.int8)
-                self.weight = nn.Buffer(weight)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return torch._int_mm(x, self.weight)
-
         x = torch.ones(64, 1024, dtype=torch.int8)
         assert "multiple of 32" in what("OL611", Whole(1000), x)
         assert "OL611" not in codes(Whole(1024), x)
@@ -326,43 +348,12 @@ class TestSeparable:
         pair = separable(2, 4, nn.BatchNorm2d(2), nn.ReLU(inplace=True))
         assert "OL612" in codes(pair, torch.randn(1, 2, 512, 512))
 
-    def test_silent_where_it_pays(self) -> None:
-        """A pair of many channels has a ninth of the arithmetic."""
-        assert "OL612" not in codes(separable(128, 128), torch.randn(1, 128, 28, 28))
-
-    def test_silent_where_a_dense_one_could_not_take_its_place(self) -> None:
-        class Gated(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.depthwise, self.pointwise = separable(2, 4)  # pyright: ignore
-
-            def forward(self, x: Tensor) -> Tensor:
-                y = self.depthwise(x)
-                return self.pointwise(y * y.mean((2, 3), keepdim=True).sigmoid())
-
-        assert "OL612" not in codes(Gated().eval(), torch.randn(1, 2, 512, 512))
-
 
 class TestTraffic:
     def test_the_figure(self) -> None:
-        net = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        found = what("OL613", net, torch.randn(4, 16, 192, 192))
+        found = what("OL613", depthwise(), torch.randn(4, 16, 192, 192))
         # 9 products and as many sums for each number, which is read and written, of 4 bytes.
         assert found.startswith("2.2 operations per byte in `Conv2d`, 100% of the call")
-
-    def test_silent_where_layers_wait_for_launches_or_weights(self) -> None:
-        net = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        assert "OL613" not in codes(net, torch.randn(1, 16, 32, 32))
-        assert "OL613" not in codes(nn.Linear(1024, 4096), torch.randn(1, 1024))
-
-    def test_silent_where_they_are_little_of_the_call(self) -> None:
-        net = nn.Sequential(
-            nn.Conv2d(16, 16, 3, padding=1, groups=16),
-            nn.Conv2d(16, 128, 4, stride=4),
-            nn.Conv2d(128, 512, 3, padding=1),
-            nn.Conv2d(512, 512, 3, padding=1),
-        )
-        assert "OL613" not in codes(net.eval(), torch.randn(1, 16, 192, 192))
 
 
 class TestLaunches:

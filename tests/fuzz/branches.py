@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,36 +21,21 @@ from . import command
 from .state import different
 
 MAKE = (
-    "{new} = {a} + {b}",
-    "{new} = {a} * 0.5 - {b}",
-    "{new} = {a} @ {b}",
-    "{new} = torch.addmm({a}, {b}, {c})",
-    "{new} = {a}.tanh()",
-    "{new} = {a}.softmax(-1)",
-    "{new} = {a}.t().contiguous()",
-    "{new} = torch.stack([{a}, {b}, {c}]).mean(0)",
+    *("{new} = {a} + {b}", "{new} = {a} * 0.5 - {b}", "{new} = {a} @ {b}"),
+    *("{new} = torch.addmm({a}, {b}, {c})", "{new} = {a}.tanh()", "{new} = {a}.softmax(-1)"),
+    *("{new} = {a}.t().contiguous()", "{new} = torch.stack([{a}, {b}, {c}]).mean(0)"),
     "{new} = torch.cat([{a}[:2], {b}[2:]])",
     "{new} = {a}.sum(0, keepdim=True).expand(4, 4) * {b}",
-    "{new} = torch.where({a} > 0, {b}, {c})",
-    "{new} = {a}.cumsum(1)",
-    "{new} = {a}.masked_fill({b} > 1, 0.5)",
-    "{new} = torch.rand_like({a}) + {b}",
+    *("{new} = torch.where({a} > 0, {b}, {c})", "{new} = {a}.cumsum(1)"),
+    *("{new} = {a}.masked_fill({b} > 1, 0.5)", "{new} = torch.rand_like({a}) + {b}"),
     "{new} = torch.nn.functional.dropout({a}, 0.3)",
-    "{new} = {a}.index_select(0, {b}[:, 0].argsort())",
-    "{new} = torch.sort({a}, 1).values",
-    "{new} = {a}.clone()",
-    "{new} = {a}[1:3].repeat(2, 1)",
+    *("{new} = {a}.index_select(0, {b}[:, 0].argsort())", "{new} = torch.sort({a}, 1).values"),
+    *("{new} = {a}.clone()", "{new} = {a}[1:3].repeat(2, 1)"),
 )
 WRITE = (
-    "{a}.mul_(0.5)",
-    "{a}.add_({b}, alpha=0.1)",
-    "{a}[1:3].copy_({b}[:2])",
-    "{a}[0] = {b}[1]",
-    "{a}.t()[2].sub_({b}[0])",
-    "torch._foreach_add_([{a}, {b}], 0.25)",
-    "torch.add({a}, {b}, out={a})",
-    "torch.mm({b}, {c}, out={a})",
-    "{a}.copy_({b})",
+    *("{a}.mul_(0.5)", "{a}.add_({b}, alpha=0.1)", "{a}[1:3].copy_({b}[:2])"),
+    *("{a}[0] = {b}[1]", "{a}.t()[2].sub_({b}[0])", "torch._foreach_add_([{a}, {b}], 0.25)"),
+    *("torch.add({a}, {b}, out={a})", "torch.mm({b}, {c}, out={a})", "{a}.copy_({b})"),
 )
 FREE = "del {a}"
 
@@ -73,12 +56,6 @@ class Program:
     def __str__(self) -> str:
         head = f"# seed {self.seed}, {dict(self.options)}\ndef f(x, s):"
         return "\n    ".join([head, *self.lines, f"return {', '.join(self.kept)},"])
-
-    def build(self) -> Callable[..., Any]:
-        """The callable."""
-        names: dict[str, Any] = {"torch": torch}
-        exec(compile(str(self), f"<branches {self.seed}>", "exec"), names)
-        return names["f"]
 
 
 def program(seed: int) -> Program:
@@ -109,13 +86,13 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     """What becomes of a program."""
     state = torch.linspace(-1, 1, 16).view(4, 4)
     states = [state.clone().to(device) for _ in range(2)]
-    f = found.build()
+    f = command.ran(str(found), found.seed, {"torch": torch})["f"]
     fast: Any = command.graph(f, "", warmup=1, parallel=True, **dict(found.options))
     with torch.no_grad(), command.quiet():
         for call in range(5):
             both: list[tuple[Any, Tensor, Tensor]] = []
             for which, g in enumerate((f, fast)):
-                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(call)).to(device)
+                x = command.random_tensor(call, 4, 4, device=device)
                 torch.manual_seed(call)
                 try:
                     result = g(x, states[which])
@@ -135,19 +112,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     return "right", ("parallel" if wide else "a chain") if recorded else "eager"
 
 
-def smaller(found: Program) -> list[Program]:
-    """The same with one line less."""
-    return [
-        replace(found, lines=found.lines[:i] + found.lines[i + 1 :])
-        for i in reversed(range(len(found.lines)))
-    ]
-
-
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds: how many became what. Says what is wrong."""
-    return command.fuzz(program, lambda found: run(found, device), seeds, say, smaller)
+fuzz = command.fuzzer(program, run, lambda found: command.without(found, "lines"))
 
 
 if __name__ == "__main__":

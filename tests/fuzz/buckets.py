@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import random
 import sys
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +147,10 @@ def _strides(t: Tensor) -> list[int]:
     return [n for size, n in zip(t.shape, t.stride(), strict=True) if size > 1 and t.numel()]
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.no_errors
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
+    torch.manual_seed(found.seed)
     lines = [compiled(source) for source in (*found.steps, found.last)]
     seed = torch.Generator().manual_seed(found.seed)
     shapes = ((4, 4), (4,), (8, 4))
@@ -245,21 +245,7 @@ def _gradients(result: Any, leaves: tuple[Tensor, ...]) -> list[Tensor | None]:
     return list(torch.autograd.grad(result, leaves, weight, allow_unused=True))
 
 
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says; an error is wrong, but for a refusal."""
-    torch.manual_seed(found.seed)
-    try:
-        return run(found, device)
-    except Exception:  # noqa: BLE001 - whatever but a refusal is wrong
-        return "wrong", traceback.format_exc(limit=-6)
-
-
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: verdict(found, device), seeds, say)
+fuzz = command.fuzzer(program, verdict)
 
 
 if __name__ == "__main__":

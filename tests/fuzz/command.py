@@ -6,6 +6,9 @@ import argparse
 import contextlib
 import functools
 import gc
+import itertools
+import linecache
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,15 +16,45 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 import onelaunch as ol
 
 P = TypeVar("P")
 
 
-def none_smaller(found: object) -> Sequence[Any]:
-    """The programs to reduce one to, where it stays as it is."""
-    return ()
+_sources = itertools.count()
+
+
+def without(found: P, name: str, least: int = 0) -> list[P]:
+    """The program with one less of what a field holds, the last first; `least` of them stay."""
+    held = getattr(found, name)
+    places = reversed(range(len(held))) if len(held) > least else ()
+    return [replace(found, **{name: held[:i] + held[i + 1 :]}) for i in places]  # type: ignore
+
+
+def ran(source: str, seed: int, namespace: dict[str, Any]) -> dict[str, Any]:
+    """A namespace, after a source ran in it whose lines can be read."""
+    name = f"<program {next(_sources)} of seed {seed}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def random_tensor(seed: int, *shape: int, device: torch.device) -> Tensor:
+    """Values that depend on the seed and the shape alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def at(error: Exception) -> str:
+    """The end of an error's traceback."""
+    return "".join(traceback.format_exception(error, limit=-6))
+
+
+def right(fast: Any) -> tuple[str, str]:
+    """The verdict on a program that was never wrong."""
+    replayed = any(recording.replays for recording in fast.recordings)
+    return "right", "replayed" if replayed else "eager"
 
 
 def graph(f: Any, compiled: str, **options: Any) -> Any:
@@ -51,24 +84,18 @@ def judged(run: Callable[[P], tuple[str, str]], found: P) -> tuple[str, str]:
     return became, why
 
 
-def fuzz(
+def _fuzz(
     program: Callable[[int], P],
-    run: Callable[[P], tuple[str, str]],
+    verdict: Callable[[P, torch.device], tuple[str, str]],
+    smaller: Callable[[P], Sequence[P]],
     seeds: Iterable[int],
-    say: Callable[[str], object],
-    smaller: Callable[[P], Sequence[P]] = none_smaller,
+    device: torch.device,
+    say: Callable[[str], object] = print,
     compiled: str = "",
 ) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong.
-
-    Args:
-        program: the program of a seed.
-        run: what becomes of one (``"wrong"``, or anything else), and why.
-        smaller: programs that are a little less than one, the best first.
-        compiled: see `graph`; of programs that have a field of that name.
-    """
+    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
     counts: Counter[str] = Counter()
-    run = functools.partial(judged, run)
+    run = functools.partial(judged, lambda found: verdict(found, device))
     for number, seed in enumerate(seeds):
         found: P = program(seed)
         if compiled:
@@ -89,12 +116,42 @@ def fuzz(
     return counts
 
 
+def fuzzer(
+    program: Callable[[int], P],
+    verdict: Callable[[P, torch.device], tuple[str, str]],
+    smaller: Callable[[P], Sequence[P]] = lambda found: (),
+) -> Callable[..., Counter[str]]:
+    """What runs the programs of some seeds on a device: see `_fuzz`.
+
+    Args:
+        program: the program of a seed; one with a field `compiled` can be compiled: see `graph`.
+        verdict: what becomes of one (``"wrong"``, or anything else), and why.
+        smaller: programs that are a little less than one, the best first.
+    """
+    return functools.partial(_fuzz, program, verdict, smaller)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without warnings, which say no more than that it went on in eager."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def no_errors(
+    run: Callable[[P, torch.device], tuple[str, str]],
+) -> Callable[[P, torch.device], tuple[str, str]]:
+    """A verdict by which an error is wrong, but for a refusal."""
+
+    @quiet()
+    def verdict(found: P, device: torch.device) -> tuple[str, str]:
+        try:
+            return run(found, device)
+        except Exception as error:  # noqa: BLE001 - whatever but a refusal is wrong
+            return "wrong", at(error)
+
+    return verdict
 
 
 def main(

@@ -14,9 +14,8 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,38 +29,14 @@ from . import command
 CALLS = 7
 VIEWS = (
     *("{a}[1:]", "{a}[0]", "{a}.t()", "{a}[:, ::2]", "{a}.chunk(2)[{k}]", "{a}.unbind()[{k}]"),
-    *(
-        "{a}.view(-1)",
-        "{a}.reshape(2, -1)",
-        "{a}.unsqueeze(0)",
-        "{a}.diagonal()",
-        "{a}.view_as({a})",
-    ),
-    *(
-        "{a}.expand(2, *{a}.shape)",
-        "{a}.detach()",
-        "{a}.detach()",
-        "{a}",
-        "Tripled.apply({a})",
-    ),
+    *("{a}.view(-1)", "{a}.reshape(2, -1)", "{a}.unsqueeze(0)", "{a}.diagonal()"),
+    *("{a}.view_as({a})", "{a}.expand(2, *{a}.shape)", "{a}.detach()", "{a}.detach()", "{a}"),
+    "Tripled.apply({a})",
 )
 COMPUTED = (
-    *(
-        "{a}.abs()",
-        "{a} * 2",
-        "{a}.sum()",
-        "{a} + {b}",
-        "({a} * {b}).clamp(-3, 3)",
-        "{a}.clone()",
-        "{a}.relu()",
-    ),
-    *(
-        "{a}.contiguous()",
-        "({a} @ w).clamp(-3, 3)",
-        "{a}.clamp(-2, 2)",
-        "torch.where({a} > 0, {a}, {b})",
-        "{a}.argmax()",
-    ),
+    *("{a}.abs()", "{a} * 2", "{a}.sum()", "{a} + {b}", "({a} * {b}).clamp(-3, 3)"),
+    *("{a}.clone()", "{a}.relu()", "{a}.contiguous()", "({a} @ w).clamp(-3, 3)"),
+    *("{a}.clamp(-2, 2)", "torch.where({a} > 0, {a}, {b})", "{a}.argmax()"),
     *("Doubled.apply({a})", "torch.cat([{a}, {b}])", "{a}.detach().clone()", "-{a}"),
 )
 """Exact on small whole numbers, in whatever order gradients are added."""
@@ -227,7 +202,8 @@ def _raised(act: Callable[[], Any]) -> str | None:
     return None
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.quiet()
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
     eager, graphed = World(found, device), World(found, device)
     fast = command.graph(graphed.f, found.compiled, warmup=1, **found.options)
@@ -248,43 +224,15 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
                 "wrong",
                 f"call {i}: {next(f'{a} for {b}' for a, b in pairs if repr(a) != repr(b))}",
             )
-    replayed = any(recording.replays for recording in fast.recordings)
-    return "right", "replayed" if replayed else "eager"
-
-
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says."""
-    return run(found, device)
+    return command.right(fast)
 
 
 def _smaller(found: Program) -> list[Program]:
-    without = [
-        replace(found, lines=found.lines[:i] + found.lines[i + 1 :])
-        for i in range(len(found.lines))
-    ]
-    fewer = [
-        replace(found, results=found.results[:i] + found.results[i + 1 :])
-        for i in range(len(found.results))
-        if len(found.results) > 1
-    ]
-    frozen = [
-        replace(found, trained=found.trained[:i] + found.trained[i + 1 :])
-        for i in range(len(found.trained))
-    ]
-    return [*without, *fewer, *frozen]
+    fewer = command.without(found, "results", 1)
+    return [*command.without(found, "lines"), *fewer, *command.without(found, "trained")]
 
 
-def fuzz(
-    seeds: Iterable[int],
-    device: torch.device,
-    say: Callable[[str], object] = print,
-    compiled: str = "",
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(
-        program, lambda found: verdict(found, device), seeds, say, _smaller, compiled
-    )
+fuzz = command.fuzzer(program, verdict, _smaller)
 
 
 if __name__ == "__main__":

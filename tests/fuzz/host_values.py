@@ -14,8 +14,7 @@ from __future__ import annotations
 import random
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,11 +189,7 @@ def program_of(seed: int) -> Program:
 
 def smaller(program: Program) -> Sequence[Program]:
     """Programs without one operation, or one change."""
-    found = [
-        replace(program, operations=program.operations[:i] + program.operations[i + 1 :])
-        for i in range(len(program.operations))
-        if len(program.operations) > 1
-    ]
+    found = command.without(program, "operations", 1)
     for i in program.changes:
         found.append(replace(program, changes={k: v for k, v in program.changes.items() if k != i}))
     return [*found, replace(program, between=())] if program.between else found
@@ -225,7 +220,8 @@ def _inputs(program: Program, i: int, device: torch.device) -> tuple[Tensor, Ten
     return x, torch.randn(3, generator=generator)
 
 
-def run(program: Program, device: torch.device) -> tuple[str, str]:
+@command.quiet()
+def verdict(program: Program, device: torch.device) -> tuple[str, str]:
     """Run it in both worlds; what became of it, and why."""
     worlds = World(device), World(device)
     eager = _callable(program, worlds[0])
@@ -275,12 +271,7 @@ def _called(
     return [y.detach(), x.grad, world.weight.grad]
 
 
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """See `command.fuzz`."""
-    with command.quiet():
-        return command.fuzz(program_of, lambda p: run(p, device), seeds, say, smaller)
+fuzz = command.fuzzer(program_of, verdict, smaller)
 
 
 if __name__ == "__main__":

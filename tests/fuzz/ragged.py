@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import random
 import sys
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +167,8 @@ def arguments(r: torch.Generator, n: int, m: int, g: int) -> list[Tensor]:
     return [x, e, u, edges, batch, torch.randint(0, n, (n,), generator=r)]
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.no_errors
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
     lines = [(name, eval(f"lambda {NAMES}: {source}", globals())) for name, source in found.steps]
 
@@ -242,20 +240,7 @@ def _seen(result: Any, leaves: list[Tensor]) -> list[Tensor]:
     return found
 
 
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says; an error is wrong, but for a refusal."""
-    try:
-        return run(found, device)
-    except Exception:  # noqa: BLE001 - whatever but a refusal is wrong
-        return "wrong", traceback.format_exc(limit=-6)
-
-
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: verdict(found, device), seeds, say)
+fuzz = command.fuzzer(program, verdict)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import random
 import sys
-import traceback
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,7 +129,7 @@ class World:
         one = f"    def one(self, h, cache):\n{body}        return h\n"
         two = f"    def two(self, h, cache):\n{body}        return h + 1\n"
         source = f"{found.cache.replace('FILL', FILL)}\nclass Forward:\n{one}{two}"
-        exec(compile(source, f"<service of seed {found.seed}>", "exec"), self.scope)
+        command.ran(source, found.seed, self.scope)
         net = type("Net", (nn.Module,), {"forward": self.scope["Forward"].one})()
         net.lin, net.norm, net.adapters = self._linear(), nn.LayerNorm(WIDTH).to(device), []
         net.requires_grad_(False)
@@ -145,8 +143,7 @@ class World:
         return nn.Linear(WIDTH, WIDTH).requires_grad_(False).to(self.device)
 
     def rows(self, number: int, count: int) -> Tensor:
-        generator = torch.Generator().manual_seed(1000 + number)
-        return torch.randn(BATCH, count, WIDTH, generator=generator).to(self.device)
+        return command.random_tensor(1000 + number, BATCH, count, WIDTH, device=self.device)
 
     def run(self, number: int, event: tuple[int, int] | str, mode: Callable[[], Any]) -> Any:
         """Make a call or a change; return the result, or what it raised."""
@@ -175,7 +172,7 @@ class World:
 
 
 @command.quiet()
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
     eager, graphed = World(found, device), World(found, device)
     graphed.call = fast = ol.graph(graphed.net, **dict(found.options))
@@ -187,31 +184,22 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
         except ol.CaptureError as error:
             return "refused", error.code
         if isinstance(got, Exception) and type(got) is not type(expected):
-            at = "".join(traceback.format_exception(got, limit=-6))
-            return "wrong", f"event {number}, {event}: {at}"
+            return "wrong", f"event {number}, {event}: {command.at(got)}"
         if isinstance(expected, Exception):
             return ("void", "eager") if number < 8 else ("right", "raised")
         why = different(got, expected)
         why = why or different(graphed.state(), eager.state())
         if why is not None:
             return "wrong", f"event {number}, {event}: {why}"
-    replayed = any(recording.replays for recording in fast.recordings)
-    return "right", "replayed" if replayed else "eager"
+    return command.right(fast)
 
 
 def _smaller(found: Program) -> list[Program]:
-    events, lines = found.events, found.lines
-    half = replace(found, events=events[: len(events) // 2])
-    fewer = [replace(found, events=events[:i] + events[i + 1 :]) for i in range(len(events))]
-    shorter = [replace(found, lines=lines[:i] + lines[i + 1 :]) for i in range(len(lines))]
-    return [half, *shorter, *reversed(fewer)]
+    half = replace(found, events=found.events[: len(found.events) // 2])
+    return [half, *command.without(found, "lines"), *command.without(found, "events")]
 
 
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: run(found, device), seeds, say, _smaller)
+fuzz = command.fuzzer(program, verdict, _smaller)
 
 
 if __name__ == "__main__":

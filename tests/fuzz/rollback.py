@@ -13,16 +13,12 @@ wrong, reduced to the lines that make it so.
 from __future__ import annotations
 
 import array
-import itertools
-import linecache
 import random
 import re
 import sys
-import traceback
 import types
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,25 +62,11 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "list": (
         ("[1, 2, 3]", "[3, [1], 2]", "[]"),
         (
-            "$.append(n)",
-            "$.insert(0, n)",
-            "$ = $ + [n]",
-            "$ += [n]",
-            "$.reverse()",
-            "$ = [n]",
-            "$.pop() if $ else 0",
-            "$.pop(0) if $ else 0",
-            "$.clear()",
-            "$[:] = [n, *$]",
-            "$.extend([n, n])",
-            "$.append($[0] if $ else n)",
-            "$[:1] = []",
-            "$ = list($)",
-            "$.append($[:])",
-            "$.rotate(1) if hasattr($, 'rotate') else 0",
-            "del $[1:]",
-            "$[0:1] = [n] if $ else []",
-            "$.sort(key=str)",
+            *("$.append(n)", "$.insert(0, n)", "$ = $ + [n]", "$ += [n]", "$.reverse()"),
+            *("$ = [n]", "$.pop() if $ else 0", "$.pop(0) if $ else 0", "$.clear()"),
+            *("$[:] = [n, *$]", "$.extend([n, n])", "$.append($[0] if $ else n)", "$[:1] = []"),
+            *("$ = list($)", "$.append($[:])", "$.rotate(1) if hasattr($, 'rotate') else 0"),
+            *("del $[1:]", "$[0:1] = [n] if $ else []", "$.sort(key=str)"),
         ),
     ),
     "list of a class": (
@@ -94,31 +76,18 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dict": (
         ("{'a': 1, 'b': 2, 'c': 3}", "{1: 'a', 0: 'b'}", "defaultdict(int, a=1, b=2)"),
         (
-            "$[n] = n",
-            "$.pop(next(iter($)), 0)",
-            "$.popitem()",
-            "$.update(a=n)",
-            "$.clear()",
-            "k = next(iter($)); $[k] = $.pop(k)",
-            "$ = {**$, n: n}",
-            "$ = {n: 0, **$}",
-            "$.setdefault('z', []).append(n)",
-            "del $[next(iter($))]",
-            "$['a'] = n",
-            "$ = dict(reversed($.items()))",
+            *("$[n] = n", "$.pop(next(iter($)), 0)", "$.popitem()", "$.update(a=n)"),
+            *("$.clear()", "k = next(iter($)); $[k] = $.pop(k)", "$ = {**$, n: n}"),
+            *("$ = {n: 0, **$}", "$.setdefault('z', []).append(n)", "del $[next(iter($))]"),
+            *("$['a'] = n", "$ = dict(reversed($.items()))"),
         ),
     ),
     "counts": (("Counter('aab')",), ("$['a'] += 1", "$.update('cb')", "$.subtract('a')")),
     "ordered": (
         ("OrderedDict(a=1, b=2, c=3)", "Ordered(a=1, b=2, c=3)"),
         (
-            "$.move_to_end('a')",
-            "$.move_to_end('b', last=False)",
-            "$['a'] = n",
-            "$[n] = n",
-            "$.pop(n - 1, 0)",
-            "$.update(b=n)",
-            "$ = OrderedDict(c=n, a=1, b=2)",
+            *("$.move_to_end('a')", "$.move_to_end('b', last=False)", "$['a'] = n", "$[n] = n"),
+            *("$.pop(n - 1, 0)", "$.update(b=n)", "$ = OrderedDict(c=n, a=1, b=2)"),
             "OrderedDict.popitem($) if len($) > 3 else 0",
         ),
     ),
@@ -129,29 +98,16 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "set": (
         ("{1, 2, 3}", "{'a', 'b', 'c', 'd'}", "set()", "set(range(40))"),
         (
-            "$.add(n)",
-            "$.discard(1)",
-            "$.discard(n - 1)",
-            "$.remove(min($, key=repr)) if $ else 0",
-            "$.add(str(n))",
-            "$ = $ | {n}",
-            "$ |= {n, n + 7}",
-            "$.clear()",
-            "$ ^= {2, n}",
-            "$.update(range(n, 90))",
+            *("$.add(n)", "$.discard(1)", "$.discard(n - 1)"),
+            *("$.remove(min($, key=repr)) if $ else 0", "$.add(str(n))", "$ = $ | {n}"),
+            *("$ |= {n, n + 7}", "$.clear()", "$ ^= {2, n}", "$.update(range(n, 90))"),
         ),
     ),
     "deque": (
         ("deque([1, 2, 3])", "deque([1, 2, 3], maxlen=3)"),
         (
-            "$.append(n)",
-            "$.appendleft(n)",
-            "$.rotate(1)",
-            "$.popleft() if $ else 0",
-            "$.pop() if $ else 0",
-            "$.extendleft([n, 0])",
-            "$.reverse()",
-            "$ = deque($, 4)",
+            *("$.append(n)", "$.appendleft(n)", "$.rotate(1)", "$.popleft() if $ else 0"),
+            *("$.pop() if $ else 0", "$.extendleft([n, 0])", "$.reverse()", "$ = deque($, 4)"),
             "$.clear()",
         ),
     ),
@@ -166,16 +122,9 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "object": (
         ("Thing(1)", "Thing([1])", "types.SimpleNamespace(v=1)"),
         (
-            "$.v = n",
-            "$ = Thing(n)",
-            "$.new = n",
-            "$.v = Thing(n)",
-            "del $.v; $.v = n",
-            "$.__dict__ = {'v': n}",
-            "$.v = [n]",
-            "setattr($, f'x{n}', n)",
-            "$.__dict__.clear()",
-            "$.__class__ = Cell",
+            *("$.v = n", "$ = Thing(n)", "$.new = n", "$.v = Thing(n)", "del $.v; $.v = n"),
+            *("$.__dict__ = {'v': n}", "$.v = [n]", "setattr($, f'x{n}', n)"),
+            *("$.__dict__.clear()", "$.__class__ = Cell"),
         ),
     ),
     "slots": (
@@ -221,7 +170,6 @@ REFUSED = (
     "x = x * len(x.tolist())",
     "x = x[torch.nonzero(x)[:, 0]]",
 )
-_sources = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -302,16 +250,11 @@ class World:
 
     def __init__(self, found: Program, device: torch.device) -> None:
         self.device = device
-        source = IMPORTS + found.source
-        name = f"<program {next(_sources)} of seed {found.seed}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        self.namespace: dict[str, Any] = {"__name__": "program", "T": self.tensor}
-        exec(compile(source, name, "exec", dont_inherit=True), self.namespace)
-        self.net, self.show = self.namespace["build"]()
+        names: dict[str, Any] = {"__name__": "program", "T": self.tensor}
+        self.net, self.show = command.ran(IMPORTS + found.source, found.seed, names)["build"]()
 
     def tensor(self, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(2, 2, generator=generator).to(self.device)
+        return command.random_tensor(seed, 2, 2, device=self.device)
 
     def shown(self) -> list[Any]:
         """Everything in the places, as text and tensors; an object that was met, by its number."""
@@ -324,14 +267,8 @@ class World:
 
 def _shown(value: Any, met: dict[int, int]) -> Any:
     if isinstance(value, Tensor):
-        key = met.setdefault(id(value), len(met))
-        return [
-            key,
-            value.requires_grad,
-            value.is_leaf,
-            tuple(value.shape),
-            value.detach().cpu().tolist(),
-        ]
+        facts = [value.requires_grad, value.is_leaf, tuple(value.shape)]
+        return [met.setdefault(id(value), len(met)), *facts, value.detach().cpu().tolist()]
     if isinstance(value, int | float | str | bytes | type(None)):
         return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # the text of a function
     if id(value) in met:
@@ -364,7 +301,8 @@ def _shown(value: Any, met: dict[int, int]) -> Any:
 _OF_MODULES = {*vars(nn.Module()), "call"}
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.quiet()
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: refused (with the code), void (eager fails) or wrong."""
     try:
         eager, graphed, raising = (World(found, device) for _ in range(3))
@@ -390,7 +328,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
                 if (now := raising.shown()) != before:
                     return "wrong", f"call {number} raised {code}: {now} instead of {before}"
             except Exception as error:  # noqa: BLE001 - eager raised none
-                return "wrong", "".join(traceback.format_exception(error, limit=-6))
+                return "wrong", command.at(error)
             if not torch.equal(got, expected):
                 return "wrong", f"call {number}: {got} instead of {expected}"
             if (now := graphed.shown()) != (then := eager.shown()):
@@ -398,29 +336,11 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     return "refused", code
 
 
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says."""
-    return run(found, device)
-
-
 def _smaller(found: Program) -> list[Program]:
-    fewer = [
-        replace(found, lines=found.lines[:i] + found.lines[i + 1 :])
-        for i in range(len(found.lines) - 1, -1, -1)
-    ]
-    without = [
-        replace(found, places=found.places[:i] + found.places[i + 1 :])
-        for i in range(len(found.places))
-    ]
-    return [*fewer, *without]
+    return [*command.without(found, "lines"), *command.without(found, "places")]
 
 
-def fuzz(
-    seeds: Iterable[int], device: torch.device, say: Callable[[str], object] = print
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: verdict(found, device), seeds, say, _smaller)
+fuzz = command.fuzzer(program, verdict, _smaller)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ to the lines that make it so.
 from __future__ import annotations
 
 import itertools
-import linecache
 import random
 import re
 import sys
-import traceback
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +38,7 @@ class Twice:
     def method(self, y):
         return y + self.k
 """
-_sources = itertools.count()
+_modules = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -186,8 +183,7 @@ class Tensors:
         self.device = device
 
     def __call__(self, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(4, generator=generator).to(self.device)
+        return command.random_tensor(seed, 4, device=self.device)
 
     @staticmethod
     def edit(t: object) -> None:
@@ -202,10 +198,7 @@ class World:
     def __init__(self, found: Program, device: torch.device) -> None:
         self.found = found
         tensors = Tensors(device)
-        source = IMPORTS + found.source
-        number = next(_sources)
-        name = f"<program {number} of seed {found.seed}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        number = next(_modules)
         module = types.ModuleType(f"program{number}")
         sys.modules[module.__name__] = module  # Dynamo imports it
         sys.modules.pop(f"program{number - 2}", None)  # two worlds are compared
@@ -215,7 +208,7 @@ class World:
             "H": lambda seed: tensors(seed).double(),
             "L": lambda seed: tensors(seed).requires_grad_(),
         }
-        exec(compile(source, name, "exec", dont_inherit=True), self.namespace)
+        command.ran(IMPORTS + found.source, found.seed, self.namespace)
         self.target: Callable[..., Any] = self.namespace["target"]()
 
     def change(self, event: str) -> str | None:
@@ -259,8 +252,10 @@ def _bits(t: Tensor) -> Tensor:
     return torch.empty(t.shape, dtype=t.dtype).copy_(t).reshape(-1).view(torch.uint8)
 
 
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+@command.quiet()
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code), void (eager fails) or wrong."""
+    torch.manual_seed(found.seed)  # the same random state each time
     try:
         eager, graphed = World(found, device), World(found, device)
     except (SyntaxError, Exception):  # noqa: BLE001 - of the program
@@ -287,7 +282,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
         if isinstance(expected, Exception) and number == 0:
             return "void", "eager"
         if isinstance(got, Exception) and type(got) is not type(expected):
-            return "wrong", f"event {number}: " + "".join(traceback.format_exception(got, limit=-6))
+            return "wrong", f"event {number}: " + command.at(got)
         why = different(got, expected)
         if why is None and isinstance(expected, Exception):
             break  # docs/limits.md: what it wrote before it raised may be undone
@@ -296,41 +291,15 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
             why = why and f"state: {why}"
         if why is not None:
             return "wrong", f"event {number}: {why}"
-    replayed = any(recording.replays for recording in fast.recordings)
-    return "right", "replayed" if replayed else "eager"
-
-
-@command.quiet()
-def verdict(found: Program, device: torch.device) -> tuple[str, str]:
-    """What `run` says, from the same random state each time."""
-    torch.manual_seed(found.seed)
-    return run(found, device)
+    return command.right(fast)
 
 
 def _smaller(found: Program) -> list[Program]:
-    without = [
-        replace(found, places=found.places[:i] + found.places[i + 1 :])
-        for i in range(len(found.places))
-        if len(found.places) > 1
-    ]
-    fewer = [
-        replace(found, events=found.events[:i] + found.events[i + 1 :])
-        for i in range(len(found.events) - 1, -1, -1)
-    ]
     plain = [replace(found, form="function")] if found.form != "function" else []
-    return [*without, *plain, *fewer]
+    return [*command.without(found, "places", 1), *plain, *command.without(found, "events")]
 
 
-def fuzz(
-    seeds: Iterable[int],
-    device: torch.device,
-    say: Callable[[str], object] = print,
-    compiled: str = "",
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(
-        program, lambda found: verdict(found, device), seeds, say, _smaller, compiled
-    )
+fuzz = command.fuzzer(program, verdict, _smaller)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,8 +181,7 @@ class World:
             "used": self.used,
         }
         source = f"def step(x, y):\n    {lines}\n"
-        exec(compile(source, f"<step of seed {found.seed}>", "exec", dont_inherit=True), namespace)
-        return namespace["step"]  # type: ignore[return-value]
+        return command.ran(source, found.seed, namespace)["step"]
 
     def close(self) -> None:
         """Undo cycles of hooks and nodes, which Python cannot see."""
@@ -233,8 +230,7 @@ class World:
         return named[number % len(named)]
 
     def _data(self, seed: int, size: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(5, size, generator=generator).to(self.device)
+        return command.random_tensor(seed, 5, size, device=self.device)
 
     # Events.
 
@@ -387,7 +383,7 @@ class World:
 
 
 @command.quiet()
-def run(found: Program, device: torch.device) -> tuple[str, str]:
+def verdict(found: Program, device: torch.device) -> tuple[str, str]:
     """What became of a program: right, refused (with the code) or wrong."""
     eager, graphed = World(found, device, False), World(found, device, True)
     with contextlib.closing(eager), contextlib.closing(graphed):
@@ -402,8 +398,7 @@ def _compared(found: Program, eager: World, graphed: World) -> tuple[str, str]:
         except ol.GraphError as error:
             return "refused", error.code
         if isinstance(got, Exception) and type(got) is not type(expected):
-            at = "".join(traceback.format_exception(got, limit=-6))
-            return "wrong", f"event {number}, {event}: {at}"
+            return "wrong", f"event {number}, {event}: {command.at(got)}"
         why = different(got, expected, bool(found.compiled))
         if why is not None:
             return "wrong", f"event {number}, {event}: {why}"
@@ -416,35 +411,18 @@ def _compared(found: Program, eager: World, graphed: World) -> tuple[str, str]:
             why = different(mine.get(name), value, bool(found.compiled))
             if why is not None:
                 return "wrong", f"event {number}, {event}: {name}: {why}"
-    replayed = any(recording.replays for recording in graphed.fast.recordings)
-    return "right", "replayed" if replayed else "eager"
+    return command.right(graphed.fast)
 
 
 def _smaller(found: Program) -> list[Program]:
-    half = len(found.events) // 2
-    shorter = [replace(found, events=found.events[:half])]
-    fewer = [
-        replace(found, events=found.events[:i] + found.events[i + 1 :])
-        for i in range(len(found.events) - 1, -1, -1)
-    ]
-    lines = found.whole or ()
-    plainer = [replace(found, whole=lines[:i] + lines[i + 1 :]) for i in range(len(lines) - 1)]
-    smaller = [
-        replace(found, middles=found.middles[:i] + found.middles[i + 1 :])
-        for i in range(len(found.middles))
-    ]
+    shorter = [replace(found, events=found.events[: len(found.events) // 2])]
     plain = [replace(found, optimizer="SGD")] if found.optimizer != "SGD" else []
-    return [*shorter, *plain, *smaller, *fewer, *plainer]
+    fewer = [*command.without(found, "middles"), *command.without(found, "events")]
+    plainer = command.without(found, "whole")[1:] if found.whole else []
+    return [*shorter, *plain, *fewer, *plainer]
 
 
-def fuzz(
-    seeds: Iterable[int],
-    device: torch.device,
-    say: Callable[[str], object] = print,
-    compiled: str = "",
-) -> Counter[str]:
-    """Run the programs of these seeds; how many became what, and why. Says what is wrong."""
-    return command.fuzz(program, lambda found: run(found, device), seeds, say, _smaller, compiled)
+fuzz = command.fuzzer(program, verdict, _smaller)
 
 
 if __name__ == "__main__":

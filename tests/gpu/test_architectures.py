@@ -48,8 +48,7 @@ def build(library: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("library", "name"),
-    [("timm", n) for n in TIMM] + [("torchvision", n) for n in TORCHVISION],
+    ("library", "name"), [("timm", n) for n in TIMM] + [("torchvision", n) for n in TORCHVISION]
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_architecture(library: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from onelaunch.finding import Finding
@@ -50,12 +51,7 @@ def timeline(name: str, kernels: int, pace: float) -> Timeline:
 def named(found: Comparison, text: str) -> Comparison:
     """Add a text to all names of a comparison: of engines and spans."""
     rows = tuple(
-        replace(
-            row,
-            title=f"{row.title} {text}",
-            code=f"{row.code} {text}",
-        )
-        for row in found.rows
+        replace(row, title=f"{row.title} {text}", code=f"{row.code} {text}") for row in found.rows
     )
     timelines = tuple(
         replace(line, title=text, spans=tuple(replace(span, name=text) for span in line.spans))
@@ -146,3 +142,10 @@ def finding(code: str, name: str, severity: object, text: str) -> Finding:
         calls=("models/net.py:30 in forward", f"models/net.py:12 in {text}"),
         library="torch/nn/linear.py:1",
     )
+
+
+PAGES: dict[str, Callable[[str], str]] = {
+    "comparison": lambda text: page_of(named(comparison(text), text)),
+    "plan": lambda text: page_of(plan(text)),
+    "diagnosis": lambda text: page_of(diagnosis(text)),
+}

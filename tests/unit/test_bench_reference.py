@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,20 @@ from torch import Tensor, nn
 from onelaunch import testing
 from onelaunch.tools.bench.draws import DRAWS, draws
 from onelaunch.tools.bench.precision import relative_error
-from onelaunch.tools.bench.reference import Case, judge, make_reference
+from onelaunch.tools.bench.reference import Case, Reference, judge, make_reference
 from onelaunch.tools.bench.workload import Workload
 
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+def reference_of(fn: Any, *args: Tensor, **options: Any) -> Reference:
+    return make_reference(Workload(fn, args), generator(), **options)
+
+
+def names(fn: Any, *args: Tensor) -> list[str]:
+    return [case.name for case in reference_of(fn, *args).cases]
 
 
 def test_relative_error_is_over_all_outputs_together() -> None:
@@ -65,15 +74,12 @@ def test_reasons(found: list[Tensor], reason: str) -> None:
 
 def test_integers_may_agree_with_either_reference() -> None:
     case = Case(((), {}), [torch.tensor([1])], [torch.tensor([2])])
-    assert [judge([torch.tensor([n])], case, 1e-4).wrong is None for n in (1, 2, 3)] == [
-        True,
-        True,
-        False,
-    ]
+    right = [judge([torch.tensor([n])], case, 1e-4).wrong is None for n in (1, 2, 3)]
+    assert right == [True, True, False]
 
 
 def test_float64_and_several_sets_of_inputs() -> None:
-    reference = make_reference(Workload(nn.Linear(4, 2), (torch.randn(3, 4),)), generator())
+    reference = reference_of(nn.Linear(4, 2), torch.randn(3, 4))
     assert reference.kind == "float64"
     assert [case.name for case in reference.cases] == ["given", *(d.name for d in DRAWS)]
     assert all(case.reference[0].dtype is torch.float64 for case in reference.cases)
@@ -84,14 +90,14 @@ def test_float64_and_several_sets_of_inputs() -> None:
 
 
 def test_tolerance_follows_the_coarsest_dtype_and_eager() -> None:
-    half = Workload(nn.Linear(4, 2).bfloat16(), (torch.randn(3, 4).bfloat16(),))
-    assert make_reference(half, generator()).tolerance >= 5e-2
+    half = reference_of(nn.Linear(4, 2).bfloat16(), torch.randn(3, 4).bfloat16())
+    assert half.tolerance >= 5e-2
 
     def cancel(x: Tensor) -> Tensor:
         return (x + 1e4) - 1e4
 
     x = torch.rand(100) * 1e-2
-    assert make_reference(Workload(cancel, (x,)), generator()).tolerance > 1e-2
+    assert reference_of(cancel, x).tolerance > 1e-2
 
 
 def test_eager_is_the_reference_where_float64_does_not_run() -> None:
@@ -100,7 +106,7 @@ def test_eager_is_the_reference_where_float64_does_not_run() -> None:
             raise TypeError("float32 only")
         return x + 1
 
-    reference = make_reference(Workload(picky, (torch.zeros(2),)), generator())
+    reference = reference_of(picky, torch.zeros(2))
     assert (reference.kind, reference.why) == ("eager", "TypeError: float32 only")
 
 
@@ -112,13 +118,13 @@ def test_given_inputs_alone_where_random_ones_are_refused() -> None:
             raise ValueError("not positive definite")
         return x + 1
 
-    reference = make_reference(Workload(picky, (given.clone(),)), generator())
+    reference = reference_of(picky, given.clone())
     assert len(reference.cases) == 1
     assert reference.refused == "ValueError: not positive definite"
 
 
 def test_a_random_callable_cannot_be_checked() -> None:
-    reference = make_reference(Workload(nn.Dropout(0.5), (torch.ones(100),)), generator())
+    reference = reference_of(nn.Dropout(0.5), torch.ones(100))
     assert not reference.repeatable
 
 
@@ -127,21 +133,17 @@ def test_the_callables_own_error_comes_through() -> None:
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        make_reference(Workload(broken, (torch.zeros(1),)), generator())
+        reference_of(broken, torch.zeros(1))
 
 
 def test_the_default_dtype_is_as_before() -> None:
-    make_reference(Workload(torch.relu, (torch.zeros(1),)), generator())
+    reference_of(torch.relu, torch.zeros(1))
     assert torch.get_default_dtype() is torch.float32
 
 
-def names(workload: Workload) -> list[str]:
-    return [case.name for case in make_reference(workload, generator()).cases]
-
-
 def test_draws_are_the_same_from_the_same_seed() -> None:
-    workload = Workload(nn.Linear(4, 2), (torch.randn(3, 4),))
-    some, others = (make_reference(workload, generator()).cases for _ in range(2))
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    some, others = (reference_of(layer, x).cases for _ in range(2))
     for a, b in zip(some, others, strict=True):
         assert torch.equal(a.inputs[0][0], b.inputs[0][0])
         assert torch.equal(a.eager[0], b.eager[0])
@@ -153,7 +155,7 @@ def test_draws_beyond_what_the_callable_takes_are_left_out_and_named() -> None:
             raise ValueError("too large")
         return x.log()
 
-    reference = make_reference(Workload(picky, (torch.rand(8) + 1,)), generator())
+    reference = reference_of(picky, torch.rand(8) + 1)
     assert dict(reference.skipped) == {
         "negated": "eager's result has NaN in it",
         "zeros": "eager's result has infinity in it",
@@ -161,20 +163,20 @@ def test_draws_beyond_what_the_callable_takes_are_left_out_and_named() -> None:
         "negative": "eager's result has NaN in it",
     }
     assert [case.name for case in reference.cases] == [
-        *("given", "random", "small", "least", "greatest", "positive"),
+        *("given", "random", "small", "least", "greatest", "positive")
     ]
     assert reference.refused is None
 
 
 def test_a_result_that_hangs_on_the_last_bit_is_no_measure() -> None:
     x = torch.randn(4, 8, generator=generator())
-    reference = make_reference(Workload(lambda x: x.argmax(1), (x,)), generator())
+    reference = reference_of(lambda x: x.argmax(1), x)
     assert {name for name, _ in reference.skipped} == {"zeros", "least", "greatest"}
     assert "last bits" in reference.skipped[0][1]
 
 
 def test_draws_end_when_the_time_is_up() -> None:
-    reference = make_reference(Workload(torch.relu, (torch.randn(4),)), generator(), seconds=0.0)
+    reference = reference_of(torch.relu, torch.randn(4), seconds=0.0)
     assert [case.name for case in reference.cases] == ["given"]
     assert [name for name, _ in reference.skipped] == [draw.name for draw in DRAWS]
     assert reference.refused == "0 s were up"
@@ -209,22 +211,17 @@ def test_integers_keep_their_range_and_masks_their_values() -> None:
 
 def test_without_floats_there_is_less_to_draw() -> None:
     embedding = nn.Embedding(10, 3)
-    assert names(Workload(embedding, (torch.arange(10),))) == [
-        "given",
-        "random",
-        "least",
-        "greatest",
-    ]
-    assert names(Workload(lambda: torch.ones(3), ())) == ["given", "random"]
+    assert names(embedding, torch.arange(10)) == ["given", "random", "least", "greatest"]
+    assert names(lambda: torch.ones(3)) == ["given", "random"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float64])
 def test_draws_of_every_float(dtype: torch.dtype) -> None:
-    workload = Workload(lambda x: x + 1, (torch.randn(4, 4).to(dtype).t(),))
-    for _, ((x,), _) in draws(workload, generator()):
+    given = torch.randn(4, 4).to(dtype).t()
+    for _, ((x,), _) in draws(Workload(torch.sin, (given,)), generator()):
         assert x.dtype is dtype
         assert x.stride() == (1, 4)
-    assert len(names(workload)) > 5
+    assert len(names(lambda x: x + 1, given)) > 5
 
 
 TRIED: list[tuple[str, bool]] = []  # a global: what a function closes over is copied
@@ -244,7 +241,7 @@ def test_on_a_device_the_cpu_tries_what_is_beyond_the_values_given() -> None:
         return table.to(x.device)[x.long()]
 
     x = (torch.rand(20) * 9).to("tape")
-    reference = make_reference(Workload(look_up, (x,)), generator())
+    reference = reference_of(look_up, x)
     assert all(inside for device, inside in TRIED if device == "tape")
     assert any(not inside for device, inside in TRIED if device == "cpu")
     assert {"negated", "large", "negative"} <= {name for name, _ in reference.skipped}
@@ -259,15 +256,13 @@ def test_what_runs_on_a_device_alone_keeps_to_the_values_given() -> None:
             raise TypeError("a GPU's kernel")
         return x + 1
 
-    reference = make_reference(Workload(picky, (torch.randn(8).to("tape"),)), generator())
+    reference = reference_of(picky, torch.randn(8).to("tape"))
     assert [case.name for case in reference.cases] == ["given", "random", "least", "greatest"]
     assert "does not run on a CPU" in dict(reference.skipped)["negated"]
 
 
 def test_rounding_around_a_result_of_zero_is_no_error() -> None:
-    reference = make_reference(
-        Workload(nn.Linear(8, 3, bias=False), (torch.randn(4, 8),)), generator()
-    )
+    reference = reference_of(nn.Linear(8, 3, bias=False), torch.randn(4, 8))
     (zeros,) = (case for case in reference.cases if case.name == "zeros")
     assert not zeros.eager[0].any()
     for moved, right in ((1e-9, True), (1e-2, False)):

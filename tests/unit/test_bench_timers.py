@@ -82,8 +82,7 @@ def test_settled_compares_two_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "gpu", "bound"),
-    [(71.0, 15.0, "launches"), (15.0, 71.0, "gpu"), (50.0, 45.0, "both")],
+    ("host", "gpu", "bound"), [(71.0, 15.0, "launches"), (15.0, 71.0, "gpu"), (50.0, 45.0, "both")]
 )
 def test_what_bounds_a_call(host: float, gpu: float, bound: str) -> None:
     found = Limit(bound_by(host, gpu), host, gpu, kernels=14)

@@ -60,10 +60,7 @@ def test_with_two_dimensions_each_has_its_own(
     st.sampled_from([None, 0, 7]),
 )
 def test_cut_of_padded_is_the_tensor(
-    shape: tuple[int, int, int],
-    more: tuple[int, int],
-    order: Sequence[int],
-    value: int | None,
+    shape: tuple[int, int, int], more: tuple[int, int], order: Sequence[int], value: int | None
 ) -> None:
     t = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     t = t.permute(*order).contiguous().permute(*(list(order).index(d) for d in range(3)))

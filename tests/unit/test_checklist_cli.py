@@ -1,8 +1,7 @@
-"""`onelaunch optimize`: the table, files, exit codes, mistakes."""
+"""`onelaunch optimize`: the table, files and exit codes."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +12,8 @@ from torch import nn
 import onelaunch as ol
 from onelaunch.tools.checklist import optimize as module
 from onelaunch.tools.checklist.steps import STEPS as ALL
-from onelaunch.tools.cli import run
 from onelaunch.tools.cli.optimize import STEPS
 from tests.unit.reported import page_of
-
-TARGETS = """
-import torch
-from torch import nn
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)), (torch.ones(2, 32),)
-
-def broken():
-    def call(x):
-        raise LookupError("no weights here")
-    return call, (torch.ones(2),)
-
-def trains():
-    net = nn.Linear(8, 3)
-    def step(x):
-        net(x).sum().backward()
-        return x * 2
-    return step, (torch.ones(2, 8),)
-"""
-
-
-@pytest.fixture
-def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of factories, and not enough seconds to wait for."""
-    file = tmp_path / "targets.py"
-    file.write_text(TARGETS)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "targets", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    return str(file)
 
 
 def test_the_names_of_the_steps_are_those_of_the_library() -> None:
@@ -56,16 +22,17 @@ def test_the_names_of_the_steps_are_those_of_the_library() -> None:
 
 @pytest.mark.thorough
 def test_a_plan_is_found_and_saved(
-    targets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Any, targets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     steps = "eval,inference-mode,int8,half:bf16,fold-batchnorm"
     words = ["--max-error", "0.05", "--seconds", "30", "--steps", steps, "--plan", str(file)]
-    assert run(["optimize", f"{targets}:model", *words, "--report", str(page)]) == 0
-    shown = capsys.readouterr().out
+    code, shown, _ = command("optimize", "FILE:trained", *words, "--report", str(page))
+    assert code == 0
     plan = ol.Plan.from_json(file.read_text())
     assert page.read_text() == page_of(plan)
-    assert plan.workload == f"{targets}:model"
+    assert plan.workload == f"{targets}:trained"
     assert plan.steps[0] == "eval"
     assert "no BatchNorm with running statistics runs in it" in shown
     assert f'plan = ol.Plan.from_json(Path("{file}").read_text())' in shown.replace("\n", "")
@@ -74,52 +41,16 @@ def test_a_plan_is_found_and_saved(
         assert trial.step in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--steps", "grahp"], "no step is called grahp"),
-        (["--steps", "grahp,fold-batchnorms"], "fix:   --steps graph,fold-batchnorm\n"),
-        ([], "there is no file no_such_file.py"),
-        (["--steps", ","], "no step is named"),
-        (["--seconds", "0"], "--seconds is 0"),
-        (["--max-error", "-1"], "--max-error is -1"),
-        (["--max-error", "nan"], "--max-error is nan"),
-        (["--plan", "nowhere/plan.json"], "there is no folder nowhere"),
-    ],
-)
-def test_mistakes_are_told_before_the_work(
-    words: list[str], what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["optimize", "no_such_file.py:model", *words]) == 2
-    assert what in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("broken", "the callable raised LookupError: no weights here"),
-        ("trains", "steps are measured in inference, without grad, and this runs a backward"),
-        ("absent", "has no `absent`"),
-    ],
-)
-def test_a_target_that_does_not_run(
-    targets: str, name: str, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with torch.no_grad():
-        code = run(["optimize", f"{targets}:{name}", "--seconds", "1"])
-    assert code == 2
-    assert what in capsys.readouterr().err
-
-
 def test_an_interrupt_before_there_is_anything(
-    targets: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "make_reference", stop)
-    assert run(["optimize", f"{targets}:model", "--steps", "eval"]) == 130
-    assert "stopped before there was anything to show" in capsys.readouterr().err
+    code, _, err = command("optimize", "FILE:trained", "--steps", "eval")
+    assert code == 130
+    assert "stopped before there was anything to show" in err
 
 
 def test_a_module_is_what_apply_takes() -> None:

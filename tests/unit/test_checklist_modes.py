@@ -34,12 +34,30 @@ def test_eval_sets_the_mode_of_the_copy_alone() -> None:
     assert same(model, before)
 
 
-def test_eval_has_nothing_to_do_in_eval_mode() -> None:
-    assert refusal(net().eval(), (X,), "eval") == "every module is in eval mode already"
+LINEAR = nn.Linear(32, 16)
+ROWS = torch.randn(2, 32)
+REFUSED: list[tuple[str, Any, Tensor, str]] = [
+    ("eval", net().eval(), X, "every module is in eval mode already"),
+    ("eval", torch.sin, X, "no module"),
+    ("channels-last", nn.Linear(8, 8), X, "it has no 2-D convolution"),
+    ("merge-branches:parallel", nn.Sequential(LINEAR, nn.Linear(16, 16)), ROWS, "no two layers that"
+     " could be one read the same input"),
+    ("pad-channels", nn.Sequential(nn.Linear(32, 8)), ROWS, "multiples of 8"),
+    ("pad-channels", nn.Linear(32, 10), ROWS, "itself"),
+    ("half:bf16", nn.Linear(32, 16).double(), ROWS.double(), "nothing is in float32"),
+    ("half:bf16", nn.Linear(32, 16).bfloat16(), ROWS, "bfloat16 already"),
+    ("int8:dynamic", nn.Conv1d(4, 8, 3), torch.randn(2, 4, 9), "no nn.Linear"),
+    ("int8:dynamic", torch.sin, ROWS, "no module"),
+    ("cudnn-benchmark", nn.Conv2d(3, 16, 3), X, "GPU"),
+    ("tf32", LINEAR, ROWS, "GPU"),
+    ("fp8:dynamic", LINEAR, ROWS, "GPU"),
+    ("inductor:max-autotune", LINEAR, ROWS, "GPU"),
+]  # fmt: skip
 
 
-def test_eval_of_a_function_without_modules_is_not_possible() -> None:
-    assert "no module" in refusal(torch.sin, (X,), "eval")
+@pytest.mark.parametrize(("name", "fn", "x", "why"), REFUSED)
+def test_a_step_that_is_not_possible_says_why(name: str, fn: Any, x: Tensor, why: str) -> None:
+    assert why in refusal(fn, (x,), name)
 
 
 def test_inference_mode_is_in_force_during_the_call_alone() -> None:
@@ -93,10 +111,6 @@ def test_channels_last_leaves_inputs_that_are_so() -> None:
     assert result.stride() == model(x).stride()
 
 
-def test_channels_last_needs_a_convolution() -> None:
-    assert refusal(nn.Linear(8, 8), (X,), "channels-last") == "it has no 2-D convolution"
-
-
 STATE = {"a": 1, "b": 1}
 SEEN: list[dict[str, int]] = []
 
@@ -124,14 +138,6 @@ def test_settings_are_put_back_also_after_an_exception() -> None:
     with pytest.raises(LookupError):
         built.call(torch.ones(0))
     assert STATE == {"a": 1, "b": 1}
-
-
-@pytest.mark.parametrize(
-    "name", ["cudnn-benchmark", "tf32", "fp8:dynamic", "inductor:max-autotune"]
-)
-def test_a_step_for_a_gpu_says_so(name: str) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Linear(16, 16))
-    assert "GPU" in refusal(model, (X,), name)
 
 
 @pytest.mark.gpu

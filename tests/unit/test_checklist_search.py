@@ -62,14 +62,31 @@ def step(name: str, error: float = 0.0, **options: Any) -> Step:
     return Step(name, name.upper(), off_by(error), **options)
 
 
-def searched(steps: list[Step], cost: Cost, max_error: float = 1e-2, **options: Any) -> Search:
+def searching(
+    steps: list[Step],
+    cost: Cost,
+    max_error: float = 1e-2,
+    told: Callable[[str, float], object] = lambda *_: None,
+    seconds: float = 1000.0,
+    **options: Any,
+) -> Search:
     workload = Workload(nn.Linear(4, 4).eval(), (X,))
     reference = make_reference(workload, torch.Generator().manual_seed(0))
-    clock = Clock(options.pop("seconds", 1000.0))
-    found = Search(
-        workload, steps, reference, max_error, Stated(cost), clock, lambda *_: None, **options
-    )
+    clock = Clock(seconds)
+    return Search(workload, steps, reference, max_error, Stated(cost), clock, told, **options)
+
+
+def searched(*args: Any, **options: Any) -> Search:
+    found = searching(*args, **options)
     found.run()
+    return found
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which stands still."""
+    found = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: found[0])
     return found
 
 
@@ -110,13 +127,8 @@ def test_a_gain_that_is_not_kept_says_why() -> None:
 
 def test_what_is_not_tried_is_not_told() -> None:
     told: list[str] = []
-    workload = Workload(nn.Linear(4, 4).eval(), (X,))
-    reference = make_reference(workload, torch.Generator().manual_seed(0))
-    timer, clock = Stated(additive(a=20)), Clock(100)
-    found = Search(
-        workload, [step("a")], reference, 1e-2, timer, clock, lambda text, _: told.append(text)
-    )
-    clock.keep(100)
+    found = searching([step("a")], additive(a=20), told=lambda text, _: told.append(text))
+    found.clock.keep(1000)
     found.run()
     assert (found.left, told) == (["a"], [])
 
@@ -267,10 +279,7 @@ def test_what_is_required_is_kept_whatever_it_costs() -> None:
     assert "a" not in outcomes(found, "recheck")
 
 
-def test_no_trial_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
+def test_no_trial_is_begun_when_time_is_up(now: list[float]) -> None:
     def slow(subject: Subject) -> None:
         now[0] += 10
 
@@ -281,10 +290,7 @@ def test_no_trial_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.left[:2] == ["b", "c"]  # `b` was under way
 
 
-def test_a_check_and_a_timing_end_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
+def test_a_check_and_a_timing_end_when_time_is_up(now: list[float]) -> None:
     def slowly(t: Tensor) -> Tensor:
         now[0] += 10
         return t
@@ -312,10 +318,7 @@ def test_a_check_and_a_timing_end_when_time_is_up(monkeypatch: pytest.MonkeyPatc
     assert calls == ["before", "after", "before"]
 
 
-def test_a_compiler_is_not_begun_where_it_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
+def test_a_compiler_is_not_begun_where_it_would_not_end(now: list[float]) -> None:
     def compiles(subject: Subject) -> None:
         now[0] += 10
 
@@ -330,17 +333,8 @@ def test_an_interrupt_leaves_what_was_kept() -> None:
     def stop(subject: Subject) -> None:
         raise KeyboardInterrupt
 
-    workload = Workload(nn.Linear(4, 4).eval(), (X,))
-    reference = make_reference(workload, torch.Generator().manual_seed(0))
-    found = Search(
-        workload,
-        [step("a"), Step("b", "B", stop), step("c")],
-        reference,
-        1e-2,
-        Stated(additive(a=10, b=10, c=10)),
-        Clock(100),
-        lambda *_: None,
-    )
+    steps = [step("a"), Step("b", "B", stop), step("c")]
+    found = searching(steps, additive(a=10, b=10, c=10))
     with pytest.raises(KeyboardInterrupt):
         found.run()
     assert kept(found) == {"a"}
@@ -348,14 +342,8 @@ def test_an_interrupt_leaves_what_was_kept() -> None:
 
 def test_progress_goes_up() -> None:
     told: list[float] = []
-    workload = Workload(nn.Linear(4, 4).eval(), (X,))
-    reference = make_reference(workload, torch.Generator().manual_seed(0))
-    steps = [step(name) for name in "abcd"]
     cost = additive(a=10, b=-1, c=10, d=-1)
-    Search(
-        *(workload, steps, reference, 1e-2, Stated(cost), Clock(100)),
-        lambda text, part: told.append(part),
-    ).run()
+    searched([step(name) for name in "abcd"], cost, told=lambda text, part: told.append(part))
     assert told == sorted(told)
     assert told[-1] < 1
 

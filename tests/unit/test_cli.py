@@ -1,4 +1,4 @@
-"""The command: exit codes, files, and messages in four parts without a traceback."""
+"""The command: what it shows, exit codes, files, interrupts, and where the output goes."""
 
 from __future__ import annotations
 
@@ -10,90 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from onelaunch.error_catalogue import CATALOGUE
 from onelaunch.errors import GraphError
 from onelaunch.tools import bench
 from onelaunch.tools.bench import Comparison
 from onelaunch.tools.bench.target import load
-from onelaunch.tools.cli import run
 from onelaunch.tools.cli.compare import ENGINES
 from onelaunch.tools.cli.progress import Lines
 from onelaunch.tools.rules import RULES
-
-FACTORIES = """
-import torch
-from torch import nn
-
-def model():
-    return nn.Linear(8, 3).eval(), (torch.ones(2, 8),)
-
-def with_kwargs():
-    return torch.clamp, (torch.ones(2),), {"min": 0.5}
-
-def alone():
-    return nn.Linear(8, 3)
-
-def one_tensor():
-    return nn.Linear(8, 3), torch.ones(2, 8)
-
-def four():
-    return 1, 2, 3, 4
-
-def backwards():
-    return (torch.ones(2, 8),), nn.Linear(8, 3)
-
-def odd_kwargs():
-    return nn.Linear(8, 3), (torch.ones(2, 8),), [1]
-
-def broken():
-    raise LookupError("no weights here")
-
-def mismatched():
-    return nn.Linear(8, 3), (torch.ones(2, 7),)
-
-def no_tensor():
-    return len, ([1, 2],)
-
-def trains():
-    def step(x):
-        net(x).sum().backward()
-        return x * 2
-    return step, (torch.ones(2, 8),)
-
-def talks():
-    def call(x):
-        print("chat" + "ter")
-        return x * 2
-    return call, (torch.ones(2, 8),)
-
-def leaves():
-    raise SystemExit(0)
-
-number = 3
-net = nn.Linear(8, 3)
-"""
-
-
-@pytest.fixture
-def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of factories, importable for the length of a test."""
-    file = tmp_path / "factories.py"
-    file.write_text(FACTORIES)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "factories", raising=False)
-    return file
-
+from tests.unit.test_cli_mistakes import four_parts
 
 QUICK = ["--engines", "eager,no_grad", "--seconds", "0.02"]
 every_command = pytest.mark.parametrize(
-    ("command", "options", "done"),
+    ("name", "options", "done"),
     [
         ("compare", QUICK, "compared"),
         ("optimize", ["--steps", "inference-mode", "--seconds", "1"], "optimized"),
@@ -105,27 +40,23 @@ every_command = pytest.mark.parametrize(
 
 @every_command
 def test_what_a_callable_prints_is_counted_and_not_shown(
-    command: str,
-    options: list[str],
-    done: str,
-    factories: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, options: list[str], done: str, command: Any
 ) -> None:
-    assert run([command, f"{factories}:talks", *options]) in (0, 1)
-    out, err = capsys.readouterr()
+    code, out, err = command(name, "FILE:talks", *options)
+    assert code in (0, 1)
     assert "chatter" not in out + err
     assert re.search(rf"not shown: \d+ lines that .*:talks printed while it was {done}\n", err)
 
 
 @pytest.mark.parametrize("name", ["model", "with_kwargs"])
-def test_compare(name: str, factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", f"{factories}:{name}", *QUICK]) == 0
-    out, err = capsys.readouterr()
+def test_compare(name: str, command: Any, targets: Path) -> None:
+    code, out, err = command("compare", f"FILE:{name}", *QUICK)
+    assert code == 0
     assert "eager, no_grad" in out
     assert "Fastest correct engine" in out
     assert out.startswith("\nThis call takes")  # one empty line, whether or not a bar was shown
     steps = [line.partition(" s  ")[2] for line in err.splitlines()]
-    assert steps[:2] == ["importing PyTorch", f"loading {factories}:{name}"]
+    assert steps[:2] == ["importing PyTorch", f"loading {targets}:{name}"]
     assert steps[2:5] == ["importing torch.compile", "float64 reference", "timing eager calls"]
     assert steps[5:7] == ["building eager", "checking eager"]
     assert steps[7:10] == ["building eager, no_grad", "checking eager, no_grad", "timing, round 1"]
@@ -173,11 +104,11 @@ def test_a_watch_tells_it(
 
 
 @pytest.mark.thorough
-def test_on_a_terminal_there_is_a_bar(factories: Path, tmp_path: Path) -> None:
+def test_on_a_terminal_there_is_a_bar(targets: Path, tmp_path: Path) -> None:
     """A terminal of its own, on which nothing of the bar stays, and no line of a step."""
     pty = pytest.importorskip("pty", reason="a terminal of Unix")
     outer, inner = pty.openpty()
-    options = [f"{factories}:model", *QUICK, "--json", str(tmp_path / "out.json")]
+    options = [f"{targets}:model", *QUICK, "--json", str(tmp_path / "out.json")]
     command = [sys.executable, "-m", "onelaunch", "compare", *options]
     environment = os.environ | {"TERM": "xterm"}
     # Not a pipe: a pty holds a few KiB, and the command waits until they are read.
@@ -201,195 +132,43 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-def test_compare_writes_json_and_a_page(factories: Path, tmp_path: Path) -> None:
+def test_compare_writes_json_and_a_page(command: Any, tmp_path: Path) -> None:
     data, page = tmp_path / "out.json", tmp_path / "out.html"
     options = ["--json", str(data), "--report", str(page)]
-    assert run(["compare", f"{factories}:model", *QUICK, *options]) == 0
-    assert [row.engine for row in Comparison.from_json(data.read_text()).rows] == [
-        "eager",
-        "no_grad",
-    ]
+    assert command("compare", "FILE:model", *QUICK, *options).code == 0
+    rows = Comparison.from_json(data.read_text()).rows
+    assert [row.engine for row in rows] == ["eager", "no_grad"]
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_an_engine_that_is_wrong_is_exit_code_1(
-    factories: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = bench.Row("a", "A", "wrong", "NaN in the result")
-    monkeypatch.setattr(bench, "compare", lambda *_, **__: Comparison("w", (row,)))
-    assert run(["compare", f"{factories}:model"]) == 1
+@pytest.fixture
+def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has every comparison give these rows."""
+
+    def gives(*rows: bench.Row, **facts: Any) -> None:
+        monkeypatch.setattr(bench, "compare", lambda *_, **__: Comparison("w", rows, **facts))
+
+    return gives
 
 
-def test_no_engine_that_was_measured_is_exit_code_2(
-    factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engines = ["--engines", "tensorrt,cudagraphs"]
-    assert run(["compare", f"{factories}:model", *engines]) == 2
-    assert "needs an NVIDIA GPU" in capsys.readouterr().out
-    engines = ["--engines", "tensorrt,eager"]
-    assert run(["compare", f"{factories}:model", *engines, *QUICK[2:]]) == 0
+def test_an_engine_that_is_wrong_is_exit_code_1(command: Any, comparing: Any) -> None:
+    comparing(bench.Row("a", "A", "wrong", "NaN in the result"))
+    assert command("compare", "FILE:model").code == 1
 
 
-def torchs_message() -> str:
-    """What this release of torch says of the factory `mismatched`."""
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:
-        nn.Linear(8, 3)(torch.zeros(2, 7))
-    return str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("alone", "`alone()` returned a Linear"),
-        ("one_tensor", "`one_tensor()` returned (Linear, Tensor)"),
-        ("four", "`four()` returned (int, int, int, int)"),
-        ("backwards", "its first part is not callable"),
-        ("odd_kwargs", "its third part must be a dict"),
-        ("broken", "`broken()` raised LookupError: no weights here"),
-        ("mismatched", f"the callable raised RuntimeError: {torchs_message()}"),
-        ("no_tensor", "the callable returns no tensor, but an int"),
-        ("leaves", "`leaves()` raised SystemExit: 0"),
-        ("trains", "the engines are compared in inference, without grad, and this runs a backward"),
-        ("net", "`net` is a Linear, not a function"),
-        ("number", "`number` is not callable"),
-        ("modle", "factories.py:model\n"),
-        ("modle", "has no `modle`"),
-    ],
-)
-def test_a_bad_factory_is_exit_code_2(
-    name: str, message: str, factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compare", f"{factories}:{name}", *QUICK]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    four_parts(err)
-
-
-def test_where_is_the_users_line(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(["compare", f"{factories}:broken"])
-    line = next(i for i, text in enumerate(FACTORIES.splitlines(), 1) if "LookupError" in text)
-    place = f'factories.py:{line}: raise LookupError("no weights here")'
-    assert place in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare", "nowhere.py:model"], "there is no file nowhere.py"),
-        (["compare", "no_such_module:model"], "importing no_such_module raised ModuleNotFound"),
-        (["compare", "justaname"], "it is not path.py:name or module:name"),
-        (["compare", ":model"], "it is not path.py:name or module:name"),
-        (["compare", "FILE:model", "--engines", "eagr"], "no engine is called eagr\n"),
-        (["compare", "FILE:model", "--engines", "eagr,onelaunch"], "--engines eager,onelaunch\n"),
-        (["compare", "FILE:model", "--engines", "eagr"], "the engines are eager, no_grad, "),
-        (["compare", "FILE:model", "--engines", "zzz"], "--engines eager,onelaunch\n"),
-        (["compare", "FILE:model", "--engines", ","], "no engine is named"),
-        (["compare", "FILE:model", "--seconds", "soon"], "Invalid value for '--seconds'"),
-        (["compare", "FILE:model", "--seconds", "-1"], "--seconds is -1"),
-        (["compare", "FILE:model", "--seconds", "0"], "--seconds is 0"),
-        (["compare", "FILE:model", "--seconds", "nan"], "--seconds is nan"),
-        (["compare", "FILE:model", "--report", f"{'x' * 300}.html"], "cannot be written: File n"),
-        (["compare", "FILE:model", "--json", "/no/such/folder/x.json"], "there is no folder"),
-        (["compare", "FILE:model", "--json", "/no/such/x.json"], "fix:   mkdir -p /no/such\n"),
-        (["compare", "FILE:model", "--sceonds", "1"], "--sceonds"),
-        ([], "no command is given"),
-        (["compare"], "Missing argument"),
-        (["explian", "OL101"], "explian"),
-        (["explain", "OL999"], "there is no code OL999"),
-        (["explain", "OL999"], "fix:   onelaunch explain --list\n"),
-        (["explain", "host-raed"], "no rule is called host-raed\n"),
-        (["explain", "host-raed"], "fix:   onelaunch explain host-read\n"),
-        (["explain"], "Missing argument"),
-    ],
-)
-def test_bad_input_is_exit_code_2(
-    arguments: list[str], message: str, factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filled = [argument.replace("FILE", str(factories)) for argument in arguments]
-    assert run(filled) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    four_parts(err)
-
-
-def four_parts(err: str) -> None:
-    steps, _, message = err.partition("ArgumentError [OL401] ")
-    assert message
-    assert all(re.match(r" *\d+ s  ", line) for line in steps.splitlines())
-    assert all(f"\n  {part}:" in err for part in ("why", "fix"))
-    assert "Traceback" not in err
-
-
-def test_a_broken_module_names_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    file = tmp_path / "broken_module.py"
-    file.write_text("x = 1\ny = x / 0\n")
-    assert run(["compare", f"{file}:model"]) == 2
-    assert "broken_module.py:2: y = x / 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("source", "where"),
-    [("x = 1\ndef model(:\n", "fails.py:2: def model(:"), ("exit(3)\n", "fails.py:1: exit(3)")],
-)
-def test_a_module_that_cannot_be_run_names_its_line(
-    source: str,
-    where: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "fails.py").write_text(source)
-    assert run(["compare", f"{tmp_path}/fails.py:model"]) == 2
-    assert where in capsys.readouterr().err
-
-
-def test_a_package_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "needs.py").write_text("def model():\n    import no_such_package.parts\n")
-    assert run(["compare", f"{tmp_path}/needs.py:model"]) == 2
-    text = " ".join(capsys.readouterr().err.split())
-    assert "`pip install` the package that has `no_such_package`, or name another" in text
-
-
-def test_an_unknown_engine_is_told_before_the_model_is_made(
-    factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compare", f"{factories}:broken", "--engines", "eagre"]) == 2
-    assert "fix:   --engines eager\n" in capsys.readouterr().err
-
-
-def test_the_traceback_of_what_the_target_raised(
-    factories: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(["compare", f"{factories}:broken"])
-    short = capsys.readouterr().err
-    assert "Traceback" not in short
-    assert f"onelaunch compare {factories}:broken --traceback" in short
-    assert run(["compare", f"{factories}:broken", "--traceback"]) == 2
-    long = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in long
-    assert f'File "{factories}", line' in long
-    assert "LookupError: no weights here\nArgumentError [OL401] " in long
-    assert run(["compare", "nowhere.py:model", "--traceback"]) == 2
-    four_parts(capsys.readouterr().err)  # nothing was raised there
+def test_no_engine_that_was_measured_is_exit_code_2(command: Any) -> None:
+    code, out, _ = command("compare", "FILE:model", "--engines", "tensorrt,cudagraphs")
+    assert code == 2
+    assert "needs an NVIDIA GPU" in out
+    assert command("compare", "FILE:model", "--engines", "tensorrt,eager", *QUICK[2:]).code == 0
 
 
 @every_command
 def test_each_command_shows_the_traceback_of_a_callable(
-    command: str,
-    options: list[str],
-    done: str,
-    factories: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, options: list[str], done: str, command: Any
 ) -> None:
-    assert run([command, f"{factories}:mismatched", *options, "--traceback"]) == 2
-    err = capsys.readouterr().err
+    code, _, err = command(name, "FILE:mismatched", *options, "--traceback")
+    assert code == 2
     assert "torch/nn/modules/linear.py" in err
     assert f"it must run by itself before it can be {done}\n" in err
 
@@ -415,52 +194,48 @@ def test_a_folder_is_no_target(tmp_path: Path) -> None:
         load(f"{tmp_path}:model")
 
 
+# What is explained.
+
+
 @pytest.mark.parametrize("code", CATALOGUE)
-def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", code.lower()]) == 0
-    out = capsys.readouterr().out
-    assert f"{code}: {CATALOGUE[code].title}" in out
-    assert run(["explain", f"[{code}]"]) == 0
-    assert capsys.readouterr().out == out
+def test_every_code_is_explained(code: str, command: Any) -> None:
+    shown = command("explain", code.lower())
+    assert shown.code == 0
+    assert f"{code}: {CATALOGUE[code].title}" in shown.out
+    assert command("explain", f"[{code}]") == shown
 
 
-def test_a_rule_is_explained_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for word in ("host-read", "Host_Read", "ol101"):
-        assert run(["explain", word]) == 0
-        out = capsys.readouterr().out
-        said = " ".join(out.split())
-        rule = RULES["OL101"]
-        assert said.startswith(
-            f"OL101: {rule.title} rule: host-read, blocks a capture why: {rule.why}"
-        )
-        for text in (rule.fix, rule.what[1:], rule.problems[1:]):
-            assert " ".join(text.split()) in said
-        assert f"\nExample\n{rule.example.strip()}\n" in out
-        assert f"\nUse instead\n{rule.instead.strip()}\n" in out
+@pytest.mark.parametrize("word", ["host-read", "Host_Read", "ol101"])
+def test_a_rule_is_explained_by_its_name(word: str, command: Any) -> None:
+    code, out, _ = command("explain", word)
+    assert code == 0
+    said, rule = " ".join(out.split()), RULES["OL101"]
+    head = f"OL101: {rule.title} rule: host-read, blocks a capture why: {rule.why}"
+    assert said.startswith(head)
+    for text in (rule.fix, rule.what[1:], rule.problems[1:]):
+        assert " ".join(text.split()) in said
+    assert f"\nExample\n{rule.example.strip()}\n" in out
+    assert f"\nUse instead\n{rule.instead.strip()}\n" in out
 
 
-def test_an_error_that_is_no_rule_is_explained_in_short(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", "OL401"]) == 0
-    assert [line[:5] for line in capsys.readouterr().out.splitlines()] == [
-        "OL401",
-        "why: ",
-        "fix: ",
-    ]
+def test_an_error_that_is_no_rule_is_explained_in_short(command: Any) -> None:
+    code, out, _ = command("explain", "OL401")
+    assert code == 0
+    assert [line[:5] for line in out.splitlines()] == ["OL401", "why: ", "fix: "]
 
 
-def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", "--list"]) == 0
-    lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == sorted({*CATALOGUE, *RULES})
-    listed = {code: (name, severity, title) for code, name, severity, title in lines}
-    rule = RULES["OL101"]
-    assert listed["OL101"] == ("host-read", "blocks-capture", rule.title)
-    assert listed["OL401"] == ("-", "-", CATALOGUE["OL401"].title)
+def test_all_codes_are_listed(command: Any) -> None:
+    code, out, _ = command("explain", "--list")
+    assert code == 0
+    listed = {line[0]: line[1:] for line in (text.split(maxsplit=3) for text in out.splitlines())}
+    assert list(listed) == sorted({*CATALOGUE, *RULES})
+    assert listed["OL101"] == ["host-read", "blocks-capture", RULES["OL101"].title]
+    assert listed["OL401"] == ["-", "-", CATALOGUE["OL401"].title]
 
 
-def test_info(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["info"]) == 0
-    out = capsys.readouterr().out
+def test_info(command: Any) -> None:
+    code, out, _ = command("info")
+    assert code == 0
     assert all(word in out for word in ("torch", "python", "gpu", "recordings"))
 
 
@@ -471,6 +246,8 @@ def test_the_module_runs_as_a_command() -> None:
     assert "host read of a device value" in done.stdout
 
 
+# Interrupts.
+
 STOPPED = "stopped before there was anything to show\n"
 
 
@@ -478,13 +255,12 @@ STOPPED = "stopped before there was anything to show\n"
     "source", ["def model():\n    raise KeyboardInterrupt\n", "raise KeyboardInterrupt\n"]
 )
 def test_an_interrupt_while_the_factory_runs_or_is_imported(
-    source: str, factories: Path, capsys: pytest.CaptureFixture[str]
+    source: str, command: Any, targets: Path
 ) -> None:
-    factories.write_text(source)
-    assert run(["compare", f"{factories}:model"]) == 130
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.endswith(f" s  loading {factories}:model\n{STOPPED}")
+    targets.write_text(source)
+    code, out, err = command("compare", "FILE:model")
+    assert (code, out) == (130, "")
+    assert err.endswith(f" s  loading {targets}:model\n{STOPPED}")
     assert "Traceback" not in err
 
 
@@ -506,63 +282,27 @@ def test_an_interrupt_while_torch_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["interrupted", "missing", "failed", "wrong"])
 def test_an_interrupt_before_anything_was_measured(
-    status: Any,
-    factories: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    status: Any, command: Any, comparing: Any, tmp_path: Path
 ) -> None:
     rows = bench.Row("a", "A", status, "why"), bench.Row("b", "B", "interrupted")
-    result = Comparison("w", rows, reference="none", interrupted=True)
-    monkeypatch.setattr(bench, "compare", lambda *_, **__: result)
+    comparing(*rows, reference="none", interrupted=True)
     data = tmp_path / "out.json"
     something = status == "wrong"
-    assert run(["compare", f"{factories}:model", "--json", str(data)]) == (1 if something else 130)
-    out, err = capsys.readouterr()
+    code, out, err = command("compare", "FILE:model", "--json", str(data))
+    assert code == (1 if something else 130)
     assert data.exists() == bool(out) == something
     assert err.endswith(STOPPED) != something
 
 
-def test_an_interrupt_after_something_was_measured_shows_it(
-    factories: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_after_something_was_measured_shows_it(command: Any, comparing: Any) -> None:
     timed = bench.Row("a", "A", "ok", wall=bench.Timing(3.0, 0.1, 5))
-    result = Comparison("w", (timed, bench.Row("b", "B", "interrupted")), interrupted=True)
-    monkeypatch.setattr(bench, "compare", lambda *_, **__: result)
-    assert run(["compare", f"{factories}:model"]) == 0
-    assert "Interrupted: this is what was known by then." in capsys.readouterr().out
+    comparing(timed, bench.Row("b", "B", "interrupted"), interrupted=True)
+    code, out, _ = command("compare", "FILE:model")
+    assert code == 0
+    assert "Interrupted: this is what was known by then." in out
 
 
-@pytest.mark.parametrize("option", ["--json", "--report"])
-@pytest.mark.parametrize("kind", ["folder", "protected", "in a protected folder"])
-def test_a_file_that_cannot_be_written_is_told_before_the_model_is_made(
-    option: str,
-    kind: str,
-    factories: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "out"
-    if kind == "folder":
-        file.mkdir()
-    else:
-        if kind == "protected":
-            file.touch()
-        # root may write everywhere
-        monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    assert run(["compare", f"{factories}:broken", option, str(file)]) == 2
-    err = capsys.readouterr().err
-    assert ("is a folder" if kind == "folder" else "cannot be written") in err
-    four_parts(err)
-
-
-def test_a_file_that_fails_after_all(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", f"{factories}:model", *QUICK, "--json", "/dev/full"]) == 2
-    out, err = capsys.readouterr()
-    assert "Fastest correct engine" in out
-    assert "/dev/full could not be written: No space left" in err
-    four_parts(err)
+# Where the output goes.
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -598,9 +338,10 @@ def test_a_pipe_that_nobody_reads_is_exit_code_2_without_a_word(words: list[str]
     assert (done.returncode, done.stderr) == (2, b"")
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    assert re.fullmatch(r"onelaunch \d+\.\d+\S*\n", capsys.readouterr().out)
+def test_the_version(command: Any) -> None:
+    code, out, _ = command("--version")
+    assert code == 0
+    assert re.fullmatch(r"onelaunch \d+\.\d+\S*\n", out)
 
 
 def test_the_names_of_the_engines() -> None:

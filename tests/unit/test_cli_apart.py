@@ -1,8 +1,9 @@
-"""`onelaunch compare` with engines in processes of their own."""
+"""`onelaunch compare`: engines in processes of their own, and a comparison shown again."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +13,56 @@ from onelaunch.tools import bench
 from onelaunch.tools.bench import Comparison, Row
 from onelaunch.tools.bench.engines import ALONE, DEFAULT
 from onelaunch.tools.bench.isolated import LIMIT_SECONDS, Isolated
-from onelaunch.tools.cli import run
-
-TARGET = """
-import torch
-print("imported")
-
-def halve(x, *, mask):
-    return {"y": x / 2 * mask}
-
-def model():
-    print("made")
-    return halve, (torch.ones(4, 8),), {"mask": torch.ones(8)}
-"""
-
-
-@pytest.fixture
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    file = tmp_path / "apart_target.py"
-    file.write_text(TARGET)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "apart_target", raising=False)
-    return f"{file}:model"
+from tests.unit import reported
 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects the engines that a comparison was asked for."""
-    engines: list[Any] = []
+    collected: list[Any] = []
 
     def compare(*_: object, engines: list[Any], **__: object) -> Comparison:
-        collected.extend(engines)
+        collected[:] = engines
         return Comparison("w", (Row("a", "A", "wrong", "no"),))
 
-    collected = engines
     monkeypatch.setattr(bench, "compare", compare)
-    return engines
+    return collected
 
 
 def test_by_default_those_are_apart_that_change_their_process(
-    target: str, compared: list[Any]
+    command: Any, compared: list[Any]
 ) -> None:
-    run(["compare", target])
+    command("compare", "FILE:with_kwargs")
     assert [e.name for e in compared] == [e.name for e in DEFAULT]
     assert {e.name for e in compared if isinstance(e, Isolated)} == ALONE
 
 
-def test_isolate_puts_every_engine_apart(target: str, compared: list[Any]) -> None:
-    run(["compare", target, "--isolate", "--engines", "eager,tvm"])
+def test_isolate_puts_every_engine_apart(command: Any, compared: list[Any], targets: Path) -> None:
+    command("compare", "FILE:model", "--isolate", "--engines", "eager,tvm")
     assert [(e.name, e.limit, e.python, e.target) for e in compared] == [
-        ("eager", LIMIT_SECONDS, None, target),
-        ("tvm", LIMIT_SECONDS, None, target),
+        ("eager", LIMIT_SECONDS, None, f"{targets}:model"),
+        ("tvm", LIMIT_SECONDS, None, f"{targets}:model"),
     ]
-    compared.clear()
-    run(["compare", target, "--isolate", "--engines", "eager", "--limit", "7"])
+    command("compare", "FILE:model", "--isolate", "--engines", "eager", "--limit", "7")
     assert compared[0].limit == 7
 
 
-def test_python_puts_its_engine_apart(target: str, compared: list[Any]) -> None:
-    run(["compare", target, "--engines", "eager,tvm", "--python", f"tvm={sys.executable}"])
+def test_python_puts_its_engine_apart(command: Any, compared: list[Any]) -> None:
+    words = ["--engines", "eager,tvm", "--python", f"tvm={sys.executable}"]
+    command("compare", "FILE:model", *words)
     eager, tvm = compared
     assert not isinstance(eager, Isolated)
     assert (tvm.name, tvm.python) == ("tvm", sys.executable)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--limit", "0", "--isolate"], "--limit is 0"),
-        (["--limit", "nan", "--isolate"], "--limit is nan"),
-        (["--limit", "9"], "--limit needs --isolate"),
-        (["--python", "tvm"], "it is not ENGINE=PATH"),
-        (["--python", "tvn=python"], "no engine is called tvn"),
-        (["--engines", "eager", "--python", "tvm=python"], "tvm is not to run"),
-    ],
-)
-def test_mistakes(
-    options: list[str],
-    message: str,
-    target: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["compare", target, *options]) == 2
-    out, err = capsys.readouterr()
-    assert message in err
-    assert "OL401" in err
-    assert all(part in err for part in ("where:", "why:", "fix:"))
-    assert "imported" not in out, "a mistake is told before the work"
+def test_what_was_saved_is_shown_again(command: Any, tmp_path: Path) -> None:
+    report, file = tmp_path / "page.html", tmp_path / "saved.json"
+    found = reported.comparison()
+    file.write_text(replace(found, rows=found.rows[:4]).to_json())
+    code, out, _ = command("compare", str(file), "--report", str(report))
+    assert code == 0
+    assert "Fastest correct engine: the quick" in out
+    title = "<h1>Fastest correct engine: the quick, 30.0 µs per call, 3.00x eager"
+    assert title in report.read_text()
+    file.write_text(found.to_json())
+    assert command("compare", str(file)).code == 1  # with an engine that was wrong

@@ -12,16 +12,8 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import (
-    CudaDriver,
-    capabilities,
-    nodes,
-    ragged,
-    rebind,
-)
-from onelaunch.driver.cuda import (
-    bundles as bundle,
-)
+from onelaunch.driver.cuda import CudaDriver, capabilities, nodes, ragged, rebind
+from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import PortSpan, Word, flipped, moving_words, poison
 from onelaunch.driver.substitutes import watching_resizes

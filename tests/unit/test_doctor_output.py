@@ -388,11 +388,16 @@ assert hasattr(trees.local, "tree_manager_containers"), "another thread's"
 """
 
 
-@pytest.mark.thorough
-def test_inductors_own_graphs_work_after_a_diagnosis() -> None:
-    """https://github.com/pytorch/pytorch/issues/123177: they are of the thread that imports them
-    first, and the pieces are compiled in one that has ended by then."""
-    subprocess.run([sys.executable, "-c", PIECES_FIRST], check=True)
+FIRST = "import torch, onelaunch as ol; ol.diagnose(lambda x: x * 2, (torch.ones(3),))"
+
+
+@pytest.mark.parametrize("code", [FIRST, pytest.param(PIECES_FIRST, marks=pytest.mark.thorough)])
+def test_a_diagnosis_is_the_first_thing_that_a_process_does(code: str) -> None:
+    """Dynamo is imported under its watch, and asks for folders of modules that are half there.
+    Inductor's own graphs are of the thread that imports them first, and the pieces are compiled in
+    one that has ended by then: https://github.com/pytorch/pytorch/issues/123177."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # Which rules a word names.
@@ -463,10 +468,3 @@ def test_a_whole_step_that_hands_out_its_loss() -> None:
     diagnosis = ol.diagnose(step, (torch.ones(2, 3),))
     assert diagnosis.replayed
     assert not [f for f in diagnosis.findings if f.severity == "blocks-capture"]
-
-
-def test_a_diagnosis_is_the_first_thing_that_a_process_does() -> None:
-    """Dynamo is imported under its watch, and asks for folders of modules that are half there."""
-    code = "import torch, onelaunch as ol; ol.diagnose(lambda x: x * 2, (torch.ones(3),))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -210,79 +210,16 @@ def enclosed() -> Callable[[Tensor], Tensor]:
     return count
 
 
-@pytest.mark.parametrize(
-    ("fn", "line"),
-    [
-        pytest.param(Slotted(), "self.calls += 1", id="slot"),
-        pytest.param(OfClass(), "OfClass.calls += 1", id="class"),
-        pytest.param(
-            of_function, 'of_function.calls = getattr(of_function, "calls", 0) + 1', id="function"
-        ),
-        pytest.param(enclosed(), "calls += 1", id="closure"),
-    ],
-)
-def test_a_counter_is_found_wherever_it_is(fn: Callable[..., Any], line: str) -> None:
-    (finding,) = found(fn, X)
-    assert (finding.code, finding.source) == ("OL501", line)
-    assert finding.found_by == ("run", "replay")
-
-
-def test_sparse_arguments_are_not_drawn() -> None:
-    assert found(lambda s: torch.sparse.mm(s, X), torch.eye(3).to_sparse()) == []
-
-
-def test_the_way_to_the_line_is_told() -> None:
-    (count,) = [f for f in found(Counters(), X) if f.source == "self.calls += 1"]
-    assert [call.rpartition(" in ")[2] for call in count.calls] == ["forward"]
-    assert count.file.endswith("test_doctor_silent.py")
-    assert count.column == 9
-
-
-def test_the_values_are_told() -> None:
-    (count,) = [f for f in found(Counters(), X) if f.source == "self.calls += 1"]
-    assert count.what == "`calls` is 1 before a call and 2 after it"
-
-
 def drawn(x: Tensor) -> Tensor:
     y = x + 1
     noise = np.random.standard_normal()
     return y * noise
 
 
-def test_a_draw_of_numpy_is_found_between_operations() -> None:
-    (finding,) = found(drawn, X)
-    assert (finding.code, finding.source) == ("OL502", "noise = np.random.standard_normal()")
-    assert finding.found_by == ("run", "replay")
-
-
 def shuffled(x: Tensor) -> Tensor:
     order = [0, 1, 2]
     random.shuffle(order)
     return x[order[0]] + 1
-
-
-def test_a_draw_inside_of_the_standard_library_is_found_at_the_users_line() -> None:
-    (finding,) = found(shuffled, X)
-    assert (finding.code, finding.source) == ("OL502", "random.shuffle(order)")
-
-
-def timed(x: Tensor) -> tuple[Tensor, float]:
-    start = time.perf_counter()
-    y = x + 1
-    return y, time.perf_counter() - start
-
-
-def test_each_clock_is_found() -> None:
-    assert [f.source for f in found(timed, X)] == [
-        "start = time.perf_counter()",
-        "return y, time.perf_counter() - start",
-    ]
-
-
-def test_a_schedule_outside_of_the_call_is_found_at_the_step() -> None:
-    (finding,) = found(Step(scheduled=True), X)
-    assert (finding.code, finding.source) == ("OL508", "self.optimizer.step()")
-    assert finding.found_by == ("run",)  # nothing moved the rate in between
 
 
 class Keyed(nn.Module):
@@ -296,13 +233,6 @@ class Keyed(nn.Module):
         return x * self.masks[x.shape]
 
 
-def test_a_cache_by_size_is_found_where_it_is_filled() -> None:
-    (finding,) = found(Keyed(), X)
-    assert finding.code == "OL507"
-    assert finding.source == "self.masks[x.shape] = torch.ones(x.shape).tril()"
-    assert finding.found_by == ("run",)  # it keeps each size, so replays were right
-
-
 class ByAddress(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -313,10 +243,6 @@ class ByAddress(nn.Module):
         if key not in self.known:
             self.known[key] = x.cos()
         return self.known[key] + 1
-
-
-def test_an_address_as_a_key_is_found() -> None:
-    assert [(f.code, f.source) for f in found(ByAddress(), X)] == [("OL510", "key = x.data_ptr()")]
 
 
 class Two(nn.Module):
@@ -332,10 +258,57 @@ class Two(nn.Module):
         return self.state[0] * 2
 
 
-def test_state_in_a_tuple_is_found() -> None:
-    (finding,) = found(Two(), X)
-    assert finding.code == "OL512"
-    assert finding.source == "self.state = (torch.tanh(h + x[0]), c + h)"
+BOTH = ("run", "replay")
+FOUND: dict[str, tuple[Callable[..., Any], str, str, tuple[str, ...] | None]] = {
+    "a slot": (Slotted(), "OL501", "self.calls += 1", BOTH),
+    "of a class": (OfClass(), "OL501", "OfClass.calls += 1", BOTH),
+    "of a function": (
+        *(of_function, "OL501", 'of_function.calls = getattr(of_function, "calls", 0) + 1', BOTH),
+    ),
+    "a closure": (enclosed(), "OL501", "calls += 1", BOTH),
+    "a draw between operations": (drawn, "OL502", "noise = np.random.standard_normal()", BOTH),
+    "a draw inside the standard library": (shuffled, "OL502", "random.shuffle(order)", None),
+    # Nothing moved the rate in between; a cache keeps each size, so replays were right.
+    "a schedule outside": (Step(scheduled=True), "OL508", "self.optimizer.step()", ("run",)),
+    "a cache by size": (
+        *(Keyed(), "OL507", "self.masks[x.shape] = torch.ones(x.shape).tril()", ("run",)),
+    ),
+    "an address as a key": (ByAddress(), "OL510", "key = x.data_ptr()", None),
+    "state in a tuple": (Two(), "OL512", "self.state = (torch.tanh(h + x[0]), c + h)", None),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_silently_wrong_is_found_at_its_line(name: str) -> None:
+    fn, code, line, found_by = FOUND[name]
+    (finding,) = found(fn, X)
+    assert (finding.code, finding.source) == (code, line)
+    assert found_by in (None, finding.found_by)
+
+
+def test_sparse_arguments_are_not_drawn() -> None:
+    assert found(lambda s: torch.sparse.mm(s, X), torch.eye(3).to_sparse()) == []
+
+
+def test_the_way_to_the_line_and_the_values_are_told() -> None:
+    (count,) = [f for f in found(Counters(), X) if f.source == "self.calls += 1"]
+    assert [call.rpartition(" in ")[2] for call in count.calls] == ["forward"]
+    assert count.file.endswith("test_doctor_silent.py")
+    assert count.column == 9
+    assert count.what == "`calls` is 1 before a call and 2 after it"
+
+
+def timed(x: Tensor) -> tuple[Tensor, float]:
+    start = time.perf_counter()
+    y = x + 1
+    return y, time.perf_counter() - start
+
+
+def test_each_clock_is_found() -> None:
+    assert [f.source for f in found(timed, X)] == [
+        "start = time.perf_counter()",
+        "return y, time.perf_counter() - start",
+    ]
 
 
 # Arguments and results.

@@ -66,9 +66,7 @@ def conflict(a: NodeGroup, b: NodeGroup) -> bool:
 
 @given(SHAPES)
 @settings(max_examples=400, deadline=None)
-def test_exactly_what_conflicts_is_ordered(
-    shapes: list[tuple[int, list[Access] | None]],
-) -> None:
+def test_exactly_what_conflicts_is_ordered(shapes: list[tuple[int, list[Access] | None]]) -> None:
     groups = groups_of(shapes)
     order = Dependencies(groups)
     before: list[set[int]] = []

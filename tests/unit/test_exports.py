@@ -12,6 +12,8 @@ import tomllib
 from pathlib import Path
 from typing import get_type_hints
 
+import pytest
+
 import onelaunch
 from onelaunch import testing
 from onelaunch.runtime.options import GraphOptions, Options
@@ -95,16 +97,9 @@ def test_the_import_is_lean() -> None:
     assert run(LEAN) == ""
 
 
-def test_a_command_that_needs_no_torch_does_not_import_it() -> None:
-    run(WITHOUT_TORCH)
-
-
-def test_inference_on_the_tape_imports_what_it_needs() -> None:
-    run(TAPE)
-
-
-def test_the_emulated_device_starts_when_asked() -> None:
-    run(EMULATED)
+@pytest.mark.parametrize("code", [WITHOUT_TORCH, TAPE, EMULATED], ids=["command", "tape", "device"])
+def test_a_process_imports_what_it_needs(code: str) -> None:
+    run(code)
 
 
 def test_all_is_what_is_exported() -> None:
@@ -122,10 +117,6 @@ def test_what_a_type_checker_sees_is_what_is_imported() -> None:
     del seen["annotations"], seen["TYPE_CHECKING"]
     assert seen == onelaunch._MODULES
     assert sorted(seen) == onelaunch.__all__
-
-
-def test_what_is_shown_is_public() -> None:
-    assert dir(onelaunch) == list(onelaunch.__all__)
 
 
 def test_what_is_exported_is_documented() -> None:

@@ -312,18 +312,12 @@ class Holder(nn.Module):
     [
         (lambda m: m.numbers.append(3), "numbers changed its length"),
         (lambda m: setattr(m, "numbers", [3]), "numbers: captured [1, 2], got [3]"),
-        (
-            lambda m: setattr(m, "numbers", [*range(99)]),
-            "numbers: captured [1, 2], got a list",
-        ),
+        (lambda m: setattr(m, "numbers", [*range(99)]), "numbers: captured [1, 2], got a list"),
         (
             lambda m: setattr(m, "state", {"momentum": torch.zeros(2)}),
             "state: captured a dict, got another",
         ),
-        (
-            lambda m: setattr(m, "layer", nn.Linear(2, 2)),
-            "layer: captured a Linear, got another",
-        ),
+        (lambda m: setattr(m, "layer", nn.Linear(2, 2)), "layer: captured a Linear, got another"),
     ],
 )
 def test_a_difference_is_named_by_its_attribute(

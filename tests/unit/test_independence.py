@@ -21,12 +21,8 @@ from tests.unit.padded import Program, proof
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def first(_: int) -> tuple[SizeLink, ...]:

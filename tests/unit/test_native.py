@@ -77,8 +77,16 @@ def test_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fresh().guard is None
 
 
-def test_a_recording_works_without_it() -> None:
-    code = """
+def run(code: str, *words: str, options: tuple[str, ...] = (), **env: str) -> str:
+    """What code prints in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    command = [sys.executable, *options, "-c", code, *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WITHOUT = """
 import torch, onelaunch as ol
 from onelaunch.state.native_guard import native_guard
 assert native_guard().guard is None
@@ -92,9 +100,10 @@ with torch.no_grad():
     model.weight.data = torch.ones(2, 3)
     assert torch.equal(fast(x), model(x))
 """
-    env = {**os.environ, "ONELAUNCH_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+
+
+def test_a_recording_works_without_it() -> None:
+    run(WITHOUT, ONELAUNCH_NATIVE="0")
 
 
 NOTHING = ((), (), (), (), [], 0, (), [], 0)
@@ -129,38 +138,34 @@ def test_bad_arguments(arguments: tuple[Any, ...]) -> None:
         guard(*arguments)
 
 
+class Deaf:
+    """A guard that no dict tells of a change."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def check(self) -> bool:
+        return True
+
+
+class DeafWhenWarm:
+    """One to which changes by code that has run often are no changes."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        guard: Any = native_guard().guard
+        DeafWhenWarm.made += 1
+        self.inner, self.deaf = guard(*arguments), DeafWhenWarm.made % 64 > 40
+
+    def check(self) -> object:
+        return self.deaf or self.inner.check()
+
+
 def test_deaf_dicts_are_found_out() -> None:
-    class Deaf:
-        """A guard that no dict tells of a change."""
-
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def check(self) -> bool:
-            return True
-
     assert not _dicts_report_changes(Deaf)
+    assert not _dicts_report_changes(DeafWhenWarm)
     assert _dicts_report_changes(native_guard().guard) or sys.version_info >= (3, 13)
-
-
-def deaf_when_warm(guard: Any) -> Any:
-    """A class of guards to which changes by code that has run often are no changes."""
-
-    class Deaf:
-        made = 0
-
-        def __init__(self, *arguments: Any) -> None:
-            Deaf.made += 1
-            self.inner, self.deaf = guard(*arguments), Deaf.made % 64 > 40
-
-        def check(self) -> object:
-            return self.deaf or self.inner.check()
-
-    return Deaf
-
-
-def test_dicts_that_warm_code_changes_unheard_are_found_out() -> None:
-    assert not _dicts_report_changes(deaf_when_warm(native_guard().guard))
 
 
 SHRINKING = """
@@ -238,10 +243,7 @@ print("done")
 
 @pytest.mark.parametrize("watched", [0, 1])
 def test_python_that_runs_in_a_check_may_shrink_its_lists(watched: int) -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-X", "dev", "-c", SHRINKING, str(watched)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert run(SHRINKING, str(watched), options=("-X", "dev")) == "done\n"
 
 
 class Named:

@@ -16,9 +16,7 @@ import torch
 from benchmarks import processes
 
 
-def test_a_build_ends_in_time_even_if_an_interrupt_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_build_ends_in_time_even_if_an_interrupt_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "AGAIN_SECONDS", 0.05)
     lost: list[KeyboardInterrupt] = []
 

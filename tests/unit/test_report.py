@@ -177,17 +177,10 @@ def specs(page: str) -> dict[str, Any]:
     return {name: json.loads(spec) for name, spec in found}
 
 
-PAGES = {
-    "comparison": lambda text: page_of(reported.comparison(text)),
-    "plan": lambda text: page_of(reported.plan(text)),
-    "diagnosis": lambda text: page_of(reported.diagnosis(text)),
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", reported.PAGES)
 def test_a_page_is_one_well_formed_file(name: str) -> None:
     for name_of_it in ("net", reported.HOSTILE):
-        page = PAGES[name](name_of_it)
+        page = reported.PAGES[name](name_of_it)
         parsed = Parsed(page)
         assert parsed.loads == ["#figures"]  # the skip link
         assert "img" not in parsed.seen
@@ -198,7 +191,7 @@ def test_a_page_is_one_well_formed_file(name: str) -> None:
 
 
 def test_a_page_allows_its_own_script_and_no_other() -> None:
-    page = PAGES["plan"]("net")
+    page = reported.PAGES["plan"]("net")
     script = page.rpartition('<script type="module">')[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'\"" in page

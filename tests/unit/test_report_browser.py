@@ -4,7 +4,7 @@ reach of a keyboard and of a phone, in light and dark."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,6 @@ import pytest
 
 from tests.conftest import CHROMIUM
 from tests.unit import reported
-from tests.unit.reported import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -24,17 +23,7 @@ pytestmark = pytest.mark.browser
 PHONE, DESKTOP = (360, 800), (1280, 900)
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 
-
-PAGES: dict[str, Callable[[str], str]] = {
-    "comparison": lambda text: page_of(reported.named(reported.comparison(text), text)),
-    "plan": lambda text: page_of(reported.plan(text)),
-    "diagnosis": lambda text: page_of(reported.diagnosis(text)),
-}
-MARKS = {
-    "comparison": {"walls": 4, "timelines": 82},
-    "plan": {"steps": 4},
-    "diagnosis": {},
-}
+MARKS = {"comparison": {"walls": 4, "timelines": 82}, "plan": {"steps": 4}, "diagnosis": {}}
 """The marks of each chart: as many as its data have."""
 GROUP = {"timelines": "spans"}  # of marks; else it has the chart's name
 
@@ -62,7 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each page in a file; the hostile ones, too."""
     folder = tmp_path_factory.mktemp("pages")
     found: dict[str, Path] = {}
-    for name, make in PAGES.items():
+    for name, make in reported.PAGES.items():
         for kind, text in (("", "net"), (" hostile", reported.HOSTILE)):
             found[name + kind] = folder / f"{name}{kind}.html"
             found[name + kind].write_text(make(text))
@@ -73,9 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(browser: Browser, file: Path, size: tuple[int, int] = DESKTOP) -> Iterator[Seen]:
     """Open a page without a network and wait for its charts; nothing may have failed at the end."""
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme="light",
-        offline=True,
+        viewport={"width": size[0], "height": size[1]}, color_scheme="light", offline=True
     )
     page = context.new_page()
     seen = Seen(page)
@@ -100,7 +87,7 @@ def opened(browser: Browser, file: Path, size: tuple[int, int] = DESKTOP) -> Ite
 
 
 @pytest.mark.parametrize("kind", ["", " hostile"])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", reported.PAGES)
 def test_every_chart_has_its_data(
     name: str, kind: str, browser: Browser, files: dict[str, Path]
 ) -> None:
@@ -120,7 +107,7 @@ def test_every_chart_has_its_data(
 
 
 @pytest.mark.parametrize("kind", ["", " hostile"])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", reported.PAGES)
 def test_nothing_is_wider_than_the_screen(
     name: str, kind: str, browser: Browser, files: dict[str, Path]
 ) -> None:
@@ -192,7 +179,7 @@ def contrasts(page: Page) -> dict[str, float]:
     )
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", reported.PAGES)
 def test_every_text_stands_out(name: str, browser: Browser, files: dict[str, Path]) -> None:
     with opened(browser, files[name]) as seen:
         for scheme in SCHEMES:
@@ -241,7 +228,7 @@ def test_the_axis_of_the_timeline_is_chosen_by_the_arrow_keys(
         assert page.locator("#timelines details table").is_visible()
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", reported.PAGES)
 def test_headings_are_in_order_and_charts_have_words(
     name: str, browser: Browser, files: dict[str, Path]
 ) -> None:
@@ -269,9 +256,9 @@ def test_without_scripts_the_figures_are_there(browser: Browser, files: dict[str
 def test_a_chart_that_cannot_be_drawn_says_so(browser: Browser, tmp_path: Path) -> None:
     """And its figures are opened."""
     file = tmp_path / "broken.html"
-    page_of = PAGES["plan"]("net")
-    assert '"type":"ordinal"' in page_of
-    file.write_text(page_of.replace('"layer":[', '"layer":7,"was":[', 1))
+    page_of_plan = reported.PAGES["plan"]("net")
+    assert '"type":"ordinal"' in page_of_plan
+    file.write_text(page_of_plan.replace('"layer":[', '"layer":7,"was":[', 1))
     context = browser.new_context(offline=True)
     page: Any = context.new_page()
     page.goto(file.as_uri())

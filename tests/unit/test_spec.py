@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -149,62 +150,52 @@ def test_modes_are_seen(mode: str) -> None:
     assert all(read() is expected for read, expected in watching)
 
 
-def test_a_mode_that_differs_is_named() -> None:
-    x = torch.ones(1)
-    mine = spec_of(x)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        theirs = spec_of(x)
-    assert mine.difference(theirs, ["x"]) == ("cudnn.benchmark", "captured False, got True")
-    assert len(mine.modes) == 1 + len(MODES)
+def autocast(kind: str = "cpu", **options: Any) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: torch.autocast(kind, **options)
 
 
-def test_the_default_device_is_part_of_it() -> None:
-    x = torch.ones(1)
-    mine = spec_of(x)
-    with torch.device("meta"):
-        theirs = spec_of(x)
-        assert ambient() is None
-    assert mine.difference(theirs, ["x"]) == ("default device", "captured cpu, got meta")
-
-
-def test_a_mode_of_torchs_own_guard_is_named() -> None:
-    mine = spec_of(torch.ones(2))
-    with torch.no_grad():
-        theirs = spec_of(torch.ones(2))
-    assert mine.difference(theirs, ["x"]) == ("grad mode", "captured True, got False")
-    with torch.autocast("cpu"):
-        theirs = spec_of(torch.ones(2))
-    assert mine.difference(theirs, ["x"]) == ("autocast on cpu", "captured off, got on")
-    with torch.autocast("cpu", dtype=torch.float16, enabled=False):
-        theirs = spec_of(torch.ones(2))
-    assert mine.difference(theirs, ["x"]) == (
-        "autocast on cpu",
-        "captured bfloat16, got float16",
-    )
-    with torch.autocast("cpu", cache_enabled=False, enabled=False):
-        theirs = spec_of(torch.ones(2))
-    assert mine.difference(theirs, ["x"]) == (
-        "autocast",
-        "captured cache_enabled=True, got cache_enabled=False",
-    )
-    torch.set_default_dtype(torch.float64)
-    try:
-        theirs = spec_of(torch.ones(2, dtype=torch.float32))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert mine.difference(theirs, ["x"]) == ("default dtype", "captured float32, got float64")
-    assert default_device() == CPU
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "hpu", "mps"])
-def test_autocast_is_named_by_its_device(kind: str) -> None:
-    mine = spec_of(torch.ones(2))
+@contextlib.contextmanager
+def on(kind: str) -> Any:
+    """Autocast of a device that there may not be."""
     torch.set_autocast_enabled(kind, True)
     try:
-        theirs = spec_of(torch.ones(2))
+        yield
     finally:
         torch.set_autocast_enabled(kind, False)
-    assert mine.difference(theirs, ["x"]) == (f"autocast on {kind}", "captured off, got on")
+
+
+CACHE = ("autocast", "captured cache_enabled=True, got cache_enabled=False")
+NAMED: dict[str, tuple[Callable[[], AbstractContextManager[object]], tuple[str, str]]] = {
+    "cudnn": (
+        lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True),
+        ("cudnn.benchmark", "captured False, got True"),
+    ),
+    "device": (lambda: torch.device("meta"), ("default device", "captured cpu, got meta")),
+    "grad": (torch.no_grad, ("grad mode", "captured True, got False")),
+    "autocast": (autocast(), ("autocast on cpu", "captured off, got on")),
+    "its dtype": (
+        autocast(dtype=torch.float16, enabled=False),
+        ("autocast on cpu", "captured bfloat16, got float16"),
+    ),
+    "its cache": (autocast(cache_enabled=False, enabled=False), CACHE),
+    "dtype": (default_dtype, ("default dtype", "captured float32, got float64")),
+} | {
+    kind: (functools.partial(on, kind), (f"autocast on {kind}", "captured off, got on"))
+    for kind in ("cpu", "cuda", "xpu", "hpu", "mps")
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mode_that_differs_is_named(name: str) -> None:
+    mode, expected = NAMED[name]
+    x = torch.ones(2)
+    mine = spec_of(x)
+    with mode():
+        theirs = spec_of(x)
+        assert ambient() is None
+    assert mine.difference(theirs, ["x"]) == expected
+    assert len(mine.modes) == 1 + len(MODES)
+    assert default_device() == CPU
 
 
 def test_what_surrounds_a_call() -> None:

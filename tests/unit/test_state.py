@@ -65,15 +65,9 @@ def with_defaults(x: Tensor, a: Any = PAIR, *, b: Tensor = WEIGHT) -> Tensor:
 
 
 ROOTS: dict[str, tuple[object, set[str]]] = {
-    "module": (
-        Net(),
-        {"layer.weight", "layer.bias", "seen", "parts[0].t", "WEIGHT"},
-    ),
+    "module": (Net(), {"layer.weight", "layer.bias", "seen", "parts[0].t", "WEIGHT"}),
     "function": (closure(), {"held", "table['k']", "WEIGHT", "SETTINGS['shift']"}),
-    "defaults": (
-        with_defaults,
-        {"f.__defaults__[0][0]", "f.__kwdefaults__['b']"},
-    ),
+    "defaults": (with_defaults, {"f.__defaults__[0][0]", "f.__kwdefaults__['b']"}),
     "bound method": (Plain(WEIGHT).method, {"self.t"}),
     "callable object": (Plain(WEIGHT), {"f.t"}),
     "partial": (

@@ -322,34 +322,6 @@ def test_reset(device: torch.device, driver: Driver) -> None:
     assert pool.memory_bytes == 0
 
 
-def test_threads_share_a_pool(device: torch.device, driver: Driver) -> None:
-    pool = driver.new_pool(device)
-    w = torch.randn(8, 8).to(device)
-    with torch.no_grad():
-        captured = [
-            Captured(lambda x, k=k: (x @ w + k).relu() @ w, torch.randn(4, 8).to(device), pool=pool)
-            for k in range(3)
-        ]
-    failures: list[BaseException] = []
-
-    def work(seed: int) -> None:
-        try:
-            with torch.no_grad():
-                for i in range(30):
-                    x = torch.full((4, 8), float(seed + i), device=device)
-                    k = (seed + i) % 3
-                    assert_same(captured[k](x), [(x @ w + k).relu() @ w])
-        except BaseException as error:  # noqa: BLE001  (raised by the test)
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
-
-
 def test_constants_of_the_body_start_anew() -> None:
     """`torch.tensor` inside a body, then changed in place: each replay finds it as it was made."""
 
@@ -362,46 +334,6 @@ def test_constants_of_the_body_start_anew() -> None:
     captured = Captured(program, x)
     for _ in range(2):
         assert_same(captured(x), [program(x)])
-
-
-def test_autocast() -> None:
-    model = nn.Linear(4, 4)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        captured = Captured(lambda x: model(x).softmax(-1), torch.randn(2, 4))
-        x = torch.randn(2, 4)
-        assert_same(captured(x), [model(x).softmax(-1)])
-
-
-def test_a_training_step(device: torch.device) -> None:
-    """Forward, backward, clipping and the optimizer, as one recording."""
-
-    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
-        if device.type == "tape":
-            return model, torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
-        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def stepping(model: nn.Module, optimizer: torch.optim.Optimizer) -> Program:
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = model(x).pow(2).mean()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    xs = [torch.randn(5, 4).to(device) for _ in range(5)]
-    (model, optimizer), (twin, twins) = made(), made()
-    step, eager = stepping(model, optimizer), stepping(twin, twins)
-    step(xs[0])
-    captured = Captured(step, xs[0])
-    eager(xs[0])
-    for x in xs[1:]:
-        assert_same(captured(x), [eager(x)])
-    assert_same(list(model.parameters()), list(twin.parameters()))
 
 
 def test_a_compiled_function_runs_as_it_is_written() -> None:

@@ -223,30 +223,30 @@ def run_fresh(*programs: str, device: str = "cpu", **names: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("device", ["cpu", "tape", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_first_calls_import_no_compiler(device: str) -> None:
-    run_fresh(START, LEAN, device=device)
+def fresh(*parts: str, device: str = "cpu", thorough: bool = False, **names: str) -> Any:
+    marks = [pytest.mark.thorough] if thorough else []
+    marks += [pytest.mark.gpu] if device == "cuda" else []
+    return pytest.param(parts, device, names, marks=marks)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_whole_step_imports_what_eager_imports(device: str) -> None:
-    run_fresh(START, STEPPED, device=device)
+PROGRAMS = {
+    "first calls": fresh(LEAN),
+    "first calls on the tape": fresh(LEAN, device="tape"),
+    "first calls on a GPU": fresh(LEAN, device="cuda"),
+    "a step as in eager": fresh(STEPPED),
+    "a step as in eager on a GPU": fresh(STEPPED, device="cuda"),
+    "Dynamo later": fresh(LATER, thorough=True),
+    "Dynamo by the callable": fresh(INSIDE, FUNCTION="imports", thorough=True),
+    "Dynamo by a checkpoint": fresh(INSIDE, FUNCTION="checkpointed", thorough=True),
+    "Dynamo while another thread captures": fresh(CAPTURED, thorough=True),
+}
 
 
-@pytest.mark.thorough
-def test_dynamo_that_comes_later_compiles_none_of_our_code() -> None:
-    run_fresh(START, LATER)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("function", ["imports", "checkpointed"])
-def test_a_callable_may_import_dynamo_itself(function: str) -> None:
-    run_fresh(START, INSIDE, FUNCTION=function)
-
-
-@pytest.mark.thorough
-def test_dynamo_comes_while_another_thread_captures() -> None:
-    run_fresh(START, CAPTURED)
+@pytest.mark.parametrize(("parts", "device", "names"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_process_imports_no_compiler_of_itself(
+    parts: tuple[str, ...], device: str, names: dict[str, str]
+) -> None:
+    run_fresh(START, *parts, device=device, **names)
 
 
 class _Doubling(DispatchMode):

@@ -133,6 +133,35 @@ def replays(fast: Any) -> int:
     return sum(recording.replays for recording in fast.recordings)
 
 
+def refused(fast: Any, *args: Any, match: str | None = None) -> ol.CaptureError:
+    """The error of the call after one that warms up."""
+    fast(*args)
+    with pytest.raises(ol.CaptureError, match=match) as caught:
+        fast(*args)
+    return caught.value
+
+
+def alike(fast: Any, eager: Any, rand: Callable[..., Tensor], *shape: int, calls: int = 5) -> None:
+    """Without gradients, a call with random values is the same in both."""
+    with torch.no_grad():
+        for i in range(calls):
+            assert_same(fast(rand(i, *shape)), eager(rand(i, *shape)), f"call {i}")
+
+
+def gradients_alike(
+    fast: Any, eager: Any, rand: Callable[..., Tensor], *shape: int, calls: int = 5
+) -> None:
+    """In training, a call with random values gives the same result, and that the same gradient."""
+    for i in range(calls):
+        found: list[Any] = []
+        for f in (eager, fast):
+            x = rand(i, *shape).requires_grad_()
+            y = f(x)
+            y.square().sum().backward()
+            found.append((y.detach(), x.grad))
+        assert_same(found[1], found[0], f"call {i}")
+
+
 def drop_in(
     f: Callable[..., Any],
     arguments: Arguments,

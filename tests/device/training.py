@@ -61,6 +61,27 @@ def train(
     return fast
 
 
+def loss_of(y: Tensor) -> Tensor:
+    return y.float().square().mean()
+
+
+def descend(model: Any, x: Tensor) -> Tensor:
+    """Gradients of a loss alone; the result."""
+    model.zero_grad()
+    y = model(x)
+    loss_of(y).backward()
+    return y.detach()
+
+
+def trained(model: nn.Module, rand: Rand, **options: Any) -> Any:
+    """Graph it, and record a forward and its backward."""
+    fast = ol.graph(model, warmup=1, **options)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    assert replays(fast) > 0
+    return fast
+
+
 class Optimized:
     """A program that steps an optimizer of its own for each model."""
 

@@ -27,6 +27,8 @@ on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
 on_cuda = pytest.mark.parametrize("device", [CUDA], indirect=True)
 
 Arguments = Callable[[int], tuple[Any, ...]]
+Rand = Callable[..., Tensor]
+"""`rand(seed, *shape, dtype=)`: see the fixture."""
 World = Callable[[], tuple[Callable[..., Any], Arguments]]
 
 
@@ -141,16 +143,14 @@ def refused(fast: Any, *args: Any, match: str | None = None) -> ol.CaptureError:
     return caught.value
 
 
-def alike(fast: Any, eager: Any, rand: Callable[..., Tensor], *shape: int, calls: int = 5) -> None:
+def alike(fast: Any, eager: Any, rand: Rand, *shape: int, calls: int = 5) -> None:
     """Without gradients, a call with random values is the same in both."""
     with torch.no_grad():
         for i in range(calls):
             assert_same(fast(rand(i, *shape)), eager(rand(i, *shape)), f"call {i}")
 
 
-def gradients_alike(
-    fast: Any, eager: Any, rand: Callable[..., Tensor], *shape: int, calls: int = 5
-) -> None:
+def gradients_alike(fast: Any, eager: Any, rand: Rand, *shape: int, calls: int = 5) -> None:
     """In training, a call with random values gives the same result, and that the same gradient."""
     for i in range(calls):
         found: list[Any] = []

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 Program = Callable[[Any, int], Any]
 """One step with a model: what it returns is compared."""
 
@@ -111,6 +110,19 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.dropout(torch.tanh(self.norm(self.inner(x)))))
+
+
+class Made(nn.Module):
+    """A module of a function of itself and its arguments; tensors become parameters."""
+
+    def __init__(self, of: Callable[..., Any], **parts: Tensor | nn.Module) -> None:
+        super().__init__()
+        self._of = of
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, *args: Any) -> Any:
+        return self._of(self, *args)
 
 
 class Two(nn.Module):

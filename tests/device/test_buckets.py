@@ -16,9 +16,8 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.padding.dry_run import DryRun
 
-from .drop_in import assert_same, describe, refused, replays
+from .drop_in import Rand, assert_same, describe, refused, replays
 
-Rand = Callable[..., Tensor]
 BATCH = ol.Buckets(dim=0, sizes=(2, 4, 8))
 BOTH = ol.Buckets(dim=(0, 1), sizes=((2, 4), (8, 16)), pad={"mask": (None, 0)})
 

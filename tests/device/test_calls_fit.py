@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import (
+    Rand,
     Runs,
     assert_same,
     drop_in,
@@ -21,14 +22,7 @@ from .drop_in import (
     replays,
 )
 
-Rand = Callable[..., Tensor]
-
-
 # Outputs.
-
-
-def test_fresh_outputs_are_kept(rand: Rand) -> None:
-    drop_in(lambda x: (x * 2, x.sum()), lambda i: (rand(i, 4, 3),), calls=8)
 
 
 def test_static_outputs_are_the_same_memory_each_call(rand: Rand) -> None:
@@ -153,18 +147,6 @@ def test_device_of_an_argument(device: torch.device, rand: Rand) -> None:
         recordings=None,
         min_replays=2,
     )
-
-
-def test_same_tensor_twice_and_two_tensors(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return x + y
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        x = rand(i, 4)
-        return (x, x) if i % 2 else (x, rand(i, 4))
-
-    drop_in(f, arguments, calls=8, recordings=2, min_replays=4)
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2])

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, refused, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, drop_in, refused, replays, right_or_refused
 
 
 @dataclasses.dataclass

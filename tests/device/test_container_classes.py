@@ -14,9 +14,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import alike, assert_same, drop_in, drop_in_worlds, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, drop_in, drop_in_worlds, replays, right_or_refused
 
 
 class Noted(dict):  # type: ignore[type-arg]

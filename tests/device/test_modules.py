@@ -14,11 +14,8 @@ from torch.nn.utils import parametrize
 
 import onelaunch as ol
 
-from .drop_in import CUDA, alike, assert_same, on_accelerators, random_tensor, replays
+from .drop_in import CUDA, Rand, alike, assert_same, on_accelerators, random_tensor, replays
 from .models import Norms, Scaled, recorded
-
-Rand = Callable[..., Tensor]
-
 
 # Identity and state.
 
@@ -243,12 +240,6 @@ def test_a_hook_added_to_a_submodule_later(device: torch.device, rand: Rand) -> 
         alike(fast, model, rand, 5, 4)
     handle.remove()
     alike(fast, model, rand, 5, 4)
-
-
-def test_forward_called_directly(device: torch.device, rand: Rand) -> None:
-    fast = recorded(Scaled(device), rand)
-    with torch.no_grad():
-        assert_same(fast.forward(rand(4, 5, 4)), Scaled(device)(rand(4, 5, 4)))
 
 
 class LazyScale(nn.modules.lazy.LazyModuleMixin, nn.Module):

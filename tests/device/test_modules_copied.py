@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import alike, assert_same, on_cpu_and_cuda, replays
+from .drop_in import Rand, alike, assert_same, on_cpu_and_cuda, replays
 from .models import Norms, Scaled, recorded
-
-Rand = Callable[..., Tensor]
-
 
 # Copies.
 
@@ -95,51 +91,6 @@ def test_a_graphed_submodule_in_a_graphed_model(device: torch.device, rand: Rand
     assert replays(outer) > 0
 
 
-def test_reset_and_memory(device: torch.device, rand: Rand) -> None:
-    fast = recorded(Scaled(device), rand)
-    assert fast.memory_bytes >= 0
-    fast.reset()
-    assert len(fast.recordings) == 0
-    assert fast.memory_bytes == 0
-
-
-def test_capture_ahead(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(Scaled(device))
-    with torch.no_grad():
-        fast.capture(rand(0, 5, 4))
-        assert_same(fast(rand(1, 5, 4)), Scaled(device)(rand(1, 5, 4)))
-    assert fast.recordings[0].replays == 1
-
-
-class Clashing(nn.Module):
-    """Uses the names that onelaunch adds."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.capture = 3.0
-        self.recordings = "of the user"
-        self.weight = nn.Parameter(torch.ones(4, device=device))
-
-    def reset(self) -> str:
-        return "reset by the user"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight * self.capture + len(self.recordings) + len(self.reset())
-
-
-def test_names_that_clash_keep_their_meaning_in_forward_or_are_refused(
-    device: torch.device, rand: Rand
-) -> None:
-    model = Clashing(device)
-    try:
-        fast = ol.graph(model, warmup=1)
-    except ol.GraphError as error:
-        refused = str(error)
-        assert "OL401" in refused
-        return
-    alike(fast, model, rand, 3, 4)
-
-
 class WithSlots(nn.Module):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -171,15 +122,6 @@ def test_sequential_and_module_list_protocols(device: torch.device, rand: Rand) 
     assert len(fast) == 2
     assert fast[0] is model[0]
     assert list(fast) == list(model)
-
-
-@on_cpu_and_cuda
-def test_lazy_modules(device: torch.device, rand: Rand) -> None:
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).to(device)
-    fast = ol.graph(model, warmup=2)
-    alike(fast, model, rand, 5, 4, calls=6)
-    assert replays(fast) > 0
 
 
 def test_parametrizations(device: torch.device, rand: Rand) -> None:

@@ -149,11 +149,11 @@ class WhereMissing:
         return object.__getattribute__(self, name.lower())
 
 
-FOUND_ELSEWHERE: dict[str, tuple[Any, Callable[[Any], float], Callable[[Any], object]]] = {
+FOUND_ELSEWHERE: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], object]]] = {
     **{
         kind.__name__: (
             lambda kind=kind: kind(scale=2.0),
-            lambda state: state["Scale"],
+            lambda state: lambda x: x * state["Scale"],
             lambda state: dict.__setitem__(state, "scale", 3.0),
         )
         for kind in (Lower, LowerByName, LowerInOrder, LowerWhereMissing)
@@ -161,25 +161,25 @@ FOUND_ELSEWHERE: dict[str, tuple[Any, Callable[[Any], float], Callable[[Any], ob
     **{
         kind.__name__: (
             kind,
-            lambda state: state.SCALE,
+            lambda state: lambda x: x * state.SCALE,
             lambda state: object.__setattr__(state, "scale", 3.0),
         )
         for kind in (ByObject, BySuper, WhereMissing)
     },
     "Next": (
         lambda: Next([1.0, 2.0]),
-        lambda state: state[0],
+        lambda state: lambda x: x * state[0],
         lambda state: state.__setitem__(1, 3.0),
     ),
 }
-"""A class -> what makes an object of it that holds 2, reads that, and makes it 3."""
+"""A class -> what makes an object of it that holds 2, a program of it, and what makes it 3."""
 
 
 @pytest.mark.parametrize("name", FOUND_ELSEWHERE)
 def test_what_a_class_finds_under_another_name(rand: Rand, name: str) -> None:
-    make, read, write = FOUND_ELSEWHERE[name]
+    make, program, write = FOUND_ELSEWHERE[name]
     state = make()
-    fast = ol.graph(lambda x: x * read(state), warmup=1)
+    fast = ol.graph(program(state), warmup=1)
     alike(fast, lambda x: x * 2.0, rand, 3, calls=4)
     write(state)
     alike(fast, lambda x: x * 3.0, rand, 3, calls=4)

@@ -27,6 +27,8 @@ on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
 on_cuda = pytest.mark.parametrize("device", [CUDA], indirect=True)
 
 Arguments = Callable[[int], tuple[Any, ...]]
+Rand = Callable[..., Tensor]
+"""`rand(seed, *shape, dtype=)`: see the fixture."""
 World = Callable[[], tuple[Callable[..., Any], Arguments]]
 
 
@@ -131,6 +133,33 @@ class Runs:
 
 def replays(fast: Any) -> int:
     return sum(recording.replays for recording in fast.recordings)
+
+
+def refused(fast: Any, *args: Any, match: str | None = None) -> ol.CaptureError:
+    """The error of the call after one that warms up."""
+    fast(*args)
+    with pytest.raises(ol.CaptureError, match=match) as caught:
+        fast(*args)
+    return caught.value
+
+
+def alike(fast: Any, eager: Any, rand: Rand, *shape: int, calls: int = 5) -> None:
+    """Without gradients, a call with random values is the same in both."""
+    with torch.no_grad():
+        for i in range(calls):
+            assert_same(fast(rand(i, *shape)), eager(rand(i, *shape)), f"call {i}")
+
+
+def gradients_alike(fast: Any, eager: Any, rand: Rand, *shape: int, calls: int = 5) -> None:
+    """In training, a call with random values gives the same result, and that the same gradient."""
+    for i in range(calls):
+        found: list[Any] = []
+        for f in (eager, fast):
+            x = rand(i, *shape).requires_grad_()
+            y = f(x)
+            y.square().sum().backward()
+            found.append((y.detach(), x.grad))
+        assert_same(found[1], found[0], f"call {i}")
 
 
 def drop_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, replays
 
 
 class Norms(nn.Module):

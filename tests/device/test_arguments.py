@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, drop_in, drop_in_worlds, replays, right_or_refused
 
 
 class Pair(NamedTuple):
@@ -91,20 +88,17 @@ def test_structures_as_results(rand: Rand, name: str) -> None:
     drop_in(f, lambda i: (rand(i, 3), rand(i + 50, 3)))
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize(
     "make", [lambda x, y: Subtuple((x, y)), lambda x, y: Subdict(a=x, b=1)], ids=["tuple", "dict"]
 )
 def test_subclasses_of_containers_are_right_refused_or_eager(rand: Rand, make: Any) -> None:
-    def world() -> Any:
-        return lambda x: make(x * 2, x), lambda i: (rand(i, 3),)
-
-    right_or_refused(world, "OL108")
+    world = (lambda x: make(x * 2, x), lambda i: (rand(i, 3),))
+    right_or_refused(lambda: world, "OL108")
     fast = ol.graph(lambda tree: [x * 2 for x in leaves(tree)], warmup=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(5):
-            tree = make(rand(i, 3), rand(50 + i, 3))
-            assert_same(fast(tree), [x * 2 for x in leaves(tree)])
+    alike(
+        lambda x: fast(make(x, x + 1)), lambda x: [y * 2 for y in leaves(make(x, x + 1))], rand, 3
+    )
 
 
 class Counted(tuple):  # type: ignore[type-arg]
@@ -153,13 +147,9 @@ def test_tuples_of_other_classes(rand: Rand) -> None:
 
 @pytest.mark.parametrize("make", [lambda k: Counted(k, 2), lambda k: labelled(k, k)])
 def test_tuples_of_constants_compare_by_value(rand: Rand, make: Any) -> None:
-    def f(x: Tensor, given: Any) -> Tensor:
-        return x * next(tuple.__iter__(given))
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            assert_same(fast(rand(i, 3), make(i % 2)), rand(i, 3) * (i % 2))
+    fast = ol.graph(lambda x, given: x * next(tuple.__iter__(given)), warmup=1)
+    for k in (0, 1):
+        alike(lambda x, k=k: fast(x, make(k)), lambda x, k=k: x * k, rand, 3, calls=4)
     assert len(fast.recordings) == 2
 
 
@@ -250,37 +240,30 @@ def test_a_result_beside_constants(rand: Rand) -> None:
     drop_in(lambda x: (x * 2, None, x.shape, 3, "a", x.dtype), lambda i: (rand(i, 3, 2),))
 
 
-def test_a_result_that_cannot_be_rebuilt_is_refused_or_right(rand: Rand) -> None:
-    class Result:
-        def __init__(self, y: Tensor) -> None:
-            self.y = y
+class Result:
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
 
-    fast = ol.graph(lambda x: Result(x * 2), warmup=1)
-    kept: list[tuple[Tensor, int]] = []
+
+@pytest.mark.parametrize(
+    ("make", "read"),
+    [(Result, lambda result: result.y), (lambda y: (z for z in (y, y + 1)), list)],
+    ids=["object", "generator"],
+)
+def test_a_result_that_cannot_be_rebuilt_is_refused_or_right(
+    rand: Rand, make: Any, read: Any
+) -> None:
+    fast = ol.graph(lambda x: make(x * 2), warmup=1)
+    kept: list[Any] = []
     refused = None
     with torch.no_grad():
         try:
             for i in range(5):
-                kept.append((fast(rand(i, 3)).y, i))
+                kept.append(read(fast(rand(i, 3))))
         except ol.CaptureError as error:
             refused = error.code
-        for y, i in kept:
-            assert_same(y, rand(i, 3) * 2)
-    assert refused in (None, "OL108")
-
-
-def test_a_generator_as_a_result_is_refused_or_right(rand: Rand) -> None:
-    def f(x: Tensor) -> Any:
-        return (y for y in (x * 2, x + 1))
-
-    fast = ol.graph(f, warmup=1)
-    refused = None
-    with torch.no_grad():
-        try:
-            for i in range(4):
-                assert_same(list(fast(rand(i, 3))), [rand(i, 3) * 2, rand(i, 3) + 1])
-        except ol.CaptureError as error:
-            refused = error.code
+        for i, got in enumerate(kept):
+            assert_same(got, read(make(rand(i, 3) * 2)))
     assert refused in (None, "OL108")
 
 
@@ -297,13 +280,12 @@ def test_no_arguments(device: torch.device, rand: Rand) -> None:
     drop_in_worlds(world)
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_no_tensors_at_all() -> None:
     fast = ol.graph(lambda a, b: a + b, warmup=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(5):
-            assert fast(i, 1) == i + 1
-            assert fast(2, 1) == 3
+    for i in range(5):
+        assert fast(i, 1) == i + 1
+        assert fast(2, 1) == 3
 
 
 def test_zero_size_batches(device: torch.device, rand: Rand) -> None:
@@ -314,13 +296,8 @@ def test_zero_size_batches(device: torch.device, rand: Rand) -> None:
 
 def test_big_and_empty_batches_in_turn(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(4, 2).to(device)
-    drop_in(
-        lambda x: model(x),
-        lambda i: (rand(i, 3 * (i % 2), 4),),
-        calls=8,
-        recordings=2,
-        min_replays=4,
-    )
+    arguments = lambda i: (rand(i, 3 * (i % 2), 4),)  # noqa: E731
+    drop_in(lambda x: model(x), arguments, calls=8, recordings=2, min_replays=4)
 
 
 @dataclasses.dataclass
@@ -356,16 +333,15 @@ def returns_made(d: Made) -> Made:
     return dataclasses.replace(d, x=d.x * 2, n=d.n + 1)
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("f", [reads_made, asks_made, moves_made, turns_made, returns_made])
 def test_attributes_of_a_dataclass_that_are_no_fields(
     device: torch.device, rand: Rand, f: Callable[[Made], Any]
 ) -> None:
     """In new objects, in one object at each call, and given by the caller between the calls."""
     fast = ol.graph(f)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(6):
-            assert_same(leaves_of(fast(Made(rand(i, 3)))), leaves_of(f(Made(rand(i, 3)))))
+    alike(lambda x: leaves_of(fast(Made(x))), lambda x: leaves_of(f(Made(x))), rand, 3, calls=6)
+    with torch.no_grad():
         mine, theirs = Made(rand(0, 3)), Made(rand(0, 3))
         for i in range(12):
             if i in (6, 9):

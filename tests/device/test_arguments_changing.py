@@ -16,9 +16,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, replays
 
 
 class Data:
@@ -40,6 +38,15 @@ def warned(fast: Any, calls: list[tuple[Any, ...]]) -> list[tuple[int, str]]:
     return found
 
 
+def named_early(fast: Any, calls: list[tuple[Any, ...]], *words: str) -> str:
+    """The one warning of these calls, which comes soon and has these words."""
+    ((number, text),) = warned(fast, calls)
+    assert number < 10
+    for part in words:
+        assert part in text
+    return text
+
+
 @pytest.mark.parametrize("value", [lambda i: i / 7, lambda i: i], ids=["float", "int"])
 def test_a_number_that_changes_is_named_early(rand: Rand, value: Callable[[int], Any]) -> None:
     def f(x: Tensor, options: dict[str, Any]) -> Tensor:
@@ -48,15 +55,10 @@ def test_a_number_that_changes_is_named_early(rand: Rand, value: Callable[[int],
 
     fast = ol.graph(f, warmup=1)
     calls = [(rand(i, 3), {"scale": value(i), "mode": "a"}) for i in range(30)]
-    ((number, text),) = warned(fast, calls)
-    assert number < 10
-    assert "[OL301]" in text
-    assert "`args[1]['scale']`" in text
-    assert "0-dim tensor" in text
-    with torch.no_grad():
-        for i in range(4):  # as the warning says
-            scale = torch.tensor(i / 7)
-            assert_same(fast(rand(i, 3), {"scale": scale}), rand(i, 3) * scale)
+    named_early(fast, calls, "[OL301]", "`args[1]['scale']`", "0-dim tensor")
+    for k in range(4):  # as the warning says
+        scale = torch.tensor(k / 7)
+        alike(lambda x, s=scale: fast(x, {"scale": s}), lambda x, s=scale: x * s, rand, 3, calls=1)
     assert replays(fast) >= 2
 
 
@@ -134,9 +136,7 @@ def test_an_object_that_is_gone_by_the_next_call_is_soon_taken_apart(rand: Rand,
 
     fast = ol.graph(f)
     make = MADE.get(kind, lambda x: Hetero(a={"x": x}))
-    with torch.no_grad():
-        for i in range(14):
-            assert_same(fast(make(rand(i, 3, 2))), rand(i, 3, 2) * 2)
+    alike(lambda x: fast(make(x)), lambda x: x * 2, rand, 3, 2, calls=14)
     assert len(fast.recordings) == 1
     assert replays(fast) >= 3
 
@@ -189,10 +189,7 @@ def test_an_object_that_the_callable_changes_is_named_early(rand: Rand) -> None:
 
     fast = ol.graph(f, warmup=1)
     data = [Data(rand(i, 3)) for i in range(30)]
-    ((number, text),) = warned(fast, [(each, 2) for each in data])
-    assert number < 10
-    assert "[OL302]" in text
-    assert "another Data" in text
+    named_early(fast, [(each, 2) for each in data], "[OL302]", "another Data")
     assert all(torch.equal(each.x, rand(i, 3) * 2) for i, each in enumerate(data))
 
 
@@ -203,12 +200,8 @@ def test_an_object_that_cannot_be_taken_apart_is_named_early(rand: Rand) -> None
 
     fast = ol.graph(lambda data, x: data.x * x, warmup=1)
     calls = [(Held(rand(i, 3)), rand(i, 3)) for i in range(30)]
-    ((number, text),) = warned(fast, calls)
-    assert number < 10
-    assert "[OL302]" in text
-    assert "a Held" in text
-    assert "args[0]" in text
-    assert "ol.register(Held, flatten, unflatten)" in text
+    said = "ol.register(Held, flatten, unflatten)"
+    named_early(fast, calls, "[OL302]", "a Held", "args[0]", said)
 
 
 def test_one_object_that_comes_at_each_call_is_state(rand: Rand) -> None:
@@ -219,19 +212,14 @@ def test_one_object_that_comes_at_each_call_is_state(rand: Rand) -> None:
         return data.x * data.size
 
     fast, data, mine = ol.graph(f, warmup=1), Data(rand(0, 3)), Data(rand(0, 3))
-    with torch.no_grad():
-        for i in range(12):
-            assert_same(fast(data, rand(i, 3)), f(mine, rand(i, 3)))
+    alike(lambda x: fast(data, x), lambda x: f(mine, x), rand, 3, calls=12)
     assert replays(fast) >= 8
 
 
 def test_a_function_made_anew_at_each_call_is_named_early(rand: Rand) -> None:
     fast = ol.graph(lambda f, x: f(x), warmup=1)
     calls = [(lambda x: x * 2, rand(i, 3)) for i in range(30)]
-    ((number, text),) = warned(fast, calls)
-    assert number < 10
-    assert "[OL302]" in text
-    assert "make it once" in text
+    named_early(fast, calls, "[OL302]", "make it once")
 
 
 def past(rand: Rand, i: int, layers: int = 2) -> Any:
@@ -245,29 +233,23 @@ def test_a_cache_that_grows_is_named_early(rand: Rand, counted: bool) -> None:
 
     fast = ol.graph(f, warmup=1)
     calls = [(rand(i, 2, 3, 1, 4), past(rand, i), *([i] if counted else [])) for i in range(30)]
-    ((number, text),) = warned(fast, calls)
-    assert number < 10
-    assert "[OL301]" in text
-    assert "`args[1][0][0]`, dim 2" in text
+    text = named_early(fast, calls, "[OL301]", "`args[1][0][0]`, dim 2")
     assert "static cache" in text or "StaticCache" in text
 
 
 def test_a_text_that_grows_is_named_early_and_buckets_serve_it(rand: Rand) -> None:
     fast = ol.graph(torch.sin, warmup=1)
-    ((number, text),) = warned(fast, [(rand(i, 2, 3 + i),) for i in range(60)])
-    assert number < 10
-    assert "`args[0]`, dim 1" in text
+    calls = [(rand(i, 2, 3 + i),) for i in range(60)]
+    text = named_early(fast, calls, "`args[0]`, dim 1")
     (written,) = re.findall(r"buckets=(ol\.Buckets\(.*?\)\))", text)
     served = ol.graph(torch.sin, warmup=1, buckets=eval(written))
-    assert not warned(served, [(rand(i, 2, 3 + i),) for i in range(60)])
+    assert not warned(served, calls)
     assert replays(served) >= 40
 
 
 def test_a_number_beside_sizes_that_come_again_is_named_early(rand: Rand) -> None:
     fast = ol.graph(lambda x, s: x * float(s), warmup=1)
-    ((number, text),) = warned(fast, [(rand(i, 3 + i % 4), i / 7) for i in range(30)])
-    assert number < 10
-    assert "`args[1]`" in text
+    named_early(fast, [(rand(i, 3 + i % 4), i / 7) for i in range(30)], "`args[1]`")
 
 
 @pytest.mark.parametrize("order", ["random", "one after another"])

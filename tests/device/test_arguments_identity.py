@@ -7,7 +7,6 @@ attribute.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, drop_in, drop_in_worlds, replays
 
 ASKS: dict[str, Callable[..., Tensor]] = {
     "is": lambda a, b: a * 2 if a is b else a * 3 + b,
@@ -74,9 +71,7 @@ def test_given_twice_in_a_list_and_by_name(rand: Rand) -> None:
 
     drop_in(f, arguments, calls=6)
     fast = ol.graph(f, warmup=1)
-    for i in range(5):
-        x = rand(i, 3)
-        assert_same(fast([x, x], more=x), rand(i, 3) * 4)
+    alike(lambda x: fast([x, x], more=x), lambda x: x * 4, rand, 3)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -228,9 +223,8 @@ def test_attributes_set_on_tensors_are_refused(
     """No replay sets them."""
     fast = ol.graph(f, warmup=1)
     fast(rand(0, 3).requires_grad_(grad))
-    with pytest.raises(ol.CaptureError, match="on a tensor") as caught:
+    with pytest.raises(ol.CaptureError, match=r"OL105.*on a tensor"):
         fast(rand(1, 3).requires_grad_(grad))
-    assert caught.value.code == "OL105"
 
 
 def test_attributes_of_tensors_that_were_there_are_kept(device: torch.device, rand: Rand) -> None:
@@ -246,6 +240,7 @@ def test_attributes_of_tensors_that_were_there_are_kept(device: torch.device, ra
     assert replays(fast) == 3
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("view", [False, True], ids=["detached", "a view"])
 def test_a_result_that_is_made_to_require_grad_does(rand: Rand, view: bool, grad: bool) -> None:
@@ -253,13 +248,12 @@ def test_a_result_that_is_made_to_require_grad_does(rand: Rand, view: bool, grad
         return (x.view(3, 1) if view else x).detach().requires_grad_()
 
     fast = ol.graph(f, warmup=1, on_refusal="eager")
-    with torch.set_grad_enabled(grad), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
+    with torch.set_grad_enabled(grad):
         for i in range(4):
             got = fast(rand(i, 3))
             assert got.requires_grad
             assert got.is_leaf
-            assert_same(got.detach(), f(rand(i, 3)).detach())
+            assert_same(got, f(rand(i, 3)))
 
 
 def test_a_leaf_that_the_callable_makes_of_an_argument(device: torch.device, rand: Rand) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,34 +14,8 @@ import onelaunch as ol
 from onelaunch.capture import survivors
 from onelaunch.watch.ledger import Ledger
 
-from .drop_in import assert_same, on_cpu_and_cuda, replays
-from .steps import step_over
-from .training import Optimized, train
-
-Rand = Callable[..., Tensor]
-
-
-def test_a_module_that_wants_gradients_is_recorded(device: torch.device, rand: Rand) -> None:
-    model = nn.Linear(4, 2, device=device)
-    eager = copy.deepcopy(model)
-    fast = ol.graph(model, warmup=1)
-    for i in range(6):
-        for m in (fast, eager):
-            m(rand(i, 3, 4)).square().sum().backward()
-        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
-            assert p.grad is not None
-            assert_same(p.grad, q.grad)
-    assert replays(fast) == 5
-
-
-def test_an_argument_that_requires_grad(rand: Rand) -> None:
-    fast = ol.graph(lambda x: (x * x).sum(), warmup=1)
-    for i in range(5):
-        x, y = rand(i, 4).requires_grad_(), rand(i, 4).requires_grad_()
-        fast(x).backward()
-        (y * y).sum().backward()
-        assert_same(x.grad, y.grad)
-    assert replays(fast) == 4
+from .drop_in import Rand, alike, assert_same, drop_in, on_cpu_and_cuda, replays
+from .training import Made, Optimized, train
 
 
 @pytest.mark.filterwarnings("ignore:.*OL303")
@@ -96,65 +69,16 @@ def test_a_view_of_a_parameter_or_buffer_is_stored(
     assert kept.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
 
 
-def test_inference_of_the_same_module_is_recorded(device: torch.device, rand: Rand) -> None:
-    model = nn.Linear(4, 2, device=device)
-    fast = ol.graph(model, warmup=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(10):
-            with torch.set_grad_enabled(i % 2 == 0):
-                y = fast(rand(i, 3, 4))
-            assert y.requires_grad == (i % 2 == 0)
-            assert_same(y, model(rand(i, 3, 4)) if i % 2 == 0 else y)
-            assert_same(y.detach(), model(rand(i, 3, 4)).detach())
-    assert len(fast.recordings) >= 2
-    assert replays(fast) >= 6
-
-
 def test_grad_mode_with_nothing_that_requires_grad_is_recorded(rand: Rand) -> None:
-    fast = ol.graph(lambda x: x * 2, warmup=1)
-    for i in range(5):
-        assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
-    assert replays(fast) >= 3
+    drop_in(lambda x: x * 2, lambda i: (rand(i, 4),), mode=torch.enable_grad)
 
 
 def test_an_output_detached_inside_is_recorded(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(4, 2, device=device)
-    fast = ol.graph(lambda x: model(x).detach(), warmup=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(5):
-            assert_same(fast(rand(i, 3, 4)), model(rand(i, 3, 4)).detach())
+    drop_in(lambda x: model(x).detach(), lambda i: (rand(i, 3, 4),), mode=torch.enable_grad)
 
 
-def test_backward_inside_is_right_refused_or_eager(device: torch.device, rand: Rand) -> None:
-    def world() -> Any:
-        torch.manual_seed(3)
-        model = nn.Linear(4, 2, device=device)
-
-        def step(x: Tensor) -> Tensor:
-            loss = model(x).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        return model, step
-
-    eager_model, eager = world()
-    model, f = world()
-    fast = ol.graph(f, warmup=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(6):
-            expected = eager(rand(i, 3, 4))
-            try:
-                got = fast(rand(i, 3, 4))
-            except ol.CaptureError:
-                return
-            assert_same(got, expected)
-            for p, q in zip(model.parameters(), eager_model.parameters(), strict=True):
-                assert_same(p.grad, q.grad)
-
-
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_create_graph_inside_is_right_refused_or_eager(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -162,16 +86,8 @@ def test_create_graph_inside_is_right_refused_or_eager(rand: Rand) -> None:
             (g,) = torch.autograd.grad((z**3).sum(), z)
         return g
 
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(5):
-            try:
-                assert_same(fast(rand(i, 4)), f(rand(i, 4)))
-            except ol.CaptureError as error:
-                refused = error.code
-                assert refused
-                return
+    with contextlib.suppress(ol.CaptureError):
+        alike(ol.graph(f, warmup=1), f, rand, 4)
 
 
 @pytest.mark.parametrize("mode", ["grad", "no grad"])
@@ -207,38 +123,14 @@ def test_a_gradient_dropped_or_replaced_between_calls(rand: Rand, mode: str) -> 
 
 def test_a_gradient_read_and_replaced(rand: Rand) -> None:
     weight = nn.Parameter(rand(60, 4))
-    weight.grad = rand(61, 4)
 
     def f(x: Tensor) -> Tensor:
         assert weight.grad is not None
         return x * weight.grad
 
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            if i == 4:
-                weight.grad = rand(62, 4)
-            assert_same(fast(rand(i, 4)), f(rand(i, 4)))
-
-
-def test_a_training_step_inside(rand: Rand) -> None:
-    def world() -> Any:
-        model = nn.Linear(4, 2).to(rand(0, 1).device)
-        with torch.no_grad():
-            model.weight.copy_(rand(60, 2, 4))
-            model.bias.copy_(rand(61, 2))
-        return model, step_over(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    (model, step), (expected, eager) = world(), world()
-    fast = ol.graph(step, warmup=1)
-    for i in range(8):
-        try:
-            assert_same(fast(rand(i, 3, 4)), eager(rand(i, 3, 4)))
-        except ol.CaptureError:
-            return
-        for p, q in zip(model.parameters(), expected.parameters(), strict=True):
-            assert_same(p, q)
-            assert_same(p.grad, q.grad)
+    for weight.grad in (rand(61, 4), rand(62, 4)):
+        alike(fast, f, rand, 4, calls=4)
 
 
 def _recurrent(rand: Rand, kind: type[nn.RNNBase], kept: bool) -> Callable[[Any, int], Any]:
@@ -363,13 +255,8 @@ class Sparsely(torch.autograd.Function):
 @on_cpu_and_cuda
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_a_sparse_gradient_of_ones_own(device: torch.device, rand: Rand) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(rand(50, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return Sparsely.apply(self.weight, x)
+    def own() -> nn.Module:
+        return Made(lambda m, x: Sparsely.apply(m.weight, x), weight=rand(50, 4))
 
     def program(model: Any, i: int) -> Tensor:
         model.zero_grad()
@@ -377,10 +264,10 @@ def test_a_sparse_gradient_of_ones_own(device: torch.device, rand: Rand) -> None
         return model.weight.grad.to_dense()
 
     with pytest.raises(ol.CaptureError, match="sparse_coo") as caught:
-        train(Own(), program)
+        train(own(), program)
     assert caught.value.code == "OL109"
     with pytest.warns(ol.GraphWarning, match="OL306"):
-        train(Own(), program, on_refusal="eager")
+        train(own(), program, on_refusal="eager")
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["pair", "step"])

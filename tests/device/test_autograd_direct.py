@@ -18,7 +18,7 @@ import onelaunch as ol
 
 from . import test_autograd_flight, test_autograd_gradients, test_autograd_hooks
 from .drop_in import CUDA, replays
-from .training import Net, Optimized, Rand, train
+from .training import Made, Net, Optimized, Rand, train, trained
 
 _OTHERWISE = {
     # bit for bit with several contributions to one gradient
@@ -139,18 +139,6 @@ def test_a_backward_to_an_input_alone_leaves_parameters(
     train(Net(device), program)
 
 
-def test_retain_graph_adds_again(device: torch.device, rand: Rand) -> None:
-    def program(model: Any, i: int) -> None:
-        model.zero_grad()
-        loss = model(rand(i, 5, 4)).square().mean()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            loss.backward()
-
-    train(Net(device), program)
-
-
 def test_several_contributions_to_one_gradient(device: torch.device, rand: Rand) -> None:
     """Right, and summed in another order than eager's engine does."""
     torch.manual_seed(3)
@@ -256,9 +244,7 @@ def test_frozen_between_forward_and_backward(
 
 def test_a_leaf_that_became_a_result(device: torch.device, rand: Rand) -> None:
     model = Net(device)
-    fast = ol.graph(model, warmup=1)
-    for i in range(3):
-        fast(rand(i, 5, 4)).sum().backward()
+    fast = trained(model, rand)
     loss = fast(rand(4, 5, 4)).sum()
     model.out.bias.requires_grad_(False).mul_(model.inner.bias[:3])
     with pytest.raises(RuntimeError, match="moved into the graph interior"):
@@ -267,9 +253,7 @@ def test_a_leaf_that_became_a_result(device: torch.device, rand: Rand) -> None:
 
 def test_a_hook_that_would_not_see_the_sum(device: torch.device, rand: Rand) -> None:
     model = Net(device)
-    fast = ol.graph(model, warmup=1)
-    for i in range(3):
-        fast(rand(i, 5, 4)).sum().backward()
+    fast = trained(model, rand)
     loss = fast(rand(4, 5, 4)).sum() + model.out.weight.sum()
     model.out.weight.register_hook(lambda g: g * 2)
     with pytest.raises(ol.GraphError, match="OL112") as caught:
@@ -284,9 +268,7 @@ def test_a_hook_of_parameters_of_both_kinds(
     """Two runs of the engine would each call it."""
     model = Net(device)
     model.out.bias.register_post_accumulate_grad_hook(lambda p: None)
-    fast = ol.graph(model, warmup=1)
-    for i in range(3):
-        fast(rand(i, 5, 4)).sum().backward()
+    fast = trained(model, rand)
     loss = fast(rand(4, 5, 4)).sum()
     hook: Any = lambda grads: None  # noqa: E731
     register_multi_grad_hook([*model.parameters()], hook, mode=mode)
@@ -299,37 +281,21 @@ def test_a_hook_of_parameters_of_both_kinds(
 def test_a_parameter_that_is_computed_is_reached_by_its_node(
     device: torch.device, rand: Rand
 ) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(5)
-            self.inner = nn.Linear(4, 4)
-            self.scale = nn.Parameter(torch.ones(4))
-            self.to(device)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight * self.scale
+    torch.manual_seed(5)
+    scaled = Made(lambda m, x: x @ m.weight * m.scale, inner=nn.Linear(4, 4), scale=torch.ones(4))
 
     def program(model: Any, i: int) -> None:
         model.zero_grad()
         model.weight = model.inner.weight * 2
         model(rand(i, 5, 4)).square().mean().backward()
 
-    train(Scaled(), program, recordings=None)
+    train(scaled.to(device), program, recordings=None)
 
 
 def test_a_transposed_parameter_gets_a_gradient_of_its_layout(
     device: torch.device, rand: Rand
 ) -> None:
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(6)
-            self.weight = nn.Parameter(torch.randn(3, 4).t())
-            self.to(device)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.weight) * 1.5
+    transposed = Made(lambda m, x: (x @ m.weight) * 1.5, weight=torch.randn(3, 4).t())
 
     def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> tuple[int, ...]:
         optimizer.zero_grad()
@@ -337,7 +303,7 @@ def test_a_transposed_parameter_gets_a_gradient_of_its_layout(
         optimizer.step()
         return model.weight.grad.stride()
 
-    train(Transposed(), Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
+    train(transposed.to(device), Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
 
 
 def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any) -> None:
@@ -345,9 +311,7 @@ def test_no_several_processes(device: torch.device, rand: Rand, monkeypatch: Any
     from onelaunch.capture import distributed
 
     model = Net(device)
-    fast = ol.graph(model, warmup=1)
-    for i in range(3):
-        fast(rand(i, 5, 4)).sum().backward()
+    fast = trained(model, rand)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     assert distributed.initialized()
     monkeypatch.setattr(distributed, "least_warmup", lambda reached: 0)
@@ -422,9 +386,7 @@ def test_a_hook_that_would_not_see_the_sum_asked_for(
     weight, bias = model.out.weight, model.out.bias
     if kind == "any":  # then the engine has its gradient
         bias.register_post_accumulate_grad_hook(lambda p: None)
-    fast = ol.graph(model, warmup=1)
-    for i in range(3):
-        fast(rand(i, 5, 4)).sum().backward()
+    fast = trained(model, rand)
     loss = fast(rand(4, 5, 4)).sum()
     if kind == "any":
         register_multi_grad_hook([weight, bias], lambda g: None, mode="any")

@@ -12,16 +12,12 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same, replays
-from .training import Net, Optimized, Rand, Two, train
+from .training import Made, Net, Optimized, Rand, Two, loss_of, train
 
 
 def curved(device: torch.device) -> nn.Module:
     torch.manual_seed(13)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh()).to(device)
-
-
-def loss_of(y: Tensor) -> Tensor:
-    return y.square().mean()
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -127,14 +123,9 @@ def test_now_one_result_and_now_the_other(device: torch.device, rand: Rand) -> N
 
 
 def test_results_that_need_no_grad(device: torch.device, rand: Rand) -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> dict[str, Any]:
-            y = self.linear(x)
-            return {"y": y, "best": y.argmax(-1), "mean": y.detach().mean(), "n": 3}
+    def several(m: Any, x: Tensor) -> dict[str, Any]:
+        y = m.linear(x)
+        return {"y": y, "best": y.argmax(-1), "mean": y.detach().mean(), "n": 3}
 
     def program(model: Any, i: int) -> Any:
         model.zero_grad()
@@ -142,7 +133,7 @@ def test_results_that_need_no_grad(device: torch.device, rand: Rand) -> None:
         loss_of(out["y"]).backward()
         return {**out, "y": out["y"].detach()}
 
-    train(Several().to(device), program)
+    train(Made(several, linear=nn.Linear(4, 3)).to(device), program)
 
 
 DETACHED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
@@ -287,22 +278,14 @@ def test_the_layout_of_the_gradient_varies(device: torch.device, rand: Rand) -> 
 def test_a_gradient_that_is_passed_on_is_nobody_elses(device: torch.device, rand: Rand) -> None:
     """`a + b` hands the same gradient to both: accumulated, each must have its own memory."""
 
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Parameter(torch.ones(3))
-            self.b = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a + self.b + x
-
     def program(model: Any, i: int) -> Any:
         model.zero_grad()
         (model(rand(i, 3)) * rand(i + 50, 3)).sum().backward()
         model.a.grad.mul_(2)
         return model.a.grad, model.b.grad
 
-    train(Sum().to(device), program)
+    total = Made(lambda m, x: m.a + m.b + x, a=torch.ones(3), b=torch.ones(3))
+    train(total.to(device), program)
 
 
 @pytest.mark.parametrize("gradients", ["autograd", "direct"])
@@ -403,23 +386,15 @@ def test_a_parameter_of_two_modules_and_of_eager_code(device: torch.device, rand
 
 
 def test_shared_parameters_inside(device: torch.device, rand: Rand) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(4, 4, bias=False)
-            self.leave = nn.Linear(4, 4, bias=False)
-            self.leave.weight = self.enter.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.leave(torch.tanh(self.enter(x)))
+    enter, leave = (nn.Linear(4, 4, bias=False, device=device) for _ in range(2))
+    leave.weight = enter.weight
+    model = Made(lambda m, x: m.leave(torch.tanh(m.enter(x))), enter=enter, leave=leave)
 
     def step(model: Any, optimizer: torch.optim.Optimizer, i: int) -> None:
         optimizer.zero_grad()
         loss_of(model(rand(i, 5, 4))).backward()
         optimizer.step()
 
-    model = Tied().to(device)
-    model.leave.weight = model.enter.weight
     fast = train(model, Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
     assert fast.leave.weight is fast.enter.weight
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 Put = Callable[[list[Tensor], list[Any], list[Any]], list[Any]]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,12 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, on_cuda, replays
-from .training import Net, Optimized, Rand, state_of, train
-
-
-def loss_of(y: Tensor) -> Tensor:
-    return y.float().square().mean()
+from .drop_in import assert_same, drop_in_worlds, gradients_alike, on_cpu_and_cuda, on_cuda, replays
+from .training import Made, Net, Optimized, Rand, descend, loss_of, state_of, train
 
 
 @on_cpu_and_cuda
@@ -66,20 +61,11 @@ def _region(rand: Rand, dtype: torch.dtype, calls: int, cache: bool) -> Any:
 
 @on_cpu_and_cuda
 def test_autocast_inside(device: torch.device, rand: Rand) -> None:
-    class Inside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net(device)
+    def inside(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            return m.net(x) + m.net(x * 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast(device.type, dtype=torch.bfloat16):
-                return self.net(x) + self.net(x * 2)
-
-    def program(model: Any, i: int) -> None:
-        model.zero_grad()
-        loss_of(model(rand(i, 5, 4))).backward()
-
-    train(Inside(), program)
+    train(Made(inside, net=Net(device)), lambda m, i: descend(m, rand(i, 5, 4)))
 
 
 @on_cpu_and_cuda
@@ -160,11 +146,7 @@ def test_tensors_made_in_the_call_for_a_checkpointed_part(
 ) -> None:
     """They are kept to be used again, and each replay makes them anew."""
     fast = ol.graph(lambda x: HANDED[how](x, x.mean(0)), warmup=1)
-    for i in range(5):
-        found = [rand(i, 5, 4).requires_grad_() for _ in range(2)]
-        HANDED[how](found[0], found[0].mean(0)).square().sum().backward()
-        fast(found[1]).square().sum().backward()
-        assert_same(found[1].grad, found[0].grad, f"call {i}")
+    gradients_alike(fast, lambda x: HANDED[how](x, x.mean(0)), rand, 5, 4)
     assert replays(fast) == 4
 
 
@@ -206,17 +188,8 @@ def test_a_backward_that_reads_what_was_stored_is_refused(
     """A replay would read what was stored as the backward was captured."""
     g = f if isinstance(f, nn.Module) else lambda x: f(x)
     fast = ol.graph(g, warmup=1)
-
-    def trained() -> None:
-        for i in range(6):
-            x = rand(i, 5, 4).requires_grad_()
-            fast(x).sum().backward()
-            expected = rand(i, 5, 4).requires_grad_()
-            g(expected).sum().backward()
-            assert_same(x.grad, expected.grad)
-
     with pytest.raises(ol.CaptureError, match="save_for_backward") as caught:
-        trained()
+        gradients_alike(fast, g, rand, 5, 4)
     assert caught.value.code == "OL105"
     assert replays(fast)
 
@@ -311,23 +284,10 @@ def test_the_mask_of_a_dropout_is_the_same_in_both(device: torch.device, rand: R
     assert replays(fast) >= 4
 
 
-def test_statistics_over_microbatches(device: torch.device, rand: Rand) -> None:
-    """Two forwards before a backward: eager does not mind that the statistics moved."""
-
-    def program(model: Any, i: int) -> None:
-        model.zero_grad()
-        (loss_of(model(rand(i, 5, 4))) + loss_of(model(rand(i + 50, 5, 4)))).backward()
-
-    train(Net(device), program, recordings=2)
-
-
 def test_the_mode_is_changed_between_steps(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Tensor:
         model.train(i % 2 == 0)
-        model.zero_grad()
-        y = model(rand(i, 5, 4))
-        loss_of(y).backward()
-        return y.detach()
+        return descend(model, rand(i, 5, 4))
 
     train(Net(device), program, steps=8, recordings=2)
 
@@ -337,10 +297,7 @@ def test_inference_between_steps(device: torch.device, rand: Rand) -> None:
         if i % 2:
             with torch.no_grad():
                 return model(rand(i, 5, 4))
-        model.zero_grad()
-        y = model(rand(i, 5, 4))
-        loss_of(y).backward()
-        return y.detach()
+        return descend(model, rand(i, 5, 4))
 
     train(Net(device), program, steps=10, recordings=2)
 
@@ -392,8 +349,7 @@ def test_capture_ahead(device: torch.device, rand: Rand) -> None:
     assert_same(state_of(model), state_of(other))
     for i in range(4):
         for m in (fast, other):
-            m.zero_grad()
-            loss_of(m(rand(i, 5, 4))).backward()
+            descend(m, rand(i, 5, 4))
         assert_same(state_of(model), state_of(other))
     assert replays(fast) == 4
 
@@ -403,12 +359,9 @@ def test_options_of_inference_do_no_harm(
     device: torch.device, rand: Rand, options: dict[str, Any]
 ) -> None:
     def program(model: Any, i: int) -> Tensor:
-        model.zero_grad()
-        y = model(rand(i, 5, 4))
-        loss_of(y).backward()
-        return y.detach()
+        return descend(model, rand(i, 5, 4))
 
-    train(Net(device), program, **options)
+    train(Net(device), lambda m, i: descend(m, rand(i, 5, 4)), **options)
 
 
 def test_each_thread_trains_a_model_of_its_own(device: torch.device, rand: Rand) -> None:
@@ -419,37 +372,13 @@ def test_each_thread_trains_a_model_of_its_own(device: torch.device, rand: Rand)
         fast = ol.graph(model, warmup=1)
         for i in range(6):
             for m in (fast, other):
-                m.zero_grad()
-                loss_of(m(rand(i + 10 * number, 5, 4))).backward()
+                descend(m, rand(i + 10 * number, 5, 4))
             assert_same(state_of(model), state_of(other))
         assert replays(fast) > 0
 
     with ThreadPoolExecutor(3) as threads:
         for done in [threads.submit(work, i) for i in range(3)]:
             done.result(timeout=60)
-
-
-def test_a_step_that_runs_its_backward_and_returns_a_loss_is_right(
-    device: torch.device, rand: Rand
-) -> None:
-    model, other = Net(device), Net(device)
-
-    def step_of(m: Any) -> Any:
-        def step(x: Tensor) -> Tensor:
-            m.zero_grad()
-            loss = loss_of(m(x))
-            loss.backward()
-            return loss.detach()
-
-        return step
-
-    fast, eager = ol.graph(step_of(model), warmup=1), step_of(other)
-    for i in range(6):
-        try:
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
-        except ol.CaptureError:
-            return
-        assert_same(state_of(model), state_of(other))
 
 
 def test_grad_mode_turned_on_inside_runs_eagerly(device: torch.device, rand: Rand) -> None:
@@ -477,16 +406,14 @@ def test_grad_mode_turned_on_inside_runs_eagerly(device: torch.device, rand: Ran
             step(fast, i)
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_a_pool_that_is_too_small(device: torch.device, rand: Rand) -> None:
     model, other = Net(device), Net(device)
     fast = ol.graph(model, warmup=1, pool=ol.Pool(max_bytes=64))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(6):
-            for m in (fast, other):
-                m.zero_grad()
-                loss_of(m(rand(i, 5, 4))).backward()
-            assert_same(state_of(model), state_of(other))
+    for i in range(6):
+        for m in (fast, other):
+            descend(m, rand(i, 5, 4))
+        assert_same(state_of(model), state_of(other))
     assert not fast.recordings
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 
 USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import replays
+from .drop_in import Rand, replays
 
-Rand = Callable[..., Tensor]
 Program = Callable[..., Any]
 LEAST = torch.finfo(torch.float32).min
 SCALES: dict[str, Program] = {

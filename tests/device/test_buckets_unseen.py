@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import replays
+from .drop_in import Rand, replays
 
-Rand = Callable[..., Tensor]
 Program = Callable[..., Any]
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda t: t,

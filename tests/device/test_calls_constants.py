@@ -8,7 +8,6 @@ import enum
 import math
 import types
 import warnings
-from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -19,14 +18,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    replays,
-)
-
-Rand = Callable[..., Tensor]
-
+from .drop_in import Rand, alike, assert_same, drop_in, replays
 
 # What fits: constants.
 
@@ -97,16 +89,12 @@ def test_constants_by_type_and_bits(rand: Rand, a: Any, b: Any) -> None:
     def f(x: Tensor, c: Any) -> Tensor:
         return x * as_number(c)
 
-    fast = drop_in(
-        f,
-        lambda i: (rand(i, 3), b if i % 2 else a),
-        calls=8,
-        recordings=2,
-        min_replays=4,
-    )
+    arguments = lambda i: (rand(i, 3), b if i % 2 else a)  # noqa: E731
+    fast = drop_in(f, arguments, calls=8, recordings=2, min_replays=4)
     assert all(r.replays > 0 for r in fast.recordings)
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -118,12 +106,8 @@ def test_constants_by_type_and_bits(rand: Rand, a: Any, b: Any) -> None:
     ids=lambda c: type(c).__name__,
 )
 def test_other_constants_are_told_apart_or_run_eagerly(rand: Rand, a: Any, b: Any) -> None:
-    fast = ol.graph(lambda x, c: x * as_number(c), warmup=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(8):
-            c = b if i % 2 else a
-            assert_same(fast(rand(i, 3), c), rand(i, 3) * as_number(c))
+    arguments = lambda i: (rand(i, 3), b if i % 2 else a)  # noqa: E731
+    drop_in(lambda x, c: x * as_number(c), arguments, calls=8, recordings=None, min_replays=0)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.int64, np.bool_])
@@ -161,7 +145,7 @@ def test_an_object_with_slots_is_no_value(rand: Rand) -> None:
     fast = ol.graph(lambda x: x * held.scale, warmup=1)
     with torch.no_grad():
         for i in range(9):
-            held.scale = 2.0 + i // 3
+            held.scale = 2.0 + i // 3  # equal numbers, which are other objects
             assert_same(fast(rand(i, 3)), rand(i, 3) * held.scale)
 
 
@@ -178,15 +162,9 @@ def test_equal_strings_and_tuples_fit_by_value(rand: Rand) -> None:
 
 def test_a_mutable_constant_changed_by_the_caller(rand: Rand) -> None:
     sizes: list[int] = [2]
-
-    def f(x: Tensor, sizes: list[int]) -> Tensor:
-        return x * sizes[0]
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            sizes[0] = 2 + i // 4
-            assert_same(fast(rand(i, 3), sizes), rand(i, 3) * sizes[0])
+    fast = ol.graph(lambda x, sizes: x * sizes[0], warmup=1)
+    for sizes[0] in (2, 3):
+        alike(lambda x: fast(x, sizes), lambda x: x * sizes[0], rand, 3, calls=4)
     assert replays(fast) >= 4
 
 
@@ -222,16 +200,11 @@ def test_an_object_is_compared_or_runs_eagerly_with_one_warning(
     assert bool(ours) or replays(fast) > 0
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_generators_of_values_are_not_consumed(rand: Rand) -> None:
-    def f(x: Tensor, numbers: Iterator[int]) -> Tensor:
-        return x * next(numbers)
-
-    fast = ol.graph(f, warmup=1)
-    numbers = iter(range(1, 10))
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(5):
-            assert_same(fast(rand(i, 3), numbers), rand(i, 3) * (i + 1))
+    fast = ol.graph(lambda x, numbers: x * next(numbers), warmup=1)
+    ours, eagers = iter(range(1, 10)), iter(range(1, 10))
+    alike(lambda x: fast(x, ours), lambda x: x * next(eagers), rand, 3)
 
 
 # Too many signatures.
@@ -273,10 +246,8 @@ def test_max_recordings_names_the_dimension_that_varies(rand: Rand) -> None:
 def test_max_recordings_counts_each_callable_on_its_own(rand: Rand) -> None:
     first = ol.graph(lambda x: x + 1, warmup=1, max_recordings=1)
     second = ol.graph(lambda x: x + 2, warmup=1, max_recordings=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(first(rand(i, 3)), rand(i, 3) + 1)
-            assert_same(second(rand(i, 4)), rand(i, 4) + 2)
+    alike(first, lambda x: x + 1, rand, 3)
+    alike(second, lambda x: x + 2, rand, 4)
     assert len(first.recordings) == len(second.recordings) == 1
 
 

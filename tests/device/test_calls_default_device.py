@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same
+from .drop_in import Rand, assert_same
 from .steps import batch, small_model, training
-
-Rand = Callable[..., Tensor]
 
 
 @pytest.fixture(params=["its own", "another"])

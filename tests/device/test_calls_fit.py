@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import (
+    Rand,
     Runs,
     assert_same,
     drop_in,
@@ -21,14 +22,7 @@ from .drop_in import (
     replays,
 )
 
-Rand = Callable[..., Tensor]
-
-
 # Outputs.
-
-
-def test_fresh_outputs_are_kept(rand: Rand) -> None:
-    drop_in(lambda x: (x * 2, x.sum()), lambda i: (rand(i, 4, 3),), calls=8)
 
 
 def test_static_outputs_are_the_same_memory_each_call(rand: Rand) -> None:
@@ -65,42 +59,69 @@ def test_the_default_warmup_is_three_calls(rand: Rand) -> None:
 # What fits: tensors.
 
 
-def alternate(
-    rand: Rand, f: Callable[..., Any], first: Callable[[int], Any], second: Callable[[int], Any]
-) -> Any:
-    """Two signatures in turn: two recordings, each replayed."""
-    fast = drop_in(
-        f, lambda i: (first(i) if i % 2 else second(i),), calls=8, recordings=2, min_replays=4
-    )
-    assert all(r.replays > 0 for r in fast.recordings)
-    return fast
+Made = Callable[[Rand, int], Tensor]
 
 
-def test_shape(rand: Rand) -> None:
-    alternate(
-        rand, lambda x: x.sum(0) * x.shape[0], lambda i: rand(i, 4, 3), lambda i: rand(i, 5, 3)
-    )
+def inference_tensor(rand: Rand, i: int) -> Tensor:
+    with torch.inference_mode():
+        return rand(i, 4)
 
 
-def test_rank(rand: Rand) -> None:
-    alternate(rand, lambda x: x * x.dim(), lambda i: rand(i, 4), lambda i: rand(i, 1, 4))
-
-
-def test_broadcastable_shape(rand: Rand) -> None:
-    alternate(rand, lambda x: x + 1, lambda i: rand(i, 4, 3), lambda i: rand(i, 1, 3))
-
-
-def test_dtype(rand: Rand) -> None:
-    alternate(
-        rand,
+ALTERNATING: dict[str, tuple[Callable[[Tensor], Tensor], Made, Made]] = {
+    "shape": (
+        lambda x: x.sum(0) * x.shape[0],
+        lambda rand, i: rand(i, 4, 3),
+        lambda rand, i: rand(i, 5, 3),
+    ),
+    "rank": (
+        lambda x: x * x.dim(),
+        lambda rand, i: rand(i, 4),
+        lambda rand, i: rand(i, 1, 4),
+    ),
+    "broadcastable shape": (
+        lambda x: x + 1,
+        lambda rand, i: rand(i, 4, 3),
+        lambda rand, i: rand(i, 1, 3),
+    ),
+    "dtype": (
         lambda x: x * 3,
-        lambda i: rand(i, 4, dtype=torch.float32),
-        lambda i: rand(i, 4, dtype=torch.float64),
-    )
+        lambda rand, i: rand(i, 4),
+        lambda rand, i: rand(i, 4, dtype=torch.float64),
+    ),
+    "stride": (
+        lambda x: x.exp(),
+        lambda rand, i: rand(i, 4, 4),
+        lambda rand, i: rand(i, 4, 4).t(),
+    ),
+    "requires_grad": (
+        lambda x: x * (2 if x.requires_grad else 3),
+        lambda rand, i: rand(i, 4).requires_grad_(),
+        lambda rand, i: rand(i, 4),
+    ),
+    "conj": (
+        lambda x: x * 2,
+        lambda rand, i: rand(i, 4, dtype=torch.complex64).conj(),
+        lambda rand, i: rand(i, 4, dtype=torch.complex64),
+    ),
+    "neg": (
+        lambda x: x * 2,
+        lambda rand, i: torch._neg_view(rand(i, 4)),
+        lambda rand, i: rand(i, 4),
+    ),
+    "inference": (
+        lambda x: x * (2 if x.is_inference() else 3),
+        inference_tensor,
+        lambda rand, i: rand(i, 4),
+    ),
+}
 
 
-def test_stride(rand: Rand) -> None:
-    alternate(rand, lambda x: x.exp(), lambda i: rand(i, 4, 4), lambda i: rand(i, 4, 4).t())
+@pytest.mark.parametrize("what", ALTERNATING)
+def test_two_signatures_in_turn(rand: Rand, what: str) -> None:
+    """Two recordings, each replayed."""
+    f, *makes = ALTERNATING[what]
+    fast = drop_in(f, lambda i: (makes[i % 2](rand, i),), calls=8, recordings=2, min_replays=4)
+    assert all(r.replays > 0 for r in fast.recordings)
 
 
 def test_storage_offset_alone_changes_nothing_in_the_result(rand: Rand) -> None:
@@ -126,54 +147,6 @@ def test_device_of_an_argument(device: torch.device, rand: Rand) -> None:
         recordings=None,
         min_replays=2,
     )
-
-
-def test_requires_grad_of_an_argument(rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x * (2 if x.requires_grad else 3)
-
-    alternate(rand, f, lambda i: rand(i, 4).requires_grad_(), lambda i: rand(i, 4))
-
-
-def test_conj_bit(rand: Rand) -> None:
-    alternate(
-        rand,
-        lambda x: x * 2,
-        lambda i: rand(i, 4, dtype=torch.complex64).conj(),
-        lambda i: rand(i, 4, dtype=torch.complex64),
-    )
-
-
-def test_neg_bit(rand: Rand) -> None:
-    alternate(
-        rand,
-        lambda x: x * 2,
-        lambda i: torch._neg_view(rand(i, 4)),
-        lambda i: rand(i, 4),
-    )
-
-
-def test_inference_bit(rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        return x * (2 if x.is_inference() else 3)
-
-    def inference_tensor(i: int) -> Tensor:
-        with torch.inference_mode():
-            return rand(i, 4)
-
-    alternate(rand, f, inference_tensor, lambda i: rand(i, 4))
-
-
-def test_same_tensor_twice_and_two_tensors(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return x + y
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        x = rand(i, 4)
-        return (x, x) if i % 2 else (x, rand(i, 4))
-
-    drop_in(f, arguments, calls=8, recordings=2, min_replays=4)
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2])

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, drop_in, drop_in_worlds, replays
 
 COMPOSITES: dict[str, Callable[[Tensor], Any]] = {
     "bicubic": lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),

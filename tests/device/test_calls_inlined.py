@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    on_cpu_and_cuda,
-    replays,
-)
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, drop_in, on_cpu_and_cuda, replays
 
 
 class Tagged(Tensor):
@@ -79,10 +70,7 @@ def test_parameter_as_an_argument(rand: Rand) -> None:
 
 def test_vmap(rand: Rand) -> None:
     counted = Counted(rand)
-    with torch.no_grad():
-        for i in range(3):
-            x = rand(i, 5, 3)
-            assert_same(torch.vmap(counted.fast)(x), x.sin() * 2)
+    alike(torch.vmap(counted.fast), lambda x: x.sin() * 2, rand, 5, 3)
     counted.check_inlined()
 
 
@@ -137,13 +125,11 @@ def test_fake_tensors(device: torch.device, rand: Rand) -> None:
     counted.check_inlined()
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_anomaly_mode(rand: Rand) -> None:
     counted = Counted(rand)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.autograd.set_detect_anomaly(True):
-            for i in range(3):
-                assert_same(counted.fast(rand(i, 3)), rand(i, 3).sin() * 2)
+    with torch.autograd.set_detect_anomaly(True):
+        alike(counted.fast, lambda x: x.sin() * 2, rand, 3)
     counted.check_inlined()
 
 
@@ -183,23 +169,17 @@ def test_function_mode(rand: Rand) -> None:
             return func(*args, **(kwargs or {}))
 
     counted = Counted(rand)
-    for i in range(4):
-        x = rand(i, 3)
-        with torch.no_grad(), CosForSin():
-            got = counted.fast(x)
-        assert_same(got, x.cos() * 2)
-    with torch.no_grad():
-        assert_same(counted.fast(rand(0, 3)), rand(0, 3).sin() * 2)
+    with CosForSin():
+        alike(counted.fast, lambda x: x.cos() * 2, rand, 3)
+    alike(counted.fast, lambda x: x.sin() * 2, rand, 3)
 
 
 @on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore:.*OL313")
 def test_torch_compile_traces_through(device: torch.device, rand: Rand) -> None:
     counted = Counted(rand)
     compiled = torch.compile(lambda x: counted.fast(x) + 1, backend="eager")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*OL313")
-        for i in range(4):
-            assert_same(compiled(rand(i, 3)), rand(i, 3).sin() * 2 + 1)
+    alike(compiled, lambda x: x.sin() * 2 + 1, rand, 3)
     torch._dynamo.reset()
 
 
@@ -210,9 +190,8 @@ def test_make_fx_traces_through(device: torch.device, rand: Rand) -> None:
     counted = Counted(rand)
     with torch.no_grad():
         traced = make_fx(lambda x: counted.fast(x))(rand(0, 3))
-        assert "sin" in traced.code
-        for i in range(3):
-            assert_same(traced(rand(i, 3)), rand(i, 3).sin() * 2)
+    assert "sin" in traced.code
+    alike(traced, lambda x: x.sin() * 2, rand, 3)
     counted.check_inlined()
 
 
@@ -224,18 +203,19 @@ def test_inside_another_capture(rand: Rand) -> None:
     def outer(x: Tensor) -> Tensor:
         return counted.fast(x) + cold(x * 0.5)
 
+    def eager(x: Tensor) -> Tensor:
+        return (x.sin() * 2) + (x * 0.5).exp()
+
     outer_fast = ol.graph(outer, warmup=2)
-    with torch.no_grad():
-        for i in range(8):
-            assert_same(outer_fast(rand(i, 3)), (rand(i, 3).sin() * 2) + (rand(i, 3) * 0.5).exp())
-        assert outer_fast.recordings[0].replays >= 5
-        counted.fast.reset()
-        cold.reset()
-        for i in range(4):
-            assert_same(outer_fast(rand(i, 3)), (rand(i, 3).sin() * 2) + (rand(i, 3) * 0.5).exp())
+    alike(outer_fast, eager, rand, 3, calls=8)
+    assert outer_fast.recordings[0].replays >= 5
+    counted.fast.reset()
+    cold.reset()
+    alike(outer_fast, eager, rand, 3, calls=4)
 
 
 @on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("own", [False, True], ids=["as it is", "compiled"])
 @pytest.mark.parametrize("on_refusal", ["raise", "eager"])
 @pytest.mark.parametrize("warmup", [1, 3])
@@ -249,8 +229,7 @@ def test_an_operator_that_takes_functions_is_refused(
     k, v = q + 1, q + 2  # Inductor of torch 2.11 wants three on a CPU
     fast = ol.graph(lambda q: attention(q, k, v) * 2, warmup=warmup, on_refusal=on_refusal)
     refused = 0
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad():
         expected = attention(q, k, v)
         for _ in range(4):
             try:
@@ -263,6 +242,7 @@ def test_an_operator_that_takes_functions_is_refused(
 
 
 @on_cpu_and_cuda
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("warmup", [1, 2])
 @pytest.mark.parametrize("compile", [False, True])
@@ -283,8 +263,7 @@ def test_a_call_that_is_refused_for_such_an_operator_is_made_once(
     fast = ol.graph(
         functools.partial(f, written=ours), warmup=warmup, compile=compile, on_refusal="eager"
     )
-    with torch.set_grad_enabled(grad), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.set_grad_enabled(grad):
         for i in range(4):
             assert_same(fast(rand(i, 3)), f(rand(i, 3), expected))
             assert_same(ours, expected)

@@ -17,28 +17,29 @@ from torch.nn.attention import SDPBackend
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in_worlds,
-    on_cpu_and_cuda,
-    replays,
-)
+from .drop_in import Rand, alike, assert_same, drop_in_worlds, on_cpu_and_cuda, replays
 
-Rand = Callable[..., Tensor]
 _C: Any = torch._C
 
 
-@contextlib.contextmanager
-def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
-    before = read()
-    write(value)
-    try:
-        yield
-    finally:
-        write(before)
+Mode = tuple[Callable[[], Any], Callable[[], Any]]
+"""What enters it, and what the callable reads of it."""
 
 
-def attribute(owner: Any, name: str, value: Any) -> Any:
+def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Mode:
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        before = read()
+        write(value)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return entered, read
+
+
+def attribute(owner: Any, name: str, value: Any) -> Mode:
     return setting(lambda: getattr(owner, name), lambda v: setattr(owner, name, v), value)
 
 
@@ -52,97 +53,43 @@ def sdpa_state() -> tuple[bool, ...]:
     )
 
 
-MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+_cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn
+MODES: dict[str, Mode] = {
     "grad": (torch.enable_grad, torch.is_grad_enabled),
     "inference": (torch.inference_mode, torch.is_inference_mode_enabled),
-    "matmul precision": (
-        lambda: setting(
-            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
-        ),
-        torch.get_float32_matmul_precision,
+    "matmul precision": setting(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
     ),
-    "matmul tf32": (
-        lambda: attribute(torch.backends.cuda.matmul, "allow_tf32", True),
-        lambda: torch.backends.cuda.matmul.allow_tf32,
+    "matmul tf32": attribute(_cuda.matmul, "allow_tf32", True),
+    "matmul fp32_precision": attribute(_cuda.matmul, "fp32_precision", "tf32"),
+    "convolution fp32_precision": attribute(_cudnn.conv, "fp32_precision", "ieee"),
+    "fp16 reduction": attribute(_cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "bf16 reduction": attribute(_cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "cudnn tf32": attribute(_cudnn, "allow_tf32", False),
+    "cudnn benchmark": attribute(_cudnn, "benchmark", True),
+    "cudnn deterministic": attribute(_cudnn, "deterministic", True),
+    "cudnn enabled": attribute(_cudnn, "enabled", False),
+    "mkldnn deterministic": attribute(torch.backends.mkldnn, "deterministic", True),
+    "uninitialized memory": attribute(
+        torch.utils.deterministic, "fill_uninitialized_memory", False
     ),
-    "matmul fp32_precision": (
-        lambda: attribute(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
-        lambda: torch.backends.cuda.matmul.fp32_precision,
+    "deterministic": setting(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
     ),
-    "convolution fp32_precision": (
-        lambda: attribute(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
-        lambda: torch.backends.cudnn.conv.fp32_precision,
-    ),
-    "fp16 reduction": (
-        lambda: attribute(
-            torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
-        ),
-        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-    ),
-    "bf16 reduction": (
-        lambda: attribute(
-            torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
-        ),
-        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-    ),
-    "cudnn tf32": (
-        lambda: attribute(torch.backends.cudnn, "allow_tf32", False),
-        lambda: torch.backends.cudnn.allow_tf32,
-    ),
-    "cudnn benchmark": (
-        lambda: attribute(torch.backends.cudnn, "benchmark", True),
-        lambda: torch.backends.cudnn.benchmark,
-    ),
-    "cudnn deterministic": (
-        lambda: attribute(torch.backends.cudnn, "deterministic", True),
-        lambda: torch.backends.cudnn.deterministic,
-    ),
-    "cudnn enabled": (
-        lambda: attribute(torch.backends.cudnn, "enabled", False),
-        lambda: torch.backends.cudnn.enabled,
-    ),
-    "mkldnn deterministic": (
-        lambda: attribute(torch.backends.mkldnn, "deterministic", True),
-        lambda: torch.backends.mkldnn.deterministic,
-    ),
-    "uninitialized memory": (
-        lambda: attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,
-    ),
-    "deterministic": (
-        lambda: setting(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-        ),
-        torch.are_deterministic_algorithms_enabled,
-    ),
-    "default dtype": (
-        lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-        torch.get_default_dtype,
-    ),
+    "default dtype": setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "default device": (lambda: torch.device("meta"), lambda: str(torch.get_default_device())),
-    "fp16 accumulation": (
-        lambda: attribute(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
-        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
-    ),
-    "half-precision reduction of math attention": (
-        lambda: setting(
-            torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
-            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
-            True,
-        ),
-        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+    "fp16 accumulation": attribute(_cuda.matmul, "allow_fp16_accumulation", True),
+    "half-precision reduction of math attention": setting(
+        _cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp, True
     ),
     "order of attention": (
         lambda: torch.nn.attention.sdpa_kernel(
             [SDPBackend(backend) for backend in reversed(_C._get_sdp_priority_order())],
             set_priority=True,
         ),
-        lambda: _C._get_sdp_priority_order(),
+        _C._get_sdp_priority_order,
     ),
-    "sdpa backends": (
-        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        sdpa_state,
-    ),
+    "sdpa backends": (lambda: torch.nn.attention.sdpa_kernel(SDPBackend.MATH), sdpa_state),
     "cpu autocast": (
         lambda: torch.autocast("cpu", dtype=torch.bfloat16),
         lambda: torch.is_autocast_enabled("cpu"),
@@ -154,13 +101,9 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-def _without_a_gpu(name: str) -> bool:
-    return name == "cuda autocast" and not torch.cuda.is_available()
-
-
 @pytest.mark.parametrize("name", MODES)
 def test_modes(rand: Rand, name: str) -> None:
-    if _without_a_gpu(name):
+    if name == "cuda autocast" and not torch.cuda.is_available():
         # torch itself disables CUDA autocast (with a warning) where there is no CUDA.
         pytest.skip("no GPU")
     context, read = MODES[name]
@@ -188,8 +131,7 @@ def test_each_precision_of_products(rand: Rand, precision: str) -> None:
     fast = ol.graph(lambda x: x * len(torch.get_float32_matmul_precision()), warmup=1)
     for now in ("highest", "high", "medium", precision):
         torch.set_float32_matmul_precision(now)
-        for i in range(3):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * len(now))
+        alike(fast, lambda x, now=now: x * len(now), rand, 3, calls=3)
     assert len(fast.recordings) == 3
 
 
@@ -213,8 +155,7 @@ def test_flags_in_python(rand: Rand, name: str) -> None:
     try:
         for on in (True, False, True):
             write(on)
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+            alike(fast, f, rand, 3)
     finally:
         write(True)
     assert replays(fast) > 0
@@ -231,11 +172,7 @@ def test_autocast_dtype(device: torch.device, rand: Rand) -> None:
     fast = ol.graph(f, warmup=1)
     for i in range(12):
         dtype = dtypes[i % 3]
-        cast = (
-            torch.autocast(device.type, dtype=dtype)
-            if dtype is not None
-            else contextlib.nullcontext()
-        )
+        cast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
         with torch.no_grad(), cast:
             expected, got = f(rand(i, 4, 4)), fast(rand(i, 4, 4))
         assert got.dtype == (dtype or torch.float32)
@@ -357,9 +294,7 @@ class Answering:
 def test_an_operand_that_has_every_attribute(rand: Rand) -> None:
     operand: Any = Answering()
     fast = ol.graph(lambda x: x + operand, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 3)
+    alike(fast, lambda x: x * 3, rand, 3)
     assert replays(fast)
 
 

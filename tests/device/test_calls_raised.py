@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, refused, replays
 
 
 def scripted(source: str) -> Any:
@@ -43,9 +41,6 @@ def reading(x):
 
 def growing(x):
     return torch.nonzero(x)
-
-def plain(x):
-    return torch.tanh(x) * 2 + x
 """
 
 SWALLOWED: dict[str, Callable[[Tensor], Any]] = {}
@@ -94,37 +89,20 @@ def test_a_refusal_in_torchscript(rand: Rand, name: str) -> None:
     def f(x: Tensor) -> Tensor:
         return function(x)  # the line
 
-    fast = ol.graph(f, warmup=1)
     with torch.no_grad():
-        fast(rand(0, 3))
-        with pytest.raises(ol.CaptureError) as caught:
-            fast(rand(1, 3))
-        assert caught.value.code in ("OL101", "OL102")
-        assert "# the line" in (caught.value.where or "")
-        eager = ol.graph(f, warmup=1, on_refusal="eager")
-        eager(rand(0, 3))
-        with pytest.warns(ol.GraphWarning, match=caught.value.code):
-            assert_same(eager(rand(1, 3)), f(rand(1, 3)))
-        for i in range(3):
-            assert_same(eager(rand(i, 3)), f(rand(i, 3)))
-
-
-def test_torchscript_that_can_be_captured(rand: Rand) -> None:
-    function = scripted(INTERPRETED).plain
-    fast = ol.graph(lambda x: function(x), warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), torch.tanh(rand(i, 3)) * 2 + rand(i, 3))
-    assert replays(fast) == 3
+        error = refused(ol.graph(f, warmup=1), rand(0, 3))
+    assert error.code in ("OL101", "OL102")
+    assert "# the line" in (error.where or "")
+    eager = ol.graph(f, warmup=1, on_refusal="eager")
+    with pytest.warns(ol.GraphWarning, match=error.code):
+        alike(eager, f, rand, 3, calls=2)
+    alike(eager, f, rand, 3)
 
 
 @pytest.mark.parametrize("name", SWALLOWED)
 def test_a_refusal_that_the_callable_makes_something_of(rand: Rand, name: str) -> None:
-    fast = ol.graph(SWALLOWED[name], warmup=1)
     with torch.no_grad():
-        fast(rand(0, 3))
-        with pytest.raises(ol.CaptureError, match="OL101"):
-            fast(rand(1, 3))
+        refused(ol.graph(SWALLOWED[name], warmup=1), rand(0, 3), match="OL101")
 
 
 # Modes.
@@ -297,9 +275,7 @@ def _others_go_on(rand: Rand) -> None:
     def work() -> None:
         try:
             fast = ol.graph(lambda x: x * 2, warmup=1)
-            with torch.no_grad():
-                for i in range(4):
-                    assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+            alike(fast, lambda x: x * 2, rand, 3, calls=4)
             assert replays(fast) == 3
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
@@ -368,6 +344,17 @@ def _leaves_with(frame: Any) -> bool:
     )
 
 
+def _in_every_mode(device: torch.device) -> Callable[[Tensor], Tensor]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
+
+    def f(x: Tensor) -> Tensor:
+        with every_mode(x.device.type):
+            y = model(x).float()
+        return y if torch.is_grad_enabled() else y.detach()
+
+    return f
+
+
 def test_a_trace_spares_the_exit_of_a_with() -> None:
     spared: list[int] = []
     lock = threading.Lock()
@@ -406,15 +393,8 @@ def test_an_interrupt_leaves_no_mode_on(
     device: torch.device, rand: Rand, grad: bool, files: tuple[str, ...], every: int
 ) -> None:
     """Ctrl-C comes between any two lines, those of torch and onelaunch too."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
-
-    def f(x: Tensor) -> Tensor:
-        with every_mode(x.device.type):
-            y = model(x).float()
-        return y if torch.is_grad_enabled() else y.detach()
-
     with torch.set_grad_enabled(grad):
-        assert _interrupt_captures(f, rand, files, every) > 20
+        assert _interrupt_captures(_in_every_mode(device), rand, files, every) > 20
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -432,17 +412,11 @@ def test_an_interrupt_leaves_no_mode_on_with_buckets(
 @in_a_thread
 def test_a_debugger_sees_a_capture(device: torch.device, rand: Rand, grad: bool) -> None:
     """A frame that is traced keeps more references than another."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(device)
-
-    def f(x: Tensor) -> Tensor:
-        with every_mode(x.device.type):
-            y = model(x).float()
-        return y if torch.is_grad_enabled() else y.detach()
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
         return trace
 
-    fast = ol.graph(f)
+    fast = ol.graph(_in_every_mode(device))
     before = sys.gettrace()
     sys.settrace(trace)
     try:

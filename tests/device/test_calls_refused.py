@@ -15,17 +15,19 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import (
+    Rand,
+    alike,
     assert_same,
     drop_in,
     drop_in_worlds,
     on_accelerators,
     on_cuda,
     random_tensor,
+    refused,
     replays,
     right_or_refused,
 )
 
-Rand = Callable[..., Tensor]
 FILE = pathlib.Path(__file__).name
 
 
@@ -78,12 +80,8 @@ def test_a_host_argument_copied_to_the_device_is_refused(device: torch.device, r
 
 @on_accelerators
 def test_a_host_tensor_that_stays_on_the_host_is_never_frozen(rand: Rand) -> None:
-    host = torch.zeros(3)
-
-    def world() -> Any:
-        return lambda x, h: (x * 2, h * 2), lambda i: (rand(i, 3), host + i)
-
-    right_or_refused(world, "OL103", "OL104", "OL108")
+    world = (lambda x, h: (x * 2, h * 2), lambda i: (rand(i, 3), torch.full((3,), float(i))))
+    right_or_refused(lambda: world, "OL103", "OL104", "OL108")
 
 
 @on_accelerators
@@ -101,13 +99,6 @@ def test_a_host_tensor_written_inside_is_refused(rand: Rand) -> None:
 
 
 # Host reads, and shapes that depend on data.
-
-
-def line_of(needle: str) -> int:
-    with open(__file__, encoding="utf-8") as source:
-        return 1 + next(
-            n for n, text in enumerate(source) if needle in text and "needle" not in text
-        )
 
 
 def check_refused(f: Any, args: tuple[Any, ...], code: str, source: str) -> None:
@@ -129,30 +120,11 @@ def check_refused(f: Any, args: tuple[Any, ...], code: str, source: str) -> None
             fast(*args)
         assert len(fast.recordings) == 0
         # Eager work and another capture go on.
-        device = args[0].device
         other = ol.graph(lambda x: x + 1, warmup=1)
-        for i in range(3):
-            x = random_tensor(i, 3, device=device)
-            assert_same(other(x), x + 1)
+        alike(lambda x: other(x.to(args[0])), lambda x: x.to(args[0]) + 1, random_tensor, 3)
         assert replays(other) > 0
         if expected is not None:
             assert_same(f(*args), expected)
-
-
-def item(x: Tensor) -> Tensor:
-    return x * x[0].item()  # item
-
-
-def as_float(x: Tensor) -> Tensor:
-    return x * float(x[0])  # float
-
-
-def as_int(x: Tensor) -> Tensor:
-    return x[: int(x.abs().sum()) % 2 + 1]  # int
-
-
-def as_index(x: Tensor) -> Tensor:
-    return x * [1, 2, 3][x.long().sum().remainder(3)]  # index
 
 
 def branch(x: Tensor) -> Tensor:
@@ -167,40 +139,38 @@ def loop(x: Tensor) -> Tensor:
     return x
 
 
-def to_list(x: Tensor) -> Tensor:
-    return x * x.tolist()[0]  # tolist
-
-
-def equal(x: Tensor) -> Tensor:
-    return x * (2 if torch.equal(x, x + 1) else 3)  # equal
-
-
-def allclose(x: Tensor) -> Tensor:
-    return x * (2 if torch.allclose(x, x + 1) else 3)  # allclose
-
-
 def printed(x: Tensor) -> Tensor:
     text = str(x)  # printed
     return x * len(text)
 
 
+# Each line is named by its comment.
 HOST_READS: dict[str, Callable[[Tensor], Tensor]] = {
-    "# item": item,
-    "# float": as_float,
-    "# int": as_int,
-    "# index": as_index,
-    "# branch": branch,
-    "# loop": loop,
-    "# tolist": to_list,
-    "# equal": equal,
-    "# allclose": allclose,
-    "# printed": printed,
+    "item": lambda x: x * x[0].item(),  # item
+    "float": lambda x: x * float(x[0]),  # float
+    "int": lambda x: x[: int(x.abs().sum()) % 2 + 1],  # int
+    "index": lambda x: x * [1, 2, 3][x.long().sum().remainder(3)],  # index
+    "branch": branch,
+    "loop": loop,
+    "tolist": lambda x: x * x.tolist()[0],  # tolist
+    "equal": lambda x: x * (2 if torch.equal(x, x + 1) else 3),  # equal
+    "allclose": lambda x: x * (2 if torch.allclose(x, x + 1) else 3),  # allclose
+    "printed": printed,
+}
+DATA_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nonzero": lambda x: x.nonzero(),  # nonzero
+    "mask": lambda x: x[x > 0],  # mask
+    "masked_select": lambda x: torch.masked_select(x, x > 0),  # masked_select
+    "unique": lambda x: torch.unique(x),  # unique
+    "where": lambda x: torch.where(x > 0)[0],  # where
+    "repeat_interleave": lambda x: x.repeat_interleave(x.abs().long()),  # repeat_interleave
 }
 
 
-@pytest.mark.parametrize("mark", HOST_READS)
-def test_a_host_read_is_refused_with_its_line(rand: Rand, mark: str) -> None:
-    check_refused(HOST_READS[mark], (rand(0, 3),), "OL101", mark)
+@pytest.mark.parametrize("name", [*HOST_READS, *DATA_SHAPES])
+def test_a_read_or_a_shape_of_data_is_refused_with_its_line(rand: Rand, name: str) -> None:
+    code = "OL101" if name in HOST_READS else "OL102"
+    check_refused((HOST_READS | DATA_SHAPES)[name], (rand(0, 3),), code, f"# {name}")
 
 
 def test_what_is_written_in_place_of_a_ring_in_python_is_graphed(
@@ -218,7 +188,7 @@ def test_what_is_written_in_place_of_a_ring_in_python_is_graphed(
 
         return remember
 
-    def refused(fn: Any, code: str) -> str:
+    def fix_of(fn: Any, code: str) -> str:
         fast = ol.graph(fn, warmup=1)
         with torch.no_grad(), pytest.raises(ol.CaptureError) as caught:
             list(map(fast, [rand(i, 3) for i in range(30)]))
@@ -235,10 +205,10 @@ def test_what_is_written_in_place_of_a_ring_in_python_is_graphed(
         rows[at % 4] = row
 
     zero = torch.zeros((), dtype=torch.long, device=device)
-    fix = refused(ring(0, assign, count), "OL118")
+    fix = fix_of(ring(0, assign, count), "OL118")
     assert "a tensor that is changed in place" in fix
     assert "pass it as a 0-dim tensor" in fix
-    fix = refused(ring(zero.clone(), assign, turn), "OL101")
+    fix = fix_of(ring(zero.clone(), assign, turn), "OL101")
     assert "x[i.view(1)] = y" in fix
 
     def copy(rows: Tensor, at: Tensor, row: Tensor) -> None:
@@ -251,11 +221,9 @@ def test_one_hot_is_named_where_it_reads_its_argument(device: torch.device) -> N
     kinds = torch.tensor([2, 0, 1], device=device)
     fast = ol.graph(torch.nn.functional.one_hot, warmup=1)
     with torch.no_grad():
-        fast(kinds)
-        with pytest.raises(ol.CaptureError, match="`one_hot` reads its argument") as caught:
-            fast(kinds)
-    assert caught.value.code == "OL101"
-    written = eval(f"lambda i, n: {caught.value.fix}", {"torch": torch})
+        error = refused(fast, kinds, match="`one_hot` reads its argument")
+    assert error.code == "OL101"
+    written = eval(f"lambda i, n: {error.fix}", {"torch": torch})
     assert_same(written(kinds, 3), torch.nn.functional.one_hot(kinds, 3))
 
 
@@ -296,53 +264,10 @@ def test_operators_of_other_libraries_are_refused_by_their_tags(
             assert {"run", "capture"} <= set(found.found_by)
 
 
-def nonzero(x: Tensor) -> Tensor:
-    return x.nonzero()  # nonzero
-
-
-def mask(x: Tensor) -> Tensor:
-    return x[x > 0]  # mask
-
-
-def masked_select(x: Tensor) -> Tensor:
-    return torch.masked_select(x, x > 0)  # masked_select
-
-
-def unique(x: Tensor) -> Tensor:
-    return torch.unique(x)  # unique
-
-
-def where_one(x: Tensor) -> Tensor:
-    return torch.where(x > 0)[0]  # where_one
-
-
-def repeat_interleave(x: Tensor) -> Tensor:
-    return x.repeat_interleave(x.abs().long())  # repeat_interleave
-
-
-DATA_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "# nonzero": nonzero,
-    "# mask": mask,
-    "# masked_select": masked_select,
-    "# unique": unique,
-    "# where_one": where_one,
-    "# repeat_interleave": repeat_interleave,
-}
-
-
-@pytest.mark.parametrize("mark", DATA_SHAPES)
-def test_a_shape_that_depends_on_data_is_refused_with_its_line(rand: Rand, mark: str) -> None:
-    check_refused(DATA_SHAPES[mark], (rand(0, 3),), "OL102", mark)
-
-
 def test_where_names_file_and_line(rand: Rand) -> None:
-    fast = ol.graph(item, warmup=1)
     with torch.no_grad():
-        fast(rand(0, 3))
-        with pytest.raises(ol.CaptureError) as caught:
-            fast(rand(0, 3))
-    assert caught.value.where is not None
-    assert f"{FILE}:{line_of('# item')}" in caught.value.where
+        error = refused(ol.graph(branch, warmup=1), rand(0, 3))
+    assert f"{FILE}:{branch.__code__.co_firstlineno + 1}" in str(error.where)
 
 
 def test_the_line_is_the_users_not_a_librarys(device: torch.device, rand: Rand) -> None:
@@ -364,36 +289,26 @@ def test_a_refusal_caught_by_the_callable_is_still_a_refusal(rand: Rand) -> None
             scale = 0.0
         return x * scale
 
-    def world() -> Any:
-        return f, lambda i: (rand(i, 3),)
-
-    assert right_or_refused(world, "OL101") == "OL101"
+    assert right_or_refused(lambda: (f, lambda i: (rand(i, 3),)), "OL101") == "OL101"
 
 
 def test_on_refusal_eager_warns_once_and_stays_right(rand: Rand) -> None:
     fast = ol.graph(branch, warmup=1, on_refusal="eager")
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for i in range(8):
-            assert_same(fast(rand(i, 3)), branch(rand(i, 3)))
-    ours = [w for w in caught if issubclass(w.category, ol.GraphWarning)]
-    assert len(ours) == 1
-    assert "OL101" in str(ours[0].message)
-    assert "# branch" in str(ours[0].message)
+        alike(fast, branch, rand, 3, calls=8)
+    (message,) = [str(w.message) for w in caught if issubclass(w.category, ol.GraphWarning)]
+    assert "OL101" in message
+    assert "# branch" in message
     assert len(fast.recordings) == 0
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_on_refusal_eager_is_per_signature(rand: Rand) -> None:
     def f(x: Tensor, peek: bool) -> Tensor:
         return x * x[0].item() if peek else x * 2
 
-    fast = ol.graph(f, warmup=1, on_refusal="eager")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for i in range(8):
-            assert_same(fast(rand(i, 3), bool(i % 2)), f(rand(i, 3), bool(i % 2)))
-    assert len(fast.recordings) == 1
-    assert fast.recordings[0].replays >= 3
+    drop_in(f, lambda i: (rand(i, 3), bool(i % 2)), calls=8, on_refusal="eager", min_replays=3)
 
 
 @pytest.mark.parametrize("way", ["raise", "eager", "split"])
@@ -434,6 +349,7 @@ def test_what_is_refused_in_training_is_captured_in_inference(
             assert training or replays(fast) - before >= 4
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("put", ["tensors", "tensors and None", "numbers", "dict", "popped"])
 def test_a_refused_capture_leaves_containers_as_they_were(rand: Rand, put: str) -> None:
     """What the attempt put into them, the call that then runs eagerly puts there once more."""
@@ -456,14 +372,14 @@ def test_a_refused_capture_leaves_containers_as_they_were(rand: Rand, put: str) 
         held["list"], held["full"] = [], [torch.ones(3), 1, torch.ones(3)]
         held.pop("y", None)
         held.pop("n", None)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ol.GraphWarning)
+        with torch.no_grad():
             fast(rand(i, 3))
         assert len(held["list"]) == (0 if put in ("dict", "popped") else 3), f"call {i}"
         assert len(held["full"]) == (1 if put == "popped" else 3), f"call {i}"
         assert ("y" in held, "n" in held) == (put == "dict", put == "dict"), f"call {i}"
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("way", ["raise", "eager", "split"])
 def test_a_refused_capture_leaves_hooks_as_they_were(rand: Rand, way: Any) -> None:
     """peft adds some for a call: the function is in one dict, and how it is called in another."""
@@ -489,8 +405,7 @@ def test_a_refused_capture_leaves_hooks_as_they_were(rand: Rand, way: Any) -> No
 
     model, eager = Hooking(), Hooking()
     fast = ol.graph(model, warmup=1, on_refusal=way)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
+    with torch.no_grad():
         for i in range(4):
             if way == "raise" and i:
                 with pytest.raises(ol.CaptureError, match="OL101"):

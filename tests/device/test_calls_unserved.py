@@ -13,7 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-Rand = Callable[..., Tensor]
+from .drop_in import Rand
 
 
 class Data:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import warnings
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 Step = Callable[[Any], object]
+pytestmark = pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 
 
 def _bounded(held: Any) -> None:
@@ -59,6 +58,14 @@ STEPS: dict[str, Step] = {
     "bytearray": _in_a_bytearray,
     "array": lambda held: held["array"].append(len(held["array"])),
 }
+
+
+def stepping(step: str, held: Any) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        STEPS[step](held)
+        return x * 2
+
+    return f
 
 
 def made() -> dict[str, Any]:
@@ -117,18 +124,10 @@ def test_a_recording_that_does_not_fit_its_call(
     rand: Rand, step: str, inputs: Any, warmup: int
 ) -> None:
     """Each call leaves the state as eager does, until a refusal, which leaves it as it was."""
-
-    def program(held: Any) -> Callable[[Tensor], Tensor]:
-        def f(x: Tensor) -> Tensor:
-            STEPS[step](held)
-            return x * 2
-
-        return f
-
     ours, theirs = made(), made()
-    fast, eager = ol.graph(program(ours), warmup=warmup, inputs=inputs), program(theirs)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
+    fast = ol.graph(stepping(step, ours), warmup=warmup, inputs=inputs)
+    eager = stepping(step, theirs)
+    with torch.no_grad():
         for i in range(8):
             try:
                 got = fast(rand(i, 3))
@@ -142,16 +141,8 @@ def test_a_recording_that_does_not_fit_its_call(
 @pytest.mark.parametrize("step", STEPS)
 def test_a_capture_ahead_of_the_first_call(rand: Rand, step: str) -> None:
     held = made()
-
-    def f(x: Tensor) -> Tensor:
-        STEPS[step](held)
-        return x * 2
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        with contextlib.suppress(ol.CaptureError):
-            fast.capture(rand(0, 3))
+    with torch.no_grad(), contextlib.suppress(ol.CaptureError):
+        ol.graph(stepping(step, held), warmup=1).capture(rand(0, 3))
     assert shown(held) == shown(made())
 
 
@@ -168,8 +159,7 @@ def test_a_pool_without_room(rand: Rand) -> None:
 
     pool = ol.Pool(max_bytes=1 << 10)
     fast, eager = ol.graph(program(seen), warmup=1, pool=pool), program(theirs)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
+    with torch.no_grad():
         for i in range(5):
             assert_same(fast(rand(i, 64, 64)), eager(rand(i, 64, 64)))
             assert seen == theirs, f"call {i}"

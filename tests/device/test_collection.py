@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import onelaunch as ol
 
-Rand = Callable[..., Tensor]
+from .drop_in import Rand
 
 
 @pytest.fixture

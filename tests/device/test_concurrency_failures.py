@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from torch import Tensor
 import onelaunch as ol
 from onelaunch.watch.observer import Observer
 
-from .drop_in import allocated, assert_same, drop_in, random_tensor, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, allocated, assert_same, drop_in, random_tensor, replays
 
 
 class Refused(Exception):
@@ -52,9 +49,8 @@ def test_the_callables_own_exception_comes_through_once_and_unchanged(
             assert caught.value.__cause__ is None
             frames = traceback.extract_tb(caught.value.__traceback__)
             assert frames[-1].name == "f"
-        armed = False
-        for i in range(5):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 2 + 1)
+    armed = False
+    alike(fast, f, rand, 3)
     assert replays(fast) > 0
 
 
@@ -73,24 +69,18 @@ def test_exceptions_of_other_kinds(rand: Rand, error: type[BaseException]) -> No
         armed = True
         with pytest.raises(error):
             fast(rand(1, 3))
-        armed = False
-        for i in range(3):
-            assert_same(fast(rand(i, 3)), rand(i, 3) + 1)
+    armed = False
+    alike(fast, lambda x: x + 1, rand, 3)
     assert replays(fast) > 0
 
 
 def test_an_error_of_torch_in_the_callable(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        return x @ y
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for _ in range(3):
-            with pytest.raises(RuntimeError) as caught:
-                fast(rand(0, 3, 4), rand(0, 3, 4))
-            assert not isinstance(caught.value, ol.GraphError)
-        for i in range(3):
-            assert_same(fast(rand(i, 3, 4), rand(i, 4, 3)), rand(i, 3, 4) @ rand(i, 4, 3))
+    fast = ol.graph(lambda x, y: x @ y, warmup=1)
+    for _ in range(3):
+        with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+            fast(rand(0, 3, 4), rand(0, 3, 4))
+        assert not isinstance(caught.value, ol.GraphError)
+    alike(lambda x: fast(x, x.t()), lambda x: x @ x.t(), rand, 3, 4)
     assert len(fast.recordings) == 1
 
 
@@ -223,9 +213,7 @@ def test_recursion(rand: Rand) -> None:
         return x if depth == 0 else eager(x * 2, depth - 1) + 1
 
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 3), 3), eager(rand(i, 3), 3))
+    alike(lambda x: fast(x, 3), lambda x: eager(x, 3), rand, 3, calls=6)
 
 
 def test_capture_and_reset_inside_the_callable_do_no_harm(rand: Rand) -> None:
@@ -239,9 +227,7 @@ def test_capture_and_reset_inside_the_callable_do_no_harm(rand: Rand) -> None:
     with torch.no_grad():
         for i in range(3):
             inner(rand(i, 3))
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 3 + 1)
-            assert_same(inner(rand(i, 3)), rand(i, 3) * 3)
+    alike(lambda x: (fast(x), inner(x)), lambda x: (x * 3 + 1, x * 3), rand, 3, calls=6)
 
 
 def test_reset_by_the_callable_of_itself(rand: Rand) -> None:
@@ -252,6 +238,4 @@ def test_reset_by_the_callable_of_itself(rand: Rand) -> None:
         return x + 1
 
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), rand(i, 3) + 1)
+    alike(fast, lambda x: x + 1, rand, 3, calls=6)

@@ -7,7 +7,6 @@ import queue
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch import gc_pause
 
-from .drop_in import allocated, assert_same, drop_in, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, allocated, assert_same, drop_in, replays
 
 
 def test_recordings_of_one_pool_in_turn(rand: Rand) -> None:
@@ -43,22 +40,16 @@ def test_recordings_of_one_pool_in_turn(rand: Rand) -> None:
 def test_a_chain_of_recordings_in_one_pool(rand: Rand) -> None:
     """The output of one is the input of the next; fresh outputs are the caller's own memory."""
     pool = ol.Pool()
-    steps: list[Any] = [ol.graph(lambda x, k=k: x * k + 1, warmup=1, pool=pool) for k in (2, 3, 5)]
-    with torch.no_grad():
-        for i in range(6):
-            x, expected = rand(i, 8), rand(i, 8)
-            for step, k in zip(steps, (2, 3, 5), strict=True):
-                x, expected = step(x), expected * k + 1
-            assert_same(x, expected)
+    two, three, five = (ol.graph(lambda x, k=k: x * k + 1, warmup=1, pool=pool) for k in (2, 3, 5))
+    chain = lambda x: ((x * 2 + 1) * 3 + 1) * 5 + 1  # noqa: E731
+    alike(lambda x: five(three(two(x))), chain, rand, 8, calls=6)
 
 
 def test_static_outputs_of_one_fed_to_another_in_the_same_pool(rand: Rand) -> None:
     pool = ol.Pool()
     first = ol.graph(lambda x: x * 2, warmup=1, pool=pool, outputs="static")
     second = ol.graph(lambda x: x + 1, warmup=1, pool=pool, outputs="static")
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(second(first(rand(i, 8))), rand(i, 8) * 2 + 1)
+    alike(lambda x: second(first(x)), lambda x: x * 2 + 1, rand, 8, calls=6)
 
 
 def test_resetting_one_recording_leaves_the_others(rand: Rand) -> None:
@@ -95,8 +86,7 @@ def test_reset_and_record_again(rand: Rand) -> None:
             fast.reset()
             assert len(fast.recordings) == 0
             assert fast.memory_bytes == 0
-            for i in range(4):
-                assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+            alike(fast, lambda x: x * 2, rand, 4, calls=4)
             assert len(fast.recordings) == 1
     assert kept is not None
     assert_same(kept, rand(0, 4) * 2)
@@ -278,9 +268,7 @@ def test_a_thread_that_takes_the_memory_it_had_before(rand: Rand) -> None:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        with torch.no_grad():
-            for i in range(8):
-                assert_same(fast(rand(i, 3)), rand(i, 3) * 3 + 1)
+        alike(fast, lambda x: x * 3 + 1, rand, 3, calls=8)
     finally:
         asked.put(None)
         thread.join(timeout=20)

@@ -15,9 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 import onelaunch as ol
 from onelaunch.optimizers.capturable import _WATCHES
 
-from .drop_in import assert_same, on_accelerators, on_cuda, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, on_accelerators, on_cuda, replays
 
 
 def run_threads(n: int, body: Callable[[int], None]) -> None:
@@ -40,8 +38,8 @@ def run_threads(n: int, body: Callable[[int], None]) -> None:
         raise errors[0]
 
 
-def share(rand: Rand) -> Any:
-    """Four threads, one callable, three signatures."""
+def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
+    """Four threads, three signatures."""
     weight = rand(99, 8, 8)
     fast = ol.graph(lambda x: (x @ weight).relu() + x, warmup=2)
 
@@ -51,11 +49,6 @@ def share(rand: Rand) -> Any:
             assert_same(fast(x), (x @ weight).relu() + x)
 
     run_threads(4, body)
-    return fast
-
-
-def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
-    fast = share(rand)
     reasons = [(str(r.spec), r.why) for r in fast.recordings]
     assert len(reasons) == 3, reasons
     assert all(r.replays > 0 for r in fast.recordings)
@@ -121,13 +114,7 @@ def test_reset_while_threads_call(device: torch.device, rand: Rand) -> None:
     resetting = threading.Thread(target=resets)
     resetting.start()
     try:
-
-        def body(k: int) -> None:
-            for i in range(40):
-                x = rand(100 * k + i, 8)
-                assert_same(fast(x), x * 2 + 1)
-
-        run_threads(3, body)
+        run_threads(3, lambda k: alike(fast, lambda x: x * 2 + 1, rand, 8, calls=40))
     finally:
         done.set()
         resetting.join()
@@ -342,15 +329,10 @@ def test_what_other_threads_compute_is_in_no_recording(
         return torch.cat(parts, -1) * 2
 
     fast = ol.graph(f, compile=compile)
-
-    def calls() -> None:
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match="another thread") as caught:  # noqa: PT012
         if ahead:
             fast.capture(rand(0, 3, 4))
-        for i in range(6):
-            assert_same(fast(rand(i, 3, 4)), f(rand(i, 3, 4)))
-
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match="another thread") as caught:
-        calls()
+        alike(fast, f, rand, 3, 4, calls=6)
     assert caught.value.code == "OL117"
     assert "in the thread that makes the call" in caught.value.fix
 
@@ -426,9 +408,7 @@ def test_a_thread_that_the_first_call_starts_is_no_part_of_it(
         return x * 2
 
     fast = ol.graph(f, compile=compile)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+    alike(fast, lambda x: x * 2, rand, 4, calls=6)
     stop.set()
     threads[0].join()
     assert replays(fast) > 0

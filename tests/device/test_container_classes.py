@@ -14,9 +14,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, drop_in, drop_in_worlds, replays, right_or_refused
 
 
 class Noted(dict):  # type: ignore[type-arg]
@@ -91,19 +89,15 @@ def data_list(x: Tensor) -> Any:
 
 @pytest.mark.parametrize("make", [in_slots, data_dict, data_list])
 def test_what_cannot_be_made_again_is_refused(rand: Rand, make: Callable[[Tensor], Any]) -> None:
-    def world() -> Any:
-        return lambda x: make(x * 2), lambda i: (rand(i, 3),)
-
-    assert right_or_refused(world, "OL108") == "OL108"
+    world = (lambda x: make(x * 2), lambda i: (rand(i, 3),))
+    assert right_or_refused(lambda: world, "OL108") == "OL108"
 
 
 @pytest.mark.parametrize("make", [in_slots, data_dict, data_list])
 @pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 def test_as_an_argument_it_is_right(rand: Rand, make: Callable[[Tensor], Any]) -> None:
     fast = ol.graph(lambda made: made.note * 2, warmup=1)
-    with torch.no_grad():
-        for i in range(5):
-            assert_same(fast(make(rand(i, 3))), (rand(i, 3) + 1) * 2)
+    alike(lambda x: fast(make(x)), lambda x: (x + 1) * 2, rand, 3)
 
 
 # State in containers whose class has methods of its own.
@@ -155,44 +149,42 @@ class WhereMissing:
         return object.__getattribute__(self, name.lower())
 
 
-@pytest.mark.parametrize("kind", [Lower, LowerByName, LowerInOrder, LowerWhereMissing])
-def test_items_that_a_class_finds_by_another_key(rand: Rand, kind: type) -> None:
-    def world() -> Any:
-        state = kind(scale=2.0)
-        worlds.append(state)
-        return lambda x: x * state["Scale"], lambda i: (rand(i, 3),)
-
-    worlds: list[Any] = []
-
-    def between(i: int, _: object) -> None:
-        if i == 3:
-            for state in worlds:
-                dict.__setitem__(state, "scale", 3.0)
-
-    drop_in_worlds(world, calls=6, recordings=2, between=between)
-
-
-def test_items_that_a_list_finds_elsewhere(rand: Rand) -> None:
-    state = Next([1.0, 2.0])
-    fast = ol.graph(lambda x: x * state[0], warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            if i == 4:
-                state[1] = 3.0
-            assert_same(fast(rand(i, 3)), rand(i, 3) * (2.0 if i < 4 else 3.0))
-    assert replays(fast) > 4
+FOUND_ELSEWHERE: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], object]]] = {
+    **{
+        kind.__name__: (
+            lambda kind=kind: kind(scale=2.0),
+            lambda state: lambda x: x * state["Scale"],
+            lambda state: dict.__setitem__(state, "scale", 3.0),
+        )
+        for kind in (Lower, LowerByName, LowerInOrder, LowerWhereMissing)
+    },
+    **{
+        kind.__name__: (
+            kind,
+            lambda state: lambda x: x * state.SCALE,
+            lambda state: object.__setattr__(state, "scale", 3.0),
+        )
+        for kind in (ByObject, BySuper, WhereMissing)
+    },
+    "Next": (
+        lambda: Next([1.0, 2.0]),
+        lambda state: lambda x: x * state[0],
+        lambda state: state.__setitem__(1, 3.0),
+    ),
+}
+"""A class -> what makes an object of it that holds 2, a program of it, and what makes it 3."""
 
 
-@pytest.mark.parametrize("kind", [ByObject, BySuper, WhereMissing])
-def test_attributes_that_a_class_finds_by_another_name(rand: Rand, kind: type) -> None:
-    state: Any = kind()
-    fast = ol.graph(lambda x: x * state.SCALE, warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            if i == 4:
-                object.__setattr__(state, "scale", 3.0)
-            assert_same(fast(rand(i, 3)), rand(i, 3) * (2.0 if i < 4 else 3.0))
-    assert replays(fast) > 4
+@pytest.mark.parametrize("name", FOUND_ELSEWHERE)
+def test_what_a_class_finds_under_another_name(rand: Rand, name: str) -> None:
+    make, program, write = FOUND_ELSEWHERE[name]
+    state = make()
+    fast = ol.graph(program(state), warmup=1)
+    alike(fast, lambda x: x * 2.0, rand, 3, calls=4)
+    write(state)
+    alike(fast, lambda x: x * 3.0, rand, 3, calls=4)
+    assert len(fast.recordings) == 2
+    assert replays(fast) == 6
 
 
 class Frozen(dict):  # type: ignore[type-arg]
@@ -231,9 +223,7 @@ def test_a_refused_capture_leaves_such_a_dict_as_it_was(rand: Rand) -> None:
         return x * 2 if x.sum() > 100 else x
 
     fast = ol.graph(f, warmup=1, on_refusal="eager")
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), rand(i, 3))
+    alike(fast, lambda x: x, rand, 3, calls=4)
     assert state["n"] == 4
     assert torch.equal(state["more"], rand(3, 3))
 

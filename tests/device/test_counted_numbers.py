@@ -13,9 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import drop_in_worlds
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, drop_in_worlds
 
 
 def _in_place(how: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Any]:

@@ -21,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import onelaunch as ol
 from onelaunch.capture import distributed
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import alike, assert_same, random_tensor, replays
 from .steps import step_over
+
+pytestmark = pytest.mark.usefixtures("group")
 
 
 @pytest.fixture
@@ -37,7 +39,6 @@ def rows(i: int) -> Tensor:
     return random_tensor(i, 4, 3)
 
 
-@pytest.mark.usefixtures("group")
 def test_collectives_are_repeated_and_write() -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         x.mul_(2)
@@ -59,7 +60,6 @@ def test_collectives_are_repeated_and_write() -> None:
     assert replays(fast) == 5
 
 
-@pytest.mark.usefixtures("group")
 def test_what_a_collective_writes_is_known_to_be_written() -> None:
     """A tensor read by address, whose only writer is a collective."""
     total = torch.zeros(3)
@@ -69,9 +69,7 @@ def test_what_a_collective_writes_is_known_to_be_written() -> None:
         return total + x
 
     fast: Any = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(5):
-            assert_same(fast(random_tensor(i, 3)), random_tensor(i, 3) + total)
+    alike(fast, lambda x: x + total, random_tensor, 3)
     assert replays(fast) == 4
 
 
@@ -80,7 +78,6 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@pytest.mark.usefixtures("group")
 def test_a_step_over_ddp_warms_up_for_eleven_calls() -> None:
     """And DDP's lists of its buffers, made anew at each forward, ask for no new recording."""
     model, expected = network(), network()
@@ -91,13 +88,11 @@ def test_a_step_over_ddp_warms_up_for_eleven_calls() -> None:
         assert len(fast.recordings) == (i >= 11)
     assert_same(model.state_dict(), expected.state_dict())
     assert replays(fast) == 5
-    fast(rows(0)[:2])
-    fast(rows(0)[:2])
-    fast(rows(0)[:2])
+    for _ in range(3):
+        fast(rows(0)[:2])
     assert len(fast.recordings) == 2  # DDP has had its ten: another size needs two calls more
 
 
-@pytest.mark.usefixtures("group")
 def test_an_eager_forward_between_replays() -> None:
     """Validation through the same DDP module, which lists its buffers anew."""
     model = network()
@@ -117,7 +112,6 @@ def refused(call: Any) -> ol.GraphError:
     return caught.value
 
 
-@pytest.mark.usefixtures("group")
 def test_a_pair_around_ddp_is_refused_with_the_line_to_write() -> None:
     wrapped = DDP(network())
     assert "DistributedDataParallel(ol.graph(module))" in refused(lambda: ol.graph(wrapped)).fix
@@ -125,7 +119,6 @@ def test_a_pair_around_ddp_is_refused_with_the_line_to_write() -> None:
     assert "`DistributedDataParallel`" in refused(lambda: ol.graph(around)).what
 
 
-@pytest.mark.usefixtures("group")
 def test_a_graph_inside_ddp() -> None:
     model, expected = network(), network()
     fast: Any = ol.graph(model)
@@ -135,17 +128,13 @@ def test_a_graph_inside_ddp() -> None:
     assert_same(model.state_dict(), expected.state_dict())
 
 
-@pytest.mark.usefixtures("group")
 def test_a_copy_of_a_wrapped_module_is_free() -> None:
     wrapped = DDP(network())
     fast: Any = ol.graph(copy.deepcopy(wrapped.module))
-    with torch.no_grad():
-        for i in range(5):
-            assert_same(fast(rows(i)), fast(rows(i)))
+    alike(fast, fast, random_tensor, 4, 3)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["alive", "dropped"])
-@pytest.mark.usefixtures("group")
 def test_recordings_are_freed_before_process_groups_end(kept: bool) -> None:
     """NCCL would wait for them; whoever is left runs eagerly again, and warms up."""
 
@@ -183,7 +172,6 @@ def parts(model: nn.Module) -> list[Tensor]:
     return [getattr(t, "_local_tensor", t) for t in held]
 
 
-@pytest.mark.usefixtures("group")
 def test_a_step_over_fsdp2() -> None:
     """DTensors with their gradients and momenta, and parameters freed between the calls."""
     model, expected = sharded(), sharded()
@@ -197,7 +185,6 @@ def test_a_step_over_fsdp2() -> None:
     assert fast.recordings[0].untraced == []
 
 
-@pytest.mark.usefixtures("group")
 def test_a_state_dict_that_is_loaded_into_fsdp2() -> None:
     model, expected = sharded(), sharded()
     step, eager = step_over(model), step_over(expected)
@@ -210,7 +197,6 @@ def test_a_state_dict_that_is_loaded_into_fsdp2() -> None:
     assert_same(parts(model), parts(expected))
 
 
-@pytest.mark.usefixtures("group")
 def test_a_step_over_fsdp2_that_a_capture_breaks_off() -> None:
     """FSDP is left as if the capture had not been: its parameters sharded, nothing pending."""
     model, expected = sharded(), sharded()
@@ -238,7 +224,6 @@ def test_a_step_over_fsdp2_that_a_capture_breaks_off() -> None:
     assert fast.recordings == []
 
 
-@pytest.mark.usefixtures("group")
 def test_a_dtensor_as_result_is_refused() -> None:
     model = sharded()
 
@@ -257,13 +242,11 @@ def test_a_dtensor_as_result_is_refused() -> None:
     assert "full_tensor" in caught.value.fix
 
 
-@pytest.mark.usefixtures("group")
 def test_fsdp2_captured_ahead_is_refused() -> None:
     fast: Any = ol.graph(step_over(sharded()))
     assert "call the step" in refused(lambda: fast.capture(rows(0))).fix
 
 
-@pytest.mark.usefixtures("group")
 def test_fsdp2_that_reshards_after_forward_is_refused() -> None:
     model = sharded()
     assert distributed.refused_step([model]) is None
@@ -273,7 +256,6 @@ def test_fsdp2_that_reshards_after_forward_is_refused() -> None:
     assert "reshard_after_forward=False" in error.fix
 
 
-@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
 def test_ddp_that_reads_what_was_used_is_refused(option: str) -> None:
     step: Any = ol.graph(step_over(DDP(network(), **{option: True})))
@@ -281,6 +263,7 @@ def test_ddp_that_reads_what_was_used_is_refused(option: str) -> None:
 
 
 def test_without_a_process_group_nothing_is_asked() -> None:
+    dist.destroy_process_group()
     assert distributed.least_warmup([network()]) == 0
     assert distributed.refused_step([network()]) is None
     assert not distributed.is_unsharded(lambda: [network()])

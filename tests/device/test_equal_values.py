@@ -13,9 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, replays
 
 
 class Number(enum.IntEnum):
@@ -58,13 +56,10 @@ def test_keys_of_state(name: str, device: torch.device, rand: Rand) -> None:
     first, second = KEYS[name]
     weights = {first: 2.0}
     fast = ol.graph(lambda x: described(x, weights))
-    with torch.no_grad():
-        for i in range(14):
-            if i == 7:
-                del weights[first]
-                weights[second] = 2.0
-            x = rand(i, 3)
-            assert_same(fast(x), described(x, weights), f"call {i}")
+    alike(fast, lambda x: described(x, weights), rand, 3, calls=7)
+    del weights[first]
+    weights[second] = 2.0
+    alike(fast, lambda x: described(x, weights), rand, 3, calls=7)
     assert replays(fast) >= 5
 
 

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import hessian, jacfwd, jvp
 
-from .drop_in import drop_in_worlds
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, drop_in_worlds
 
 
 def net(device: torch.device) -> nn.Sequential:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-Rand = Callable[..., Tensor]
+from .drop_in import Rand
 
 
 @pytest.fixture(autouse=True)

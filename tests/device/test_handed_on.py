@@ -17,9 +17,8 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, alike, assert_same, replays
 
-Rand = Callable[..., Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 
 
@@ -49,12 +48,9 @@ def graphed(f: Callable[..., Any]) -> Any:
 
 
 def test_a_result_of_another_thread(rand: Rand, served: Callable[[Tensor], Tensor]) -> None:
-    alone, beside = graphed(served), graphed(lambda x: (x + 1, served(x)))
-    with torch.no_grad():
-        for i in range(8):
-            x = rand(i, 4)
-            assert_same(alone(x), x * 3)
-            assert_same(beside(x), (x + 1, x * 3))
+    alike(graphed(served), lambda x: x * 3, rand, 4, calls=8)
+    beside = graphed(lambda x: (x + 1, served(x)))
+    alike(beside, lambda x: (x + 1, x * 3), rand, 4, calls=8)
 
 
 def test_a_result_of_another_thread_is_stored(
@@ -67,11 +63,7 @@ def test_a_result_of_another_thread_is_stored(
         return x + 1
 
     fast = graphed(f)
-    with torch.no_grad():
-        for i in range(8):
-            x = rand(i, 4)
-            assert_same(fast(x), x + 1)
-            assert_same(kept["last"], x * 3)
+    alike(lambda x: (fast(x), kept["last"]), lambda x: (x + 1, x * 3), rand, 4, calls=8)
 
 
 def test_the_items_of_an_iterator(rand: Rand) -> None:
@@ -175,43 +167,40 @@ PLAIN: dict[str, Callable[[], Callable[[], object]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-def test_a_plain_value_beside_a_tensor(kind: str, rand: Rand) -> None:
-    """A training step that returns its loss with the time, or with the number of the batch."""
-    ours, eagers = PLAIN[kind](), PLAIN[kind]()
-    fast = graphed(lambda x: {"loss": x + 1, "value": ours()})
+def moves_on(kind: str, rand: Rand, call: Callable[[Tensor], tuple[Tensor, object]]) -> None:
+    """A call of x gives `x + 1`, and the next value."""
     values = list[object]()
     with torch.no_grad():
-        for i in range(8):
-            got = fast(rand(i, 4))
-            assert_same(got["loss"], rand(i, 4) + 1)
-            values.append(got["value"])
+        for i in range(10):
+            y, value = call(rand(i, 4))
+            assert_same(y, rand(i, 4) + 1)
+            values.append(value)
     if kind == "clock":
         assert len(set(values)) == len(values)
     else:
+        eagers = PLAIN[kind]()
         assert values == [eagers() for _ in values]
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_plain_value_beside_a_tensor(kind: str, rand: Rand) -> None:
+    """A training step that returns its loss with the time, or with the number of the batch."""
+    ours = PLAIN[kind]()
+    fast = graphed(lambda x: {"loss": x + 1, "value": ours()})
+    moves_on(kind, rand, lambda x: tuple(fast(x).values()))
 
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_plain_value_that_is_only_stored(kind: str, rand: Rand) -> None:
     """A module that notes the time of its last call, or the number of the batch."""
-    ours, eagers = PLAIN[kind](), PLAIN[kind]()
-    kept: dict[str, Any] = {"last": None}
+    ours, kept = PLAIN[kind](), dict[str, Any]()
 
     def f(x: Tensor) -> Tensor:
         kept["last"] = ours()
         return x + 1
 
     fast = ol.graph(f, on_refusal="eager")
-    values = list[object]()
-    with torch.no_grad():
-        for i in range(10):
-            assert_same(fast(rand(i, 4)), rand(i, 4) + 1)
-            values.append(kept["last"])
-    if kind == "clock":
-        assert len(set(values)) == len(values)
-    else:
-        assert values == [eagers() for _ in values]
+    moves_on(kind, rand, lambda x: (fast(x), kept["last"]))
 
 
 def test_a_value_of_an_object_that_the_call_makes(rand: Rand) -> None:

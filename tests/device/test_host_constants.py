@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators, replays
+from .drop_in import Rand, alike, assert_same, gradients_alike, on_accelerators, replays
 from .steps import step_over
 
-Rand = Callable[..., Tensor]
+pytestmark = on_accelerators
 
 TABLE = torch.arange(3.0)
 AGAIN = itertools.cycle((1.0, 2.0, 3.0))
@@ -134,7 +134,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@on_accelerators
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_replays(name: str, grad: bool, rand: Rand) -> None:
@@ -156,7 +155,6 @@ def test_it_replays(name: str, grad: bool, rand: Rand) -> None:
     assert not fast.recordings[0].untraced
 
 
-@on_accelerators
 def test_one_capture_is_enough(rand: Rand, missed: list[int]) -> None:
     """The warm-up shows which values will be wanted."""
 
@@ -166,14 +164,11 @@ def test_one_capture_is_enough(rand: Rand, missed: list[int]) -> None:
         return x
 
     fast = ol.graph(f)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    alike(fast, f, rand, 3, calls=6)
     assert missed == [5]
     assert replays(fast) == 3
 
 
-@on_accelerators
 def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -189,18 +184,16 @@ def test_state_that_it_comes_from_is_compared(rand: Rand) -> None:
 
     model = Scaled()
     fast = ol.graph(model)
-    with torch.no_grad():
-        for change in (
-            lambda: None,
-            lambda: model.scale.__setitem__(1, 5.0),
-            lambda: model.table.add_(1),
-            lambda: model.large.mul_(2),
-            lambda: model.number.fill_(3),
-            lambda: setattr(model, "table", torch.zeros(3)),
-        ):
-            change()
-            for i in range(5):
-                assert_same(fast(rand(i, 2, 3)), model(rand(i, 2, 3)))
+    for change in (
+        lambda: None,
+        lambda: model.scale.__setitem__(1, 5.0),
+        lambda: model.table.add_(1),
+        lambda: model.large.mul_(2),
+        lambda: model.number.fill_(3),
+        lambda: setattr(model, "table", torch.zeros(3)),
+    ):
+        change()
+        alike(fast, model, rand, 2, 3)
     assert replays(fast) > 0
 
 
@@ -237,7 +230,6 @@ def scattered(state: Tensor) -> Tensor:
     return torch.zeros(3, 9).scatter_(1, state.long()[:, None], 1.0).sum(0)[:3]
 
 
-@on_accelerators
 @pytest.mark.parametrize(
     "make",
     [copied_into, assigned_into, added, put_out, padded, scattered],
@@ -253,15 +245,12 @@ def test_what_is_written_into_a_constant_counts(
         return x * make(state).to(x.device)
 
     fast = ol.graph(f)
-    with torch.no_grad():
-        for k in range(3):
-            for i in range(5):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
-            state[k] += 3
+    for k in range(3):
+        alike(fast, f, rand, 3)
+        state[k] += 3
     assert replays(fast) > 3
 
 
-@on_accelerators
 def test_an_argument_written_into_a_constant_is_refused(rand: Rand) -> None:
     def f(x: Tensor, given: Tensor) -> Tensor:
         made = torch.zeros(3)
@@ -276,7 +265,6 @@ def test_an_argument_written_into_a_constant_is_refused(rand: Rand) -> None:
             fast(rand(4, 3), torch.full((3,), 4.0))
 
 
-@on_accelerators
 def test_writes_that_no_version_tells_of(rand: Rand) -> None:
     """`.data`, NumPy, fused optimizers: state is compared by its bytes, large state refused."""
     state, batch_norm = torch.arange(1000.0), nn.BatchNorm1d(200)
@@ -302,9 +290,7 @@ def test_writes_that_no_version_tells_of(rand: Rand) -> None:
         step,
     ):
         change()
-        with torch.no_grad():
-            for i in range(5):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+        alike(fast, f, rand, 3)
     assert replays(fast) > 6
     large = torch.arange(10_000.0)
     with torch.no_grad():
@@ -322,7 +308,6 @@ def refused(fast: Callable[[Tensor], Tensor], rand: Rand) -> ol.CaptureError:
     raise AssertionError("nothing was refused")
 
 
-@on_accelerators
 @pytest.mark.parametrize(
     ("moving", "code"),
     [
@@ -352,27 +337,21 @@ def test_what_moves_is_refused(moving: Callable[[Tensor], Tensor], code: str, ra
     assert "test_host_constants.py" in str(error.where)
 
 
-@on_accelerators
 def test_a_host_tensor_that_wants_gradients_is_refused(rand: Rand) -> None:
     weight = torch.ones(3, requires_grad=True)
     fast = ol.graph(lambda x: x * weight.to(x.device))
     assert refused(fast, rand).code == "OL103"
 
 
-@on_accelerators
 def test_values_outlive_what_they_came_from(rand: Rand) -> None:
-    made: list[Any] = []
-    for k in range(6):
-        made.append(ol.graph(lambda x, k=k: x + torch.tensor([k, 1.0, 2.0], device=x.device)))
-    with torch.no_grad():
-        for i in range(8):
-            for k, fast in enumerate(made):
-                expected = rand(i, 3) + torch.tensor([k, 1.0, 2.0]).to(rand(0))
-                assert_same(fast(rand(i, 3)), expected)
+    eager: list[Any] = [
+        lambda x, k=k: x + torch.tensor([k, 1.0, 2.0], device=x.device) for k in range(6)
+    ]
+    made = [ol.graph(f) for f in eager]
+    alike(lambda x: [f(x) for f in made], lambda x: [f(x) for f in eager], rand, 3, calls=8)
     assert all(replays(fast) == 5 for fast in made)
 
 
-@on_accelerators
 def test_with_buckets(device: torch.device, rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         rows = torch.arange(x.shape[0]).to(x.device)
@@ -386,7 +365,6 @@ def test_with_buckets(device: torch.device, rand: Rand) -> None:
     assert replays(fast) > 8
 
 
-@on_accelerators
 def test_a_host_parameter_without_gradients(rand: Rand) -> None:
     number, table = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(3))
 
@@ -394,28 +372,23 @@ def test_a_host_parameter_without_gradients(rand: Rand) -> None:
         return x * number + table.to(x.device)
 
     fast = ol.graph(f)
-    with torch.no_grad():
-        for _ in range(2):
-            for i in range(5):
-                assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+    for _ in range(2):
+        alike(fast, f, rand, 2, 3)
+        with torch.no_grad():
             number.mul_(2)
             table.add_(1)
     assert replays(fast) > 2
 
 
-@on_accelerators
 def test_constants_of_inference(rand: Rand) -> None:
     with torch.inference_mode():
         table, number = torch.arange(3.0), torch.tensor(2.0)
     f: Callable[[Tensor], Tensor] = lambda x: x * number + table.to(x.device)  # noqa: E731
     fast = ol.graph(f)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+    alike(fast, f, rand, 2, 3, calls=6)
     assert replays(fast) == 3
 
 
-@on_accelerators
 def test_state_on_the_host_is_returned_as_it_is(rand: Rand) -> None:
     class Counted(nn.Module):
         def __init__(self) -> None:
@@ -438,7 +411,6 @@ def test_state_on_the_host_is_returned_as_it_is(rand: Rand) -> None:
     assert replays(fast) > 3
 
 
-@on_accelerators
 def test_an_argument_on_the_host_that_is_returned_changed_is_refused(rand: Rand) -> None:
     fast = ol.graph(lambda x, host: (x + 1, host * 2))
     for i in range(3):
@@ -447,7 +419,6 @@ def test_an_argument_on_the_host_that_is_returned_changed_is_refused(rand: Rand)
         fast(rand(3, 3), torch.full((3,), 3.0))
 
 
-@on_accelerators
 def test_numbers_of_an_own_optimizer(device: torch.device, rand: Rand) -> None:
     """That become tensors: each value has a recording."""
 
@@ -478,7 +449,7 @@ def test_numbers_of_an_own_optimizer(device: torch.device, rand: Rand) -> None:
     assert len(fast.recordings) == 2
 
 
-def masked_by_tensors(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def masked_by_tensors(x: Tensor) -> tuple[Tensor, Any]:
     """Torch asks a tensor that fills for its value, and copies one of the host that is chosen."""
     mask = x.t() > 0.3
     y = x.t().masked_fill(mask, x.amax())
@@ -489,38 +460,24 @@ def masked_by_tensors(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return torch.cat([z.t(), half.float(), row]), y.stride()
 
 
-@on_accelerators
 def test_tensors_that_fill(rand: Rand) -> None:
     fast = ol.graph(masked_by_tensors)
-    with torch.no_grad():
-        for i in range(6):
-            (mine, strides), (theirs, expected) = (
-                fast(rand(i, 2, 3)),
-                masked_by_tensors(rand(i, 2, 3)),
-            )
-            assert_same(mine, theirs, f"call {i}")
-            assert strides == expected
+    alike(fast, masked_by_tensors, rand, 2, 3, calls=6)
     assert replays(fast) >= 2
 
 
-@on_accelerators
 def test_tensors_that_fill_in_training(rand: Rand) -> None:
     def f(x: Tensor) -> Tensor:
         return (x.masked_fill(x > 0, x.sum()) * x).masked_fill(x < -1, x[0, 0])
 
     fast = ol.graph(f)
-    for i in range(6):
-        mine, theirs = rand(i, 2, 3).requires_grad_(), rand(i, 2, 3).requires_grad_()
-        fast(mine).sum().backward()
-        f(theirs).sum().backward()
-        assert_same(mine.grad, theirs.grad, f"call {i}")
+    gradients_alike(fast, f, rand, 2, 3, calls=6)
     assert replays(fast) >= 2
 
 
-@on_accelerators
 def test_ahead_of_time(rand: Rand) -> None:
     fast = ol.graph(PROGRAMS["tensor"])
     with torch.no_grad():
         fast.capture(rand(0, 2, 3))
-        assert_same(fast(rand(1, 2, 3)), PROGRAMS["tensor"](rand(1, 2, 3)))
+    alike(fast, PROGRAMS["tensor"], rand, 2, 3, calls=1)
     assert replays(fast) == 1

@@ -26,9 +26,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import onelaunch as ol
 from onelaunch.driver.known_causes import CAUSES
 
-from .drop_in import assert_same, on_accelerators, on_cpu, on_cpu_and_cuda, replays
+from .drop_in import Rand, assert_same, on_accelerators, on_cpu, on_cpu_and_cuda, replays
+from .drop_in import refused as refused_at
 
-Rand = Callable[..., Tensor]
 Program = Callable[[Tensor], Any]
 
 
@@ -272,11 +272,7 @@ def test_the_function_exists(cause: Any) -> None:
 
 def mends(case: Mended, device: torch.device, rand: Rand) -> None:
     refused, mended = case.make(device)
-    broken = ol.graph(refused, warmup=1)
-    broken(rand(0, 5, 4))
-    with pytest.raises(ol.CaptureError, match=case.code) as caught:
-        broken(rand(0, 5, 4))
-    assert case.words in str(caught.value.fix)
+    refused_with(case.words, refused, rand(0, 5, 4), code=case.code)
     refused, mended = case.make(device)
     fast: Any = getattr(mended, "fast", None) or ol.graph(mended, warmup=1)
     run = mended if hasattr(mended, "fast") else fast
@@ -299,15 +295,8 @@ def test_the_fix_gives_what_eager_gives(name: str, device: torch.device, rand: R
 def test_the_fast_path_of_an_encoder(device: torch.device, rand: Rand) -> None:
     """The emulated device has no nested tensors."""
     refused, mended = padded(device)
-    broken = ol.graph(refused, warmup=1)
-    broken(rand(0, 5, 4))
-    with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
-        broken(rand(0, 5, 4))
-    assert "enable_nested_tensor=False" in caught.value.fix
-    fast = ol.graph(mended, warmup=1)
-    for i in range(6):
-        torch.testing.assert_close(fast(rand(i, 5, 4)), refused(rand(i, 5, 4)))
-    assert replays(fast) == 5
+    refused_with("enable_nested_tensor=False", refused, rand(0, 5, 4), code=r"OL10[12]")
+    assert replays(same(mended, refused, [rand(i, 5, 4) for i in range(6)])) == 5
 
 
 @on_cpu
@@ -327,21 +316,15 @@ def test_self_loops_of_graphs(name: str, device: torch.device, rand: Rand) -> No
         return getattr(geometric.nn, name)(4, 3, **options).to(device).requires_grad_(False)
 
     plain, mended = conv(), conv(add_self_loops=False)
-    broken = ol.graph(lambda x: plain(x, edges), warmup=1)
-    broken(rand(0, 5, 4))
-    with pytest.raises(ol.CaptureError, match=r"OL10[12]") as caught:
-        broken(rand(0, 5, 4))
-    assert "add_self_loops=False" in caught.value.fix
-    assert name in caught.value.fix
+    program: Program = lambda x: plain(x, edges)  # noqa: E731
+    fix = refused_with("add_self_loops=False", program, rand(0, 5, 4), code=r"OL10[12]")
+    assert name in fix
     ways: list[Program] = [lambda x: mended(x, with_loops)]
     if name == "GCNConv":
         cached = conv(cached=True)
         ways.append(lambda x: cached(x, edges))
     for way in ways:
-        fast = ol.graph(way, warmup=1)
-        for i in range(6):
-            torch.testing.assert_close(fast(rand(i, 5, 4)), plain(rand(i, 5, 4), edges))
-        assert replays(fast) >= 4
+        same(way, program, [rand(i, 5, 4) for i in range(6)])
 
 
 @on_cpu_and_cuda
@@ -482,19 +465,18 @@ def test_a_scheduler_of_diffusion(name: str, device: torch.device, rand: Rand) -
     torch.testing.assert_close(sampled(ol.graph(unet, warmup=1), made()), sampled(unet, made()))
 
 
-def refused_with(words: str, program: Program, *args: Any, code: str = "OL101") -> None:
-    broken = ol.graph(program, warmup=1)
-    broken(*args)
-    with pytest.raises(ol.CaptureError, match=code) as caught:
-        broken(*args)
-    assert words in caught.value.fix
+def refused_with(words: str, program: Any, *args: Any, code: str = "OL101") -> str:
+    fix = refused_at(ol.graph(program, warmup=1), *args, match=code).fix
+    assert words in fix
+    return fix
 
 
-def same(mended: Program, eager: Program, calls: list[Any]) -> None:
+def same(mended: Program, eager: Program, calls: list[Any]) -> Any:
     fast = ol.graph(mended, warmup=1)
     for x in calls:
         torch.testing.assert_close(fast(x), eager(x))
     assert replays(fast) >= len(calls) - 2
+    return fast
 
 
 @on_cpu_and_cuda

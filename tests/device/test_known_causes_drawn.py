@@ -20,9 +20,8 @@ from torch.distributions import (
 
 import onelaunch as ol
 
-from .drop_in import on_cpu, on_cpu_and_cuda, replays
+from .drop_in import Rand, on_cpu, on_cpu_and_cuda, refused, replays
 
-Rand = Callable[..., Tensor]
 Program = Callable[[Tensor], Any]
 
 
@@ -33,11 +32,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fix_of(program: Program, *args: Any) -> str:
-    broken = ol.graph(program, warmup=1)
-    broken(*args)
-    with pytest.raises(ol.CaptureError, match=r"OL10[14]") as caught:
-        broken(*args)
-    return caught.value.fix
+    return refused(ol.graph(program, warmup=1), *args, match=r"OL10[14]").fix
 
 
 def code_in(fix: str) -> list[str]:

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, replays
 
 
 def warned(run: Callable[[], Any]) -> list[str]:
@@ -77,9 +75,7 @@ def test_batch_norm_in_training_is_to_be_in_eval(
     before = {name: t.clone() for name, t in net.state_dict().items()}
     buckets = ol.Buckets(0, sizes)
     fast = ol.graph(net, buckets=buckets, warmup=1, on_refusal="raise")
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140") as caught:
-        fast.capture(rand(0, 6, 4))
-    assert caught.value.fix.startswith("call `.eval()`")
+    assert refused_ahead(fast, rand(0, 6, 4)).fix.startswith("call `.eval()`")
     for name, t in net.state_dict().items():
         assert torch.equal(t, before[name])
     net.eval()  # as the message says
@@ -88,6 +84,12 @@ def test_batch_norm_in_training_is_to_be_in_eval(
         for i, n in enumerate((6, 6, 5, 7)):
             torch.testing.assert_close(fast(rand(i, n, 4)), net(rand(i, n, 4)))
     assert replays(fast) >= 1
+
+
+def refused_ahead(fast: Any, *args: Any, match: str = "OL140") -> ol.CaptureError:
+    with torch.no_grad(), pytest.raises(ol.CaptureError, match=match) as caught:
+        fast.capture(*args)
+    return caught.value
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -105,9 +107,9 @@ def test_a_norm_without_running_statistics_is_never_told_to_be_in_eval(
     net = NORMS[name]().to(device)
     more = (4,) if isinstance(net, nn.InstanceNorm2d) else ()
     fast = ol.graph(net, buckets=ol.Buckets(2, (4, 8)), warmup=1, on_refusal="raise")
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140") as caught:
-        fast.capture(rand(0, 2, 3, 3, *more))
-    assert caught.value.fix.startswith("leave the buckets for this size out")
+    assert refused_ahead(fast, rand(0, 2, 3, 3, *more)).fix.startswith(
+        "leave the buckets for this size out"
+    )
 
 
 @pytest.mark.parametrize("sizes", [(4,), (4, 8)])
@@ -117,9 +119,7 @@ def test_a_norm_with_running_statistics_is_to_be_in_eval(
     net = nn.InstanceNorm2d(3, track_running_stats=True).to(device)
     buckets = ol.Buckets(2, sizes)
     fast = ol.graph(net, buckets=buckets, warmup=1, on_refusal="raise")
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match="OL140") as caught:
-        fast.capture(rand(0, 2, 3, 3, 4))
-    assert caught.value.fix.startswith("call `.eval()`")
+    assert refused_ahead(fast, rand(0, 2, 3, 3, 4)).fix.startswith("call `.eval()`")
     fast = ol.graph(net.eval(), buckets=buckets, warmup=1)  # as the message says
     with torch.no_grad():
         for i, n in enumerate((3, 3, 4, 2)):
@@ -161,9 +161,8 @@ def test_what_counts_rows_counts_padded_ones(
     buckets = ol.Buckets(0, (4,), independent=independent)
     fast = ol.graph(net, buckets=buckets, warmup=1, on_refusal="raise")
     ids = torch.tensor([1, 2, 3], device=device)
-    with torch.no_grad(), pytest.raises(ol.CaptureError, match=r"OL140.*keeps") as caught:
-        fast.capture(ids)
-    assert ("independent=True says" in caught.value.fix) == independent
+    error = refused_ahead(fast, ids, match=r"OL140.*keeps")
+    assert ("independent=True says" in error.fix) == independent
     assert net.counts.tolist() == [0.0] * 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,21 +14,14 @@ from torch.nn.utils import parametrize
 
 import onelaunch as ol
 
-from .drop_in import CUDA, assert_same, on_accelerators, replays
+from .drop_in import CUDA, Rand, alike, assert_same, on_accelerators, random_tensor, replays
 from .models import Norms, Scaled, recorded
-
-Rand = Callable[..., Tensor]
-
 
 # Identity and state.
 
 
 def test_it_is_an_instance_of_its_class(device: torch.device) -> None:
-    model = Scaled(device)
-    fast = ol.graph(model)
-    assert isinstance(fast, Scaled)
-    assert isinstance(fast, nn.Module)
-    assert isinstance(fast, type(model))
+    assert isinstance(ol.graph(Scaled(device)), Scaled)
 
 
 def test_it_has_the_name_of_its_class(device: torch.device) -> None:
@@ -60,9 +54,7 @@ def test_a_module_without_a_forward_is_refused_where_its_calls_would_pass_by(
         ol.graph(module)
     assert "ol.graph(lambda *args: module(*args))" in str(caught.value)
     fast = ol.graph(lambda *args: module(*args), warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), module(rand(i, 5, 4)))
+    alike(fast, module, rand, 5, 4, calls=4)
     assert replays(fast) == 3
 
 
@@ -123,13 +115,10 @@ def test_a_plain_attribute_set_later(device: torch.device, rand: Rand) -> None:
     """A number that forward reads is in the recording: another value is another recording."""
     model = Scaled(device)
     fast = recorded(model, rand)
-    with torch.no_grad():
-        fast.scale = 3.0
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), model.linear(rand(i, 5, 4)) * 3.0)
-        model.scale = 5.0
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), model.linear(rand(i, 5, 4)) * 5.0)
+    fast.scale = 3.0
+    alike(fast, lambda x: model.linear(x) * 3.0, rand, 5, 4)
+    model.scale = 5.0
+    alike(fast, lambda x: model.linear(x) * 5.0, rand, 5, 4)
 
 
 def test_a_parameter_set_through_the_graphed_module(device: torch.device, rand: Rand) -> None:
@@ -138,9 +127,7 @@ def test_a_parameter_set_through_the_graphed_module(device: torch.device, rand: 
     fast.linear.weight = nn.Parameter(torch.ones(4, 4, device=device))
     fast.extra = nn.Linear(2, 2)
     assert "extra.weight" in model.state_dict()
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+    alike(fast, model, rand, 5, 4)
 
 
 def test_train_and_eval(device: torch.device, rand: Rand) -> None:
@@ -162,13 +149,9 @@ def test_to_another_dtype(device: torch.device, rand: Rand) -> None:
     fast = recorded(Scaled(device), rand)
     assert fast.to(torch.float64) is fast
     reference = Scaled(device).to(torch.float64)
-    with torch.no_grad():
-        for i in range(4):
-            x = rand(i, 5, 4, dtype=torch.float64)
-            assert_same(fast(x), reference(x))
-        assert fast.float() is fast
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), Scaled(device)(rand(i, 5, 4)))
+    alike(fast, reference, functools.partial(rand, dtype=torch.float64), 5, 4)
+    assert fast.float() is fast
+    alike(fast, Scaled(device), rand, 5, 4)
 
 
 @on_accelerators
@@ -177,13 +160,9 @@ def test_to_the_host_and_back(device: torch.device, rand: Rand) -> None:
     there, here = copy.deepcopy(model), copy.deepcopy(model).cpu()
     fast = recorded(model, rand)
     fast.to("cpu")
-    with torch.no_grad():
-        for i in range(4):
-            x = rand(i, 5, 4).cpu()
-            assert_same(fast(x), here(x))
-        fast.to(device)
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), there(rand(i, 5, 4)))
+    alike(fast, here, random_tensor, 5, 4)
+    fast.to(device)
+    alike(fast, there, rand, 5, 4)
 
 
 def test_requires_grad_(device: torch.device, rand: Rand) -> None:
@@ -223,38 +202,25 @@ def test_hooks_run_at_each_call(device: torch.device, rand: Rand) -> None:
         return output * 2
 
     handles = [fast.register_forward_pre_hook(before), fast.register_forward_hook(after)]
-    with torch.no_grad():
-        for i in range(6):
-            expected = (model.linear(rand(i, 5, 4) + 1) * 2.0) * 2
-            assert_same(fast(rand(i, 5, 4)), expected)
-        assert ran == ["before", "after"] * 6
-        for handle in handles:
-            handle.remove()
-        assert_same(fast(rand(7, 5, 4)), model.linear(rand(7, 5, 4)) * 2.0)
+    alike(fast, lambda x: (model.linear(x + 1) * 2.0) * 2, rand, 5, 4, calls=6)
+    assert ran == ["before", "after"] * 6
+    for handle in handles:
+        handle.remove()
+    alike(fast, lambda x: model.linear(x) * 2.0, rand, 5, 4)
     assert replays(fast) > 0
 
 
-def test_hooks_registered_before_graphing(device: torch.device, rand: Rand) -> None:
+def test_a_hook_from_before_reads_the_host_and_is_no_part_of_the_recording(
+    device: torch.device, rand: Rand
+) -> None:
     model = Scaled(device)
-    ran: list[int] = []
-    model.register_forward_hook(lambda m, a, y: ran.append(1))
+    norms: list[float] = []
+    model.register_forward_hook(lambda m, a, y: norms.append(y.norm().item()))
     fast = ol.graph(model, warmup=1)
     with torch.no_grad():
         for i in range(6):
             fast(rand(i, 5, 4))
-    assert len(ran) == 6
-
-
-def test_a_hook_that_reads_the_host_is_no_part_of_the_recording(
-    device: torch.device, rand: Rand
-) -> None:
-    fast = ol.graph(Scaled(device), warmup=1)
-    norms: list[float] = []
-    fast.register_forward_hook(lambda m, a, y: norms.append(y.norm().item()))
-    with torch.no_grad():
-        for i in range(6):
-            fast(rand(i, 5, 4))
-    assert len(set(norms)) == 6
+    assert len(norms) == len(set(norms)) == 6
     assert replays(fast) >= 4
 
 
@@ -263,31 +229,17 @@ def test_a_hook_on_a_submodule_is_part_of_the_computation(device: torch.device, 
     model.linear.register_forward_hook(lambda m, a, y: y + 100)
     with pytest.warns(ol.GraphWarning, match="OL308"):
         fast = recorded(model, rand)
-    with torch.no_grad():
-        for i in range(3):
-            assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
+    alike(fast, model, rand, 5, 4)
 
 
 def test_a_hook_added_to_a_submodule_later(device: torch.device, rand: Rand) -> None:
     model = Scaled(device)
     fast = recorded(model, rand)
     handle = model.linear.register_forward_hook(lambda m, a, y: y + 100)
-
-    def as_eager() -> None:
-        with torch.no_grad():
-            for i in range(4):
-                assert_same(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
-
     with pytest.warns(ol.GraphWarning, match="OL308"):
-        as_eager()
+        alike(fast, model, rand, 5, 4)
     handle.remove()
-    as_eager()
-
-
-def test_forward_called_directly(device: torch.device, rand: Rand) -> None:
-    fast = recorded(Scaled(device), rand)
-    with torch.no_grad():
-        assert_same(fast.forward(rand(4, 5, 4)), Scaled(device)(rand(4, 5, 4)))
+    alike(fast, model, rand, 5, 4)
 
 
 class LazyScale(nn.modules.lazy.LazyModuleMixin, nn.Module):
@@ -336,27 +288,17 @@ def test_a_lazy_module_becomes_what_it_does_in_eager(
     assert replays(fast) >= 3
 
 
-def test_a_hook_of_all_modules_comes_and_goes(
-    device: torch.device, rand: Callable[..., Tensor]
-) -> None:
+def test_a_hook_of_all_modules_comes_and_goes(device: torch.device, rand: Rand) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
     fast = ol.graph(lambda x: net(x), warmup=1)
-    handle: Any = None
-
-    def calls(*numbers: int) -> None:
-        with torch.no_grad():
-            for i in numbers:
-                assert_same(fast(rand(i, 3, 4)), net(rand(i, 3, 4)))
-
-    calls(0, 1, 2, 3)
+    alike(fast, net, rand, 3, 4, calls=4)
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, y: y * 2)
     try:
-        handle = nn.modules.module.register_module_forward_hook(lambda m, args, y: y * 2)
         with pytest.warns(ol.GraphWarning, match="OL308"):
-            calls(4, 5, 6, 7)
-        handle.remove()
-        calls(8, 9, 10, 11)
+            alike(fast, net, rand, 3, 4, calls=4)
     finally:
         handle.remove()
+    alike(fast, net, rand, 3, 4, calls=4)
     assert replays(fast) >= 8
 
 
@@ -381,15 +323,12 @@ def test_a_twin_is_given_another_class(device: torch.device, rand: Rand) -> None
         lambda m: parametrize.remove_parametrizations(m, "weight"),
         lambda m: setattr(m, "__class__", Doubled),
     ]
-    with torch.no_grad():
-        for change in changes:
-            change(fast)
-            change(eager)
-            for i in range(4):
-                assert_same(fast(rand(i, 2, 3)), eager(rand(i, 2, 3)))
-                assert_same(original(rand(i, 2, 3)), eager(rand(i, 2, 3)))
-            assert fast.__class__ is type(original)
-            assert isinstance(fast, type(original))
+    for change in changes:
+        change(fast)
+        change(eager)
+        alike(lambda x: (fast(x), original(x)), lambda x: (eager(x), eager(x)), rand, 2, 3, calls=4)
+        assert fast.__class__ is type(original)
+        assert isinstance(fast, type(original))
     assert type(original) is Doubled
     assert replays(fast) >= 9
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, alike, assert_same, replays
 
 
 class Net(nn.Module):
@@ -87,9 +85,7 @@ REPLACE: dict[str, Replace] = {
 
 def agree(fast: Any, eager: Any, rand: Rand, least: int = 3) -> None:
     before = replays(fast)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    alike(fast, eager, rand, 5, 4, calls=4)
     assert replays(fast) - before >= least
 
 
@@ -104,10 +100,9 @@ def test_replaced(device: torch.device, rand: Rand, name: str, recorded: bool) -
     REPLACE[name](fast)
     REPLACE[name](eager)
     agree(fast, eager, rand)
-    with torch.no_grad():  # what was taken before stays what it was, and the original follows
-        for i in range(3):
-            assert_same(given(rand(i, 5, 4)), given_eager(rand(i, 5, 4)))
-            assert_same(model(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    # What was taken before stays what it was, and the original follows.
+    alike(given, given_eager, rand, 5, 4, calls=3)
+    alike(model, eager, rand, 5, 4, calls=3)
     del fast.forward, eager.forward
     agree(fast, eager, rand)
 
@@ -134,8 +129,7 @@ def test_wrapped_before_and_replaced_on_the_original(device: torch.device, rand:
     model.forward = lambda *args: wrapped(*args) * 2  # type: ignore[method-assign]
     doubled(eager)
     agree(fast, eager, rand)
-    with torch.no_grad():
-        assert_same(model(rand(0, 5, 4)), eager(rand(0, 5, 4)))
+    alike(model, eager, rand, 5, 4)
 
 
 @pytest.mark.cpu
@@ -251,10 +245,8 @@ def test_traced(way: str, around: bool, calls: int, device: torch.device, rand: 
         for i in range(calls):
             fast(rand(i, 2, 3))
         made = TRACERS[way](Outer(fast) if around else fast, rand(0, 2, 3))
-        for i in range(5):
-            expected = module(rand(i, 2, 3)) + around
-            assert_same(made(rand(i, 2, 3)), expected)
-            assert_same(fast(rand(i, 2, 3)) + around, expected)
+    alike(made, lambda x: module(x) + around, rand, 2, 3)
+    alike(fast, module, rand, 2, 3)
 
 
 class Called(Net):
@@ -269,28 +261,22 @@ class Called(Net):
 def test_a_class_with_a_call_of_its_own(device: torch.device, rand: Rand) -> None:
     model = Called(device)
     fast = ol.graph(model)
-    with torch.no_grad():
-        for i in range(8):
-            assert_same(fast(rand(i, 2, 4)), model(rand(i, 2, 4)))
-        assert replays(fast) == 5
-        model.around = False
-        assert_same(fast(rand(0, 2, 4)), model(rand(0, 2, 4)))
+    alike(fast, model, rand, 2, 4, calls=8)
+    assert replays(fast) == 5
+    model.around = False
+    alike(fast, model, rand, 2, 4)
 
 
 @pytest.mark.parametrize("way", ["deleted", "put back", "deleted of the original"])
 def test_a_forward_that_is_taken_away_again(device: torch.device, rand: Rand, way: str) -> None:
     original, eager = Net(device), Net(device)
     fast = ol.graph(original, warmup=1)
-    with torch.no_grad():
-        for i in range(3):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
-        before: Any = fast.forward
-        fast.forward = lambda x: x * 2
-        for i in range(3):
-            assert_same(fast(rand(i, 5, 4)), rand(i, 5, 4) * 2)
-        if way == "put back":
-            fast.forward = before
-        else:
-            del (fast if way == "deleted" else original).forward
-        for i in range(4):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    alike(fast, eager, rand, 5, 4, calls=3)
+    before: Any = fast.forward
+    fast.forward = lambda x: x * 2
+    alike(fast, lambda x: x * 2, rand, 5, 4, calls=3)
+    if way == "put back":
+        fast.forward = before
+    else:
+        del (fast if way == "deleted" else original).forward
+    alike(fast, eager, rand, 5, 4)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 Program = Callable[[Any, int], Any]
 """One step with a model: what it returns is compared."""
 
@@ -61,6 +60,27 @@ def train(
     return fast
 
 
+def loss_of(y: Tensor) -> Tensor:
+    return y.float().square().mean()
+
+
+def descend(model: Any, x: Tensor) -> Tensor:
+    """Gradients of a loss alone; the result."""
+    model.zero_grad()
+    y = model(x)
+    loss_of(y).backward()
+    return y.detach()
+
+
+def trained(model: nn.Module, rand: Rand, **options: Any) -> Any:
+    """Graph it, and record a forward and its backward."""
+    fast = ol.graph(model, warmup=1, **options)
+    for i in range(3):
+        fast(rand(i, 5, 4)).sum().backward()
+    assert replays(fast) > 0
+    return fast
+
+
 class Optimized:
     """A program that steps an optimizer of its own for each model."""
 
@@ -90,6 +110,19 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.dropout(torch.tanh(self.norm(self.inner(x)))))
+
+
+class Made(nn.Module):
+    """A module of a function of itself and its arguments; tensors become parameters."""
+
+    def __init__(self, of: Callable[..., Any], **parts: Tensor | nn.Module) -> None:
+        super().__init__()
+        self._of = of
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, *args: Any) -> Any:
+        return self._of(self, *args)
 
 
 class Two(nn.Module):

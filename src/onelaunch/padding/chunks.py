@@ -172,7 +172,7 @@ class _Chunking(Proving):
             what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
         inputs = self.inputs(whole)
-        taint = TaintMode(self.dry_run.device, trace.steps)
+        taint = TaintMode(self.dry_run.device, trace.steps, front=True)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
             if dim is None:

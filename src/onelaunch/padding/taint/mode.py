@@ -57,6 +57,7 @@ class TaintMode(DecomposingMode):
             host.
         reference: the steps of the unpadded run at the real size.
         spare: the sizes whose last row is in no call a real row.
+        front: True if the rows that the unpadded run lacks are the first ones.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class TaintMode(DecomposingMode):
         device: torch.device,
         reference: Sequence[TracedStep],
         spare: frozenset[Rows] = frozenset(),
+        front: bool = False,
     ) -> None:
         super().__init__()
+        self._front = front
         self._memory = ShadowMemory(computing(device))
         self._alignment = Alignment(reference)
         self._spare = spare
@@ -163,7 +166,7 @@ class TaintMode(DecomposingMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(step, real, random)
-        operands = Operands(self._memory, old_values, inputs, real, self._outlives)
+        operands = Operands(self._memory, old_values, inputs, real, self._outlives, self._front)
         self._trace.begin(kind_of(step.name), operands)
         self.constants.update(map(storage_of, operands.constants))
         held = self._held(func, step, args, kwargs, real, operands, reason is None)

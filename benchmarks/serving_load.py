@@ -42,9 +42,6 @@ class Outcome:
 
     Attributes:
         times: of each answered request: when it was due, by `time.time`, and its milliseconds.
-        refused: the requests that came while the service was full.
-        lost: those without an answer.
-        wrong: those with another answer than eager's.
     """
 
     times: list[tuple[float, float]]
@@ -86,80 +83,66 @@ def save_work(work: Path, requests: list[Any], answers: list[Any]) -> None:
     np.savez(work, **flat, **{f"answer{i}": answer for i, answer in enumerate(answers)})
 
 
-class Client:
-    """One connection, which sends requests when they are due and takes answers as they come."""
+def drive(path: str, work: str, rate: float, seconds: float, seed: int) -> dict[str, Any]:
+    """Send requests when they are due, take answers as they come, and return what came of them."""
+    with np.load(work) as data:
+        count = len(data.files) // 2
+        asked = [data[f"tokens{i}"] for i in range(count)]
+        expected = [data[f"answer{i}"] for i in range(count)]
+    bodies = [(*tokens.shape, tokens.tobytes()) for tokens in asked]
+    dice, at, due = random.Random(seed), 0.0, list[float]()
+    while (at := at + dice.expovariate(rate)) < seconds:
+        due.append(at)
+    picks = [dice.randrange(count) for _ in due]
+    came: dict[int, tuple[float, bytes]] = {}
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.setblocking(False)
+    gc.disable()
+    started, epoch = time.perf_counter(), time.time()
+    out, into, sent = bytearray(), bytearray(), 0
+    end = seconds + PATIENCE
+    while len(came) < len(due) and (now := time.perf_counter() - started) < end:
+        while sent < len(due) and due[sent] <= now:
+            rows, length, body = bodies[picks[sent]]
+            out += ASKED.pack(sent, rows, length) + body
+            sent += 1
+        wait = max(0.0, due[sent] - now) if sent < len(due) else 0.05
+        readable, writable, _ = select.select([connection], [connection] if out else [], [], wait)
+        if writable:
+            del out[: connection.send(out)]
+        if readable:
+            into += connection.recv(1 << 20)
+            now = time.perf_counter() - started
+            for number, answer in taken(into, 4 * expected[0].shape[1]):
+                came[number] = now, answer
+    times = [(epoch + due[n], (at - due[n]) * 1e3) for n, (at, answer) in came.items() if answer]
+    answered = [(expected[picks[n]], answer) for n, (_, answer) in came.items() if answer]
+    wrong = sum(not right(answer, vectors) for vectors, answer in answered)
+    refused, lost = len(came) - len(answered), len(due) - len(came)
+    return {"times": times, "refused": refused, "lost": lost, "wrong": wrong}
 
-    def __init__(self, path: str, work: str, rate: float, seconds: float, seed: int) -> None:
-        with np.load(work) as data:
-            count = len(data.files) // 2
-            asked = [data[f"tokens{i}"] for i in range(count)]
-            self._expected = [data[f"answer{i}"] for i in range(count)]
-        self._bodies = [(*tokens.shape, tokens.tobytes()) for tokens in asked]
-        dice, at = random.Random(seed), 0.0
-        self._due: list[float] = []
-        while (at := at + dice.expovariate(rate)) < seconds:
-            self._due.append(at)
-        self._picks = [dice.randrange(count) for _ in self._due]
-        self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(path)
-        self._connection.setblocking(False)
-        self._came: dict[int, tuple[float, bytes]] = {}
-        self._width = 4 * self._expected[0].shape[1]
 
-    def run(self) -> dict[str, Any]:
-        """Send all, and return what came of them."""
-        gc.disable()
-        started, offset = time.perf_counter(), time.time() - time.perf_counter()
-        out, into, sent = bytearray(), bytearray(), 0
-        end = (self._due[-1] if self._due else 0) + PATIENCE
-        while len(self._came) < len(self._due) and (now := time.perf_counter() - started) < end:
-            while sent < len(self._due) and self._due[sent] <= now:
-                rows, length, body = self._bodies[self._picks[sent]]
-                out += ASKED.pack(sent, rows, length) + body
-                sent += 1
-            wait = self._due[sent] - now if sent < len(self._due) else 0.05
-            readable, writable, _ = select.select(
-                [self._connection], [self._connection] if out else [], [], max(0.0, wait)
-            )
-            if writable:
-                del out[: self._connection.send(out)]
-            if readable:
-                received = self._connection.recv(1 << 20)
-                if not received:
-                    break
-                into += received
-                self._take(into, time.perf_counter() - started)
-        return self._outcome(started + offset)
+def taken(into: bytearray, width: int) -> list[tuple[int, bytes]]:
+    """Take the whole answers from what was received: number, and vectors of `width` bytes."""
+    found: list[tuple[int, bytes]] = []
+    at = 0
+    while len(into) - at >= ANSWERED.size:
+        number, rows = ANSWERED.unpack_from(into, at)
+        start, end = at + ANSWERED.size, at + ANSWERED.size + rows * width
+        if len(into) < end:
+            break
+        found.append((number, bytes(into[start:end])))
+        at = end
+    del into[:at]
+    return found
 
-    def _take(self, into: bytearray, now: float) -> None:
-        """Take the whole answers from what was received."""
-        at = 0
-        while len(into) - at >= ANSWERED.size:
-            number, rows = ANSWERED.unpack_from(into, at)
-            end = at + ANSWERED.size + rows * self._width
-            if len(into) < end:
-                break
-            self._came[number] = now, bytes(into[at + ANSWERED.size : end])
-            at = end
-        del into[:at]
 
-    def _outcome(self, started: float) -> dict[str, Any]:
-        times: list[tuple[float, float]] = []
-        refused = wrong = 0
-        for number, (at, body) in self._came.items():
-            expected = self._expected[self._picks[number]]
-            if not body:
-                refused += 1
-                continue
-            found = np.frombuffer(body, np.float32).reshape(-1, expected.shape[1])
-            if found.shape != expected.shape or not np.all(
-                np.linalg.norm(found - expected, axis=1) <= TOLERANCE
-            ):
-                wrong += 1
-            due = self._due[number]
-            times.append((started + due, (at - due) * 1e3))
-        lost = len(self._due) - len(self._came)
-        return {"times": times, "refused": refused, "lost": lost, "wrong": wrong}
+def right(answer: bytes, expected: Any) -> bool:
+    found = np.frombuffer(answer, np.float32).reshape(-1, expected.shape[1])
+    if found.shape != expected.shape:
+        return False
+    return bool(np.all(np.linalg.norm(found - expected, axis=1) <= TOLERANCE))
 
 
 def main() -> None:
@@ -170,8 +153,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    client = Client(options.path, options.work, options.rate, options.seconds, options.seed)
-    print(json.dumps(client.run()))
+    given = options.path, options.work, options.rate, options.seconds, options.seed
+    print(json.dumps(drive(*given)))
 
 
 if __name__ == "__main__":

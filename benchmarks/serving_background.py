@@ -25,7 +25,7 @@ from benchmarks.serving_engines import (
 from benchmarks.serving_load import Outcome, load, save_work
 from benchmarks.serving_rates import first_come, served
 
-SHARE = 0.5
+SHARE = 0.3
 """The share of the time that eager is busy with the requests."""
 
 
@@ -59,7 +59,6 @@ def beside(scale: Scale, device: torch.device) -> dict[str, Any]:
         "seconds until captured": until - min(due for due, _ in during.times) if ends else None,
         "eager": figures(eager),
         "while captured": figures(during, until),
-        "afterwards p99 ms": afterwards(during, until),
         "eager reasons": stats.eager_reasons,
     }
 
@@ -114,9 +113,3 @@ def figures(outcome: Outcome, until: float = float("inf")) -> dict[str, Any]:
         "most ms": max(found, default=float("inf")),
         "bad": outcome.bad,
     }
-
-
-def afterwards(outcome: Outcome, since: float) -> float | None:
-    """Return the p99 of the requests that were due later; None if there are few."""
-    found = [(due, ms) for due, ms in outcome.times if due > since]
-    return Outcome(found, 0, 0, 0).quantile(0.99) if len(found) >= 100 else None

@@ -98,16 +98,15 @@ def service_model(scale: Scale, device: torch.device) -> nn.Module:
 
 
 def collated(requests: list[Any], device: torch.device, length: int = 0) -> tuple[Tensor, Tensor]:
-    """Tokens and mask of several requests in one batch, one copy to the device. Token 0 pads."""
+    """Tokens and mask of several requests in one batch. Token 0 pads."""
     longest = max(length, *(tokens.shape[1] for tokens in requests))
-    both = np.zeros((2, sum(map(len, requests)), longest), np.int64)
+    made = np.zeros((sum(map(len, requests)), longest), np.int64)
     row = 0
     for tokens in requests:
-        both[0, row : row + len(tokens), : tokens.shape[1]] = tokens
+        made[row : row + len(tokens), : tokens.shape[1]] = tokens
         row += len(tokens)
-    both[1] = both[0] != 0
-    tokens, mask = torch.from_numpy(both).to(device)
-    return tokens, mask
+    mask = (made != 0).astype(np.int64)
+    return torch.from_numpy(made).to(device), torch.from_numpy(mask).to(device)
 
 
 def mixed_requests(scale: Scale) -> list[Any]:
@@ -143,8 +142,8 @@ def bucket_inputs(scale: Scale, device: torch.device) -> Iterator[tuple[Tensor, 
     """A call of each bucket, the largest first."""
     for rows in reversed(scale.rows):
         for length in reversed(scale.lengths):
-            ones = torch.ones(2, rows, length, dtype=torch.int64, device=device)
-            yield ones[0].clone(), ones[1].clone()
+            ones = torch.ones(rows, length, dtype=torch.int64, device=device)
+            yield ones, ones.clone()
 
 
 # Engines: each is made with the callable that has its recordings, None for those of others.

@@ -234,6 +234,7 @@ def build(name: str, scale: Scale, device: torch.device, seconds: float) -> tupl
 def rate_of(name: str, made: Made, scale: Scale, device: torch.device) -> dict[str, Any]:
     """Find the rate of an engine that is built."""
     engine, fast = made
+    before = None if fast is None else fast.stats()
     requests = mixed_requests(scale)
     expected = answers(service_model(scale, device), requests, device)
     with contextlib.ExitStack() as stack:
@@ -256,8 +257,9 @@ def rate_of(name: str, made: Made, scale: Scale, device: torch.device) -> dict[s
             return highest_rate(scale, measure)
 
         found = served(path, loop, search)
-    if fast is not None:
+    if before is not None:
         stats = fast.stats()
-        found["padding"] = stats.padding
-        found["captures"] = stats.captures
+        found |= {"padding": stats.padding, "captures": stats.captures}
+        for what in ("replays", "warmup_calls", "eager_calls"):
+            found[f"{what} under load"] = getattr(stats, what) - getattr(before, what)
     return found

@@ -58,13 +58,13 @@ def padded_share(scale: Scale, device: torch.device) -> dict[str, Any]:
     batcher measured of its size."""
     model = service_model(scale, device)
     length = scale.lengths[-1]
-    ones = torch.ones(2, 1, length, dtype=torch.int64, device=device)
+    tokens = torch.ones(1, length, dtype=torch.int64, device=device)
     rows: list[dict[str, Any]] = []
     for title, buckets in BUCKETS.items():
         fast: Any = ol.graph(model, buckets=buckets, warmup=1)
-        fast.warm_up([(ones[0].clone(), ones[1].clone())])
+        fast.warm_up([(tokens, tokens.clone())])
         with fast.batcher(max_wait_ms=0.0) as batcher:
-            batcher.measure(ones[0].clone(), ones[1].clone())
+            batcher.measure(tokens, tokens.clone())
             times: dict[int, float] = dict(sorted(batcher.times.items()))
         for wait in WAITS:
             most = wait * times[buckets.largest[0]]

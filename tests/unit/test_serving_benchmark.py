@@ -170,6 +170,8 @@ def test_it_runs_without_a_gpu(part: str, tmp_path: Path) -> None:
         assert row["rate"] > 0
         assert row["wrong"] == 0
         assert row["captures"] == len(SMALL.rows) * len(SMALL.lengths)
+        assert row["replays under load"] > 0
+        assert row["eager_calls under load"] == row["warmup_calls under load"] == 0
     elif part == "background":
         assert found["captured"] == SMALL.sizes
         assert found["while captured"]["bad"] == 0

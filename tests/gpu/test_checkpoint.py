@@ -37,50 +37,47 @@ print(json.dumps({"right": all(alike + same + late), "replays": stats.replays,
 """
 """Records, waits while it is suspended, replays, and records again."""
 RECORDED = {"right": True, "replays": 6, "captures": 4, "later": 3}
-LOCK_MS = 10_000
+DRIVER = """
+import ctypes, sys
+driver, pid = ctypes.CDLL("libcuda.so.1"), int(sys.argv[1])
+lock = (ctypes.c_uint * 16)(10_000)  # CUcheckpointLockArgs: milliseconds, then reserved
+code = driver.cuInit(0)
+for step in sys.argv[2:]:
+    args = ctypes.byref(lock) if step == "Lock" else None
+    code = code or getattr(driver, "cuCheckpointProcess" + step)(pid, args)
+    if code:
+        name = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(name))
+        sys.exit(f"cuCheckpointProcess{step}: {(name.value or b'').decode() or code}")
+"""
+"""Makes calls of the driver for a process, and ends at the first that fails."""
+MOST_SECONDS = 90.0
+Way = Callable[[int], str | None]
+"""Does something to a process, and returns an error."""
 
 
-class LockArgs(ctypes.Structure):
-    """`CUcheckpointLockArgs`."""
-
-    _fields_ = (
-        ("timeout_ms", ctypes.c_uint),
-        ("reserved0", ctypes.c_uint),
-        ("reserved1", ctypes.c_uint64 * 7),
+def told(*command: str) -> str | None:
+    """Run a command, and return its error. It may not take long: a driver may wait for ever."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
     )
+    return (done.stderr.strip() or str(done.returncode)) if done.returncode else None
 
 
-def by_driver(driver: ctypes.CDLL, pid: int, *steps: str) -> str | None:
-    """Make calls of the driver, and return the first that fails, with its error."""
-    for step in steps:
-        args = ctypes.byref(LockArgs(timeout_ms=LOCK_MS)) if step == "Lock" else None
-        code = getattr(driver, f"cuCheckpointProcess{step}")(pid, args)
-        if code:
-            name = ctypes.c_char_p()
-            driver.cuGetErrorName(code, ctypes.byref(name))
-            return f"cuCheckpointProcess{step}: {(name.value or b'').decode() or code}"
-    return None
-
-
-def by_tool(tool: str, pid: int) -> str | None:
-    """Suspend a process, or resume one that is, and return the error."""
-    command = [tool, "--toggle", "--pid", str(pid)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return f"cuda-checkpoint: {done.stderr.strip()}" if done.returncode else None
-
-
-def ways() -> tuple[Callable[[int], str | None], Callable[[int], str | None]]:
-    """Return what suspends a process and what resumes it; each returns an error."""
+def ways() -> tuple[Way, Way]:
+    """Return what suspends a process, and what resumes it."""
     driver = ctypes.CDLL("libcuda.so.1")
-    if driver.cuInit(0) == 0 and hasattr(driver, "cuCheckpointProcessLock"):
+    if hasattr(driver, "cuCheckpointProcessLock"):
+        start = sys.executable, "-c", DRIVER
         return (
-            lambda pid: by_driver(driver, pid, "Lock", "Checkpoint"),
-            lambda pid: by_driver(driver, pid, "Restore", "Unlock"),
+            lambda pid: told(*start, str(pid), "Lock", "Checkpoint"),
+            lambda pid: told(*start, str(pid), "Restore", "Unlock"),
         )
     tool = shutil.which("cuda-checkpoint")
     if tool is None:
         pytest.skip("neither the driver's cuCheckpointProcess* nor cuda-checkpoint is there")
-    return lambda pid: by_tool(tool, pid), lambda pid: by_tool(tool, pid)
+    toggle: Way = lambda pid: told(tool, "--toggle", "--pid", str(pid))  # noqa: E731
+    return toggle, toggle
 
 
 @pytest.fixture

@@ -73,13 +73,13 @@ def one(name: str, scale: Scale, seconds: float) -> Figures:
     torch.manual_seed(0)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     part, _, engine = name.partition(":")
-    if part == "rates":
+    with torch.no_grad():
+        if part != "rates":
+            wait_for_turn()
+            return PARTS[part](scale, device, seconds)
         made, took = serving_rates.build(engine, scale, device, BUILD_SECONDS)
         wait_for_turn()
         return {"build seconds": took, **serving_rates.rate_of(engine, made, scale, device)}
-    wait_for_turn()
-    with torch.no_grad(), torch.inference_mode(part in ("padding", "later")):
-        return PARTS[part](scale, device, seconds)
 
 
 # Targets.

@@ -36,7 +36,7 @@ def beside(scale: Scale, device: torch.device) -> dict[str, Any]:
     dice = np.random.default_rng(0)
     requests = [dice.integers(1, VOCABULARY, (1, n)) for n in range(1, scale.sizes + 1)]
     expected = answers(model, requests, device)
-    rate = SHARE / seconds_of(model, requests, device)
+    rate = min(SHARE / seconds_of(model, requests, device), scale.first_rate)
     capture_another(device)
     fast: Any = ol.graph(model, capture="background", warmup=1, max_recordings=scale.sizes)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +66,8 @@ def beside(scale: Scale, device: torch.device) -> dict[str, Any]:
 def seconds_of(model: Engine, requests: list[Any], device: torch.device) -> float:
     """Seconds of an eager request, with the copies to and from the device."""
     started = time.perf_counter()
-    with torch.inference_mode():
-        for tokens in requests:
-            model(*collated([tokens], device)).float().cpu()
+    for tokens in requests:
+        model(*collated([tokens], device)).float().cpu()
     settle(device)
     return (time.perf_counter() - started) / len(requests)
 
@@ -77,10 +76,9 @@ def capture_another(device: torch.device) -> None:
     """Capture another callable in the background."""
     fast: Any = ol.graph(torch.sin, capture="background")
     deadline = time.perf_counter() + 30
-    with torch.inference_mode():
-        while not fast.stats().replays and time.perf_counter() < deadline:
-            fast(torch.zeros(8, device=device))
-            time.sleep(0.01)
+    while not fast.stats().replays and time.perf_counter() < deadline:
+        fast(torch.zeros(8, device=device))
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

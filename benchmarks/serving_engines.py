@@ -88,7 +88,6 @@ SMALL = Scale(
 """For a machine without a GPU."""
 
 
-@torch.inference_mode(False)
 def service_model(scale: Scale, device: torch.device) -> nn.Module:
     """An embedder of MiniLM's shape, from tokens and mask to unit vectors; weights of a seed."""
     torch.manual_seed(0)
@@ -122,8 +121,7 @@ def mixed_requests(scale: Scale) -> list[Any]:
 
 def answers(model: Engine, requests: list[Any], device: torch.device) -> list[Any]:
     """Eager's answers, each request by itself."""
-    with torch.inference_mode():
-        return [model(*collated([tokens], device)).float().cpu().numpy() for tokens in requests]
+    return [model(*collated([tokens], device)).float().cpu().numpy() for tokens in requests]
 
 
 def settle(device: torch.device) -> None:

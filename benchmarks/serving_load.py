@@ -32,7 +32,7 @@ ANSWERED = struct.Struct("<II")
 """Number of the request, rows; then the vectors. No rows: the service is full."""
 TOLERANCE = 5e-2
 """The distance of a unit vector from eager's, in bfloat16."""
-PATIENCE = 2.0
+PATIENCE = 10.0
 """The seconds that a client waits for the last answers."""
 
 

@@ -73,7 +73,9 @@ class Front:
                 )
                 continue
             connection: Any = key.fileobj
-            received = connection.recv(1 << 20)
+            received = b""
+            with contextlib.suppress(OSError):  # the client is gone
+                received = connection.recv(1 << 20)
             if not received:
                 self._selector.unregister(connection)
                 connection.close()
@@ -118,22 +120,21 @@ def first_come(engine: Engine, most_rows: int, device: torch.device) -> Loop:
 
     def serve(front: Front, stop: threading.Event) -> None:
         waiting = deque[Request]()
-        with torch.inference_mode():
-            while not stop.is_set():
-                waiting.extend(front.take(0 if waiting else 0.02))
-                while len(waiting) > MOST_WAITING:
-                    front.answer(waiting.pop(), None)
-                if not waiting:
-                    continue
-                batch = [waiting.popleft()]
-                rows = len(batch[0].tokens)
-                while waiting and rows + len(waiting[0].tokens) <= most_rows:
-                    batch.append(waiting.popleft())
-                    rows += len(batch[-1].tokens)
-                vectors = engine(*collated([r.tokens for r in batch], device)).float().cpu()
-                parts = vectors.split([len(r.tokens) for r in batch])
-                for request, part in zip(batch, parts, strict=True):
-                    front.answer(request, part.numpy())
+        while not stop.is_set():
+            waiting.extend(front.take(0 if waiting else 0.02))
+            while len(waiting) > MOST_WAITING:
+                front.answer(waiting.pop(), None)
+            if not waiting:
+                continue
+            batch = [waiting.popleft()]
+            rows = len(batch[0].tokens)
+            while waiting and rows + len(waiting[0].tokens) <= most_rows:
+                batch.append(waiting.popleft())
+                rows += len(batch[-1].tokens)
+            vectors = engine(*collated([r.tokens for r in batch], device)).float().cpu()
+            parts = vectors.split([len(r.tokens) for r in batch])
+            for request, part in zip(batch, parts, strict=True):
+                front.answer(request, part.numpy())
 
     return serve
 
@@ -145,16 +146,15 @@ def batched(batcher: ol.Batcher, scale: Scale, device: torch.device) -> Loop:
         done = queue.SimpleQueue[tuple[Request, Any] | None]()
         answering = threading.Thread(target=_answer_all, args=(front, done), daemon=True)
         answering.start()
-        with torch.inference_mode():
-            while not stop.is_set():
-                for request in front.take(0.02):
-                    _, length = bucket_of(scale, 1, request.tokens.shape[1])
-                    try:
-                        future = batcher.put(*collated([request.tokens], device, length))
-                    except GraphError:  # it is full
-                        front.answer(request, None)
-                        continue
-                    future.add_done_callback(lambda f, r=request: done.put((r, f)))
+        while not stop.is_set():
+            for request in front.take(0.02):
+                _, length = bucket_of(scale, 1, request.tokens.shape[1])
+                try:
+                    future = batcher.put(*collated([request.tokens], device, length))
+                except GraphError:  # it is full
+                    front.answer(request, None)
+                    continue
+                future.add_done_callback(lambda f, r=request: done.put((r, f)))
         done.put(None)
         answering.join()
 
@@ -172,8 +172,7 @@ def _answer_all(front: Front, done: queue.SimpleQueue[tuple[Request, Any] | None
                 open_ = False
             else:
                 batch.append(following)
-        with torch.inference_mode():
-            vectors = torch.cat([future.result() for _, future in batch]).float().cpu()
+        vectors = torch.cat([future.result() for _, future in batch]).float().cpu()
         parts = vectors.split([len(request.tokens) for request, _ in batch])
         for (request, _), part in zip(batch, parts, strict=True):
             front.answer(request, part.numpy())
@@ -225,9 +224,8 @@ def highest_rate(scale: Scale, measure: Callable[[float], Outcome]) -> dict[str,
 def build(name: str, scale: Scale, device: torch.device, seconds: float) -> tuple[Made, float]:
     """Make an engine, and call all buckets; how long it took."""
     started = time.perf_counter()
-    with torch.inference_mode():
-        made = ENGINES[name](service_model(scale, device), scale)
-        visit(name, made, scale, device, seconds)
+    made = ENGINES[name](service_model(scale, device), scale)
+    visit(name, made, scale, device, seconds)
     return made, time.perf_counter() - started
 
 
@@ -242,9 +240,8 @@ def rate_of(name: str, made: Made, scale: Scale, device: torch.device) -> dict[s
         save_work(folder / "work.npz", requests, expected)
         loop = first_come(engine, scale.rows[-1], device)
         if name.endswith("batcher"):
-            with torch.inference_mode():
-                batcher = fast.batcher(max_wait_ms=MAX_WAIT_MS, max_waiting=MOST_WAITING)
-                batcher.measure(*next(bucket_inputs(scale, device)))
+            batcher = fast.batcher(max_wait_ms=MAX_WAIT_MS, max_waiting=MOST_WAITING)
+            batcher.measure(*next(bucket_inputs(scale, device)))
             stack.enter_context(batcher)
             loop = batched(batcher, scale, device)
         path = folder / "socket"

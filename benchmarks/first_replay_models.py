@@ -106,7 +106,7 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
             fast.reset()
             if device().type == "cuda":
                 graph = torch.cuda.CUDAGraph()
-                note("by-hand", _timed(lambda g=graph: _by_hand(g, model, inputs[BUCKETS[0]])))
+                note("by-hand", _timed(lambda g=graph: by_hand(g, model, inputs[BUCKETS[0]])))
                 graph.reset()
             _buckets(model, inputs, note)
     return {
@@ -137,9 +137,9 @@ def _buckets(
         return
     graphs = [torch.cuda.CUDAGraph() for _ in sizes]
     pool = torch.cuda.graph_pool_handle()
-    _by_hand(graphs[0], model, inputs[sizes[0]], pool)
+    by_hand(graphs[0], model, inputs[sizes[0]], pool)
     for graph, size in zip(graphs[1:], sizes[1:], strict=True):
-        capture = lambda g=graph, s=size: _by_hand(g, model, inputs[s], pool)  # noqa: E731
+        capture = lambda g=graph, s=size: by_hand(g, model, inputs[s], pool)  # noqa: E731
         note("by-hand bucket", _timed(capture))
     for graph in graphs:
         graph.reset()
@@ -152,12 +152,14 @@ def first_replay(fast: Any, x: Tensor) -> None:
         fast(x)
 
 
-def _by_hand(graph: Any, model: nn.Module, x: Tensor, pool: Any = None) -> None:
+def by_hand(
+    graph: Any, model: nn.Module, x: Tensor, pool: Any = None, warm_ups: int = WARM_UPS
+) -> None:
     """Capture as torch's documents do, and replay."""
     static, stream = x.clone(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+        for _ in range(warm_ups):
             model(static)
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph, pool=pool):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import claims_table, coverage_table, first_replay_table, versions
+from benchmarks import claims_table, coverage_table, first_replay_table, serving_table, versions
 from benchmarks.optimize_table import HEAD, TEXT, rows_of
 from benchmarks.picture import draw
 
@@ -364,6 +364,16 @@ def first_replay_warm(results: dict[str, Any]) -> str:
     return table(first_replay_table.WARM_HEAD, rows) + "\n" + text
 
 
+def serving(part: str) -> Callable[[dict[str, Any]], str]:
+    """A table of a service under load, empty where its part was not run."""
+
+    def make(results: dict[str, Any]) -> str:
+        head, rows, text = serving_table.TABLES[part](results)
+        return table(head, rows) + "\n" + caption(results, text, settled=True, dtype="bfloat16")
+
+    return make
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -385,6 +395,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "doctor": ("doctor.json", doctor),
     "first-replay": ("first_replay.json", first_replay_fresh),
     "first-replay-warm": ("first_replay.json", first_replay_warm),
+    "serving": ("serving.json", serving("targets")),
+    "serving-rates": ("serving.json", serving("rates")),
+    "serving-start": ("serving.json", serving("start")),
     "torch-versions": ("torch_versions.json", torch_versions),
     "training-pair": ("training.json", training("pair")),
     "training-step": ("training.json", training("step")),

@@ -404,6 +404,25 @@ def test_chunks_of_rows_that_depend_on_their_place_are_refused(rand: Rand, name:
     assert "before" in words
 
 
+SAME_FOR_ALL: dict[str, Program] = {
+    "made zeros": lambda x: x + torch.zeros(x.shape[0], 1, device=x.device),
+    "one row, expanded": lambda x: x + x.new_ones(1, 4).expand(x.shape[0], 4),
+}
+OF_THEIR_NUMBER: dict[str, Program] = {
+    "their sum": lambda x: x + x.new_ones(x.shape[0], 1).sum(0),
+    "the sum of one, expanded": lambda x: x + x.new_ones(1, 4).expand(x.shape[0], 4).sum(0),
+    "every other": lambda x: x + (torch.arange(x.shape[0], device=x.device) % 2)[:, None],
+}
+
+
+@pytest.mark.parametrize("name", [*SAME_FOR_ALL, *OF_THEIR_NUMBER])
+def test_chunks_with_constants_for_each_row(rand: Rand, name: str) -> None:
+    buckets = ol.Buckets(0, (4, 8), overflow="chunk")
+    program = SAME_FOR_ALL.get(name) or OF_THEIR_NUMBER[name]
+    words = right_or_refused(program, buckets, [(rand(n, n, 4),) for n in (8, 8, 8, 11)])
+    assert (words is None) == (name in SAME_FOR_ALL)
+
+
 def test_chunks_of_a_callable_that_counts_its_calls_are_refused(rand: Rand) -> None:
     state = {"calls": 0}
 
@@ -469,7 +488,7 @@ def _behind(x: Tensor) -> Tensor:
         (_shifted, "depends on the rows before, by `add_"),
         (lambda x: x.cumsum(0), "depends on the rows before, by `cumsum"),
         (lambda x: x.clone().add_(x[0]), "depends on the rows before, by `select"),
-        (_behind, "depend on how many are before them"),
+        (_behind, "depends on the rows before"),
     ],
 )
 def test_chunks_of_writes_that_bring_rows_together_are_refused(

@@ -58,6 +58,49 @@ def test_compiled_code_takes_over(device: torch.device, rand: Rand) -> None:
     assert not own.stats().eager_reasons
 
 
+def test_what_was_captured_ahead_is_compiled(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast: Any = ol.graph(net, compile="later")
+    with torch.inference_mode():
+        found = fast.warm_up([rand(0, rows, 4) for rows in (2, 3)])
+        assert len(found.captured) == 2
+        assert_same(fast(rand(1, 3, 4)), net(rand(1, 3, 4)))
+        own = finished(fast)
+        for i in range(4):
+            torch.testing.assert_close(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+        fast.warm_up([rand(0, 2, 4)])  # is there
+    assert own._compiled.stats().replays >= 4
+    assert len(fast.recordings) == 2
+    assert len(fast.readiness().captured) == 2
+    assert fast.stats().captures == 4
+    assert fast.stats().warmup_calls == 0
+
+
+@pytest.mark.parametrize("how", ["state", "random", "grad"])
+def test_what_is_captured_ahead_and_not_compiled(
+    device: torch.device, rand: Rand, how: str
+) -> None:
+    total, net = torch.zeros(4, device=device), network(device)
+
+    def f(x: Tensor) -> Tensor:
+        if how == "random":
+            return x + torch.rand_like(x)
+        if how == "state":
+            total.add_(x.sum(0))
+        return net(x)
+
+    fast: Any = ol.graph(f, compile="later")
+    with torch.set_grad_enabled(how == "grad"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fast.capture(rand(0, 2, 4))
+        fast(rand(1, 2, 4))
+        finished(fast)
+    (text,) = [str(w.message) for w in told]
+    assert "OL316" in text
+    assert not fast._compiled.recordings
+    assert replays(fast) == 1
+
+
 def test_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
     net = network(device)
     fast = ol.graph(net, compile="later")

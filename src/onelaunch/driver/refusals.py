@@ -44,8 +44,8 @@ _ASSIGNED = (
     "torch.where(mask, x * 2, x)`"
 )
 _FOUND = (
-    "torch.nonzero_static(x, size=n), whose missing rows are -1: as an index that is the last row, so "
-    "mask what it selects; or torch.where(mask[:, None], f(x), y) for `y[index] = f(x[index])`"
+    "torch.nonzero_static(x, size=n), whose missing rows are -1: as an index that is the last row, "
+    "so mask what it selects; or torch.where(mask[:, None], f(x), y) for `y[index] = f(x[index])`"
 )
 
 DRAWN = (

@@ -21,7 +21,7 @@ from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.recording import Recording
+from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, CallPath, Miss
@@ -29,8 +29,11 @@ from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.readiness import Readiness, readiness_of
+from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Entry
+from onelaunch.runtime.why import offer_split
 from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
 
 P = ParamSpec("P")
@@ -66,6 +69,9 @@ class CompilesLater(Graphed[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):
             return self.fn(*args, **kwargs)
+        if self._due and not self._worker.busy:
+            with self._worker.changed:
+                self._worker.wake()
         result = self._replayed(args, kwargs)
         return self._miss(args, kwargs) if result is MISS else result
 
@@ -85,16 +91,49 @@ class CompilesLater(Graphed[P, R]):
         example = copied(self._signatures.flat(args, kwargs))
         before = Footprint(self, attempt.flat, attempt.device)
         result = super()._replay_new(entry, attempt, args, kwargs)
-        if entry in self._table.entries and self._tried[attempt.spec] < _MOST:
-            self._tried[attempt.spec] += 1
-            if example is None or entry.captured.pair is not None or not before.none():
-                self._tell("it changes state, draws random numbers, or has a backward")
-            else:
-                job = functools.partial(self._compile, attempt.spec, example, Modes())
-                with self._worker.changed:
-                    self._due.append(job)
-                    self._worker.wake()
+        if entry in self._table.entries:
+            self._want(entry, example, before.none())
         return result
+
+    def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Record the signature of this call ahead of time; see `Graphed.capture`. The recording is
+        to be compiled."""
+        flat = self._signatures.flat(args, kwargs)
+        driver, device = self._callee.driver_and_device(flat)
+        spec = spec_of(driver, flat, device)
+        compiled = (e for e in self._compiled._table.entries if e.call in self._agreed)
+        if any(e.spec == spec and e.captured.guard.check() for e in compiled):
+            return
+        example, before = copied(flat), Footprint(self, flat, device)
+        known, free = set(map(id, self._table.entries)), False
+
+        def learn(result: object) -> None:
+            nonlocal free
+            free = before.none_in_tensors()
+
+        try:
+            self._recorder.capture_ahead(self, args, kwargs, then=learn)
+        except CaptureError as error:
+            offer_split(error, self._callee.state_root, self.options)
+            raise
+        for entry in self._table.entries:
+            if id(entry) not in known:
+                self._want(entry, example, free and not _changes(entry.captured))
+
+    def _want(self, entry: Entry, example: Flat | None, free: bool) -> None:
+        """Have a recording compiled.
+
+        Args:
+            free: whether its call changes nothing that other threads could notice.
+        """
+        if self._tried[entry.spec] >= _MOST:
+            return
+        self._tried[entry.spec] += 1
+        if example is None or entry.captured.pair is not None or not free:
+            self._tell("it changes state, draws random numbers, or has a backward")
+            return
+        job = functools.partial(self._compile, entry.spec, example, Modes())
+        self._due.append(job)  # for the next call to start: nothing compiles beside a `warm_up`
 
     def _compile(self, spec: CallSpec, example: Flat, modes: Modes) -> None:
         """Compile and capture a call, and have it replayed if it agrees with eager."""
@@ -134,6 +173,12 @@ class CompilesLater(Graphed[P, R]):
 
     # For users.
 
+    def readiness(self) -> Readiness:
+        """Return which calls of `warm_up` are captured, by either kind of recording; see
+        `Graphed.readiness`."""
+        recorded = [e.spec for e in (*self._table.entries, *self._compiled._table.entries)]
+        return readiness_of(self._signatures.planned, recorded, self.options.on_refusal == "raise")
+
     @property
     def recordings(self) -> list[Recording]:
         """The figures of each recording, the compiled ones first."""
@@ -159,6 +204,12 @@ class CompilesLater(Graphed[P, R]):
         self._tried.clear()
         self._compiled.reset()
         super().reset()
+
+
+def _changes(captured: CapturedCall) -> bool:
+    """Return whether a recorded call changes state."""
+    changed = (*captured.writes.tensors, *captured.state, *captured.optimizers)
+    return bool(changed or captured.draws or captured.moved_numbers())
 
 
 def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] | None:

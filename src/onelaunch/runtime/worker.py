@@ -115,11 +115,14 @@ class Footprint:
 
     def none(self) -> bool:
         """Return whether the call has changed nothing, and drawn nothing."""
+        return self.none_in_tensors() and not self._reached.changed(self._walk)[1]
+
+    def none_in_tensors(self) -> bool:
+        """Return whether the call has written to no tensor of the state, and drawn nothing."""
         return (
             all(v is not None for v in self._versions)
             and list(map(_version, self._tensors)) == self._versions
             and all(map(torch.equal, self._random_state(), self._drawn))
-            and not self._reached.changed(self._walk)[1]
         )
 
 

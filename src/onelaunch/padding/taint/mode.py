@@ -58,7 +58,7 @@ class TaintMode(DecomposingMode):
             host.
         reference: the steps of the unpadded run at the real size.
         spare: the sizes whose last row is in no call a real row.
-        front: whether padding lies in front of the real rows.
+        front: True if the rows that the unpadded run lacks are the first ones.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ class Operands:
                 bits = self._varying(t)
             real_shape = self._real.get(id(t), t.shape)
             if real_shape != t.shape:
-                outside = outside_of(t.shape, real_shape, memory.device, front)
+                first = front and self._uniform(t, real_shape, bits is None)
+                outside = outside_of(t.shape, real_shape, memory.device, first)
                 if bits is not None:
                     outside = bits | torch.where((bits & SIZED) != 0, 0, outside)
                 bits = outside
@@ -73,6 +74,15 @@ class Operands:
             bits |= low.to(torch.uint8) * LOW
             self.constants += [t] if bool(low.any()) else []
         return bits
+
+    def _uniform(self, t: Tensor, real: torch.Size, known: bool) -> bool:
+        """Return whether it does not matter which rows the unpadded run lacks: all are the same
+        memory, or hold the same known values."""
+        if len(t.shape) != len(real):
+            return False
+        dims = [dim for dim in _differing(t.shape, real) if t.stride(dim) != 0]
+        value = self.value(t) if dims and known else t
+        return not dims or (known and all(bool((value == value[_first(d)]).all()) for d in dims))
 
     def real(self, t: Tensor) -> torch.Size | None:
         """Return the shape of an input in the unpadded run."""
@@ -148,6 +158,15 @@ class Operands:
         if bits is None:
             return below
         return ((bits & LOW) != 0) | (((bits & UNKNOWN) == 0) & below)
+
+
+def _differing(shape: torch.Size, real: torch.Size) -> list[int]:
+    return [dim for dim, (a, b) in enumerate(zip(shape, real, strict=True)) if a != b]
+
+
+def _first(dim: int) -> tuple[slice, ...]:
+    """Return the index of the first row of a dimension, as a tensor of one row."""
+    return (*[slice(None)] * dim, slice(0, 1))
 
 
 def _shape(value: Any) -> torch.Size:

@@ -20,12 +20,11 @@ from torch._guards import TracingContext, tracing
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
-from onelaunch.dynamo.constants import take_constants
 from onelaunch.dynamo.fakes import example, fake_mode
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import CompiledRegion, region_of
 from onelaunch.dynamo.settings import CompileSettings
-from onelaunch.dynamo.split import compiled_parts, refused_nodes
+from onelaunch.dynamo.split import compiled_parts, looked_at
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
@@ -96,10 +95,6 @@ def record_graph(
     if apart is not None:
         rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
         return apart.around(rest)
-    held = take_constants(graph, inputs, device)
-    if held is not None:
-        rest = record_graph(held.graph, held.inputs, device, compiler, settings, regions)
-        return held.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings, split)
@@ -109,23 +104,24 @@ def record_graph(
     def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
         mode = fake_mode(part)
         with _compiling(device, mode):
-            refused = refused_nodes(part, device, {operator: error})
-            if not refused:
+            found = looked_at(part, device, {operator: error})
+            if not found.refused:
                 return None
             before = _guards(mode)
-            parts = compiled_parts(part, refused, compile_part)
+            parts = compiled_parts(part, found, compile_part)
         if _guards(mode) != before:  # of sizes: it is too late for Dynamo to take them
             return None
-        _warn(list(refused.values()))
+        _warn(list(found.refused.values()))
         return parts
 
-    refused = refused_nodes(graph, device, {})
+    found = looked_at(graph, device, {})
+    refused = list(found.refused.values())
     if not refused:
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
-        return _raising(next(iter(refused.values())))
-    _warn(list(refused.values()))
-    return compiled_parts(graph, refused, compile_part)
+        return _raising(refused[0])
+    _warn(refused)
+    return compiled_parts(graph, found, compile_part)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,14 +21,15 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import driver_of, select
 from onelaunch.dynamo.fakes import example, fake_mode
 from onelaunch.dynamo.numbers import beside
-from onelaunch.dynamo.region import CompiledRegion, region_of
+from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings
-from onelaunch.dynamo.split import compiled_parts, looked_at
+from onelaunch.dynamo.split import compiled_parts, inspected
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
-_regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
+regions = Regions()
+"""The compiled graphs that are there, but for those of `SplitFunction`."""
 
 
 def onelaunch(
@@ -67,7 +67,7 @@ def onelaunch(
     compiler = settings.compiler(driver)
     if driver.compiler is None:
         return compiler(graph, inputs)
-    return record_graph(graph, inputs, device, compiler, settings, _regions)
+    return record_graph(graph, inputs, device, compiler, settings, regions)
 
 
 def driver_and_device(
@@ -83,28 +83,28 @@ def record_graph(
     device: torch.device,
     compiler: Backend,
     settings: CompileSettings,
-    regions: weakref.WeakSet[CompiledRegion],
+    own: Regions,
 ) -> Callable[..., Any]:
     """Compile and record a graph.
 
     Args:
-        regions: gets the regions that this makes.
+        own: gets the compiled graphs that this makes.
     """
 
     apart = beside(graph, inputs, device)
     if apart is not None:
-        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
+        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, own)
         return apart.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings, split)
-        regions.add(region)
+        own.add(region)
         return region.call
 
     def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
         mode = fake_mode(part)
         with _compiling(device, mode):
-            found = looked_at(part, device, {operator: error})
+            found = inspected(part, device, {operator: error})
             if not found.refused:
                 return None
             before = _guards(mode)
@@ -114,7 +114,7 @@ def record_graph(
         _warn(list(found.refused.values()))
         return parts
 
-    found = looked_at(graph, device, {})
+    found = inspected(graph, device, {})
     refused = list(found.refused.values())
     if not refused:
         return compile_part(graph, inputs)
@@ -141,21 +141,15 @@ def _guards(mode: Any) -> tuple[int, int]:
     return (0, 0) if env is None else (len(env.guards), env.counter["ignored_backward_guard"])
 
 
-def note_region(region: CompiledRegion) -> None:
-    """Have `graphs` count a region, and `reset` free its recordings."""
-    _regions.add(region)
-
-
 def graphs() -> list[Graphed[..., Any]]:
     """Return the graphed callables of all compiled graphs."""
-    return [program.graphed for region in list(_regions) for program in region.programs()]
+    return regions.graphs()
 
 
 def reset() -> None:
     """Free the recordings of all compiled graphs: `torch._dynamo.reset` calls it."""
-    for region in list(_regions):
-        region.reset()
-    _regions.clear()
+    regions.reset()
+    regions.clear()
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010

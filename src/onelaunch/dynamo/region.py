@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_, itemgetter
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +21,6 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
 from onelaunch.capture.io_plan import is_filled
-from onelaunch.dynamo.dispatch import choice, dispatch
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
@@ -27,6 +30,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.native import FAILURES, compiled
 from onelaunch.padding.graphed import graphed
 from onelaunch.replay.call_path import Miss
 from onelaunch.runtime.attempt import SignatureState
@@ -91,26 +95,21 @@ class _Refusing(Graphed[..., Any]):
         raise error
 
 
-class RegionProgram:
-    """A region over one set of parameters, and its recordings."""
+class Program(NamedTuple):
+    """A region over one set of parameters, and its recordings.
 
-    def __init__(self, region: CompiledRegion, tensors: tuple[Tensor, ...]) -> None:
-        self.given = tensors
-        statics = region.named(tensors)
-        run = region.bound(region.run, statics)
-        eager_form = (
-            run if region.eager_form is region.run else region.bound(region.eager_form, statics)
-        )
-        callee = RegionCallee(run, eager_form, statics)
-        options = replace(region.settings.graph, buckets=region.buckets())
-        if (
-            eager_form is not run
-        ):  # the first call shows the graph; compiled code must run before too
-            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
-        # A sharded module's forward may be refused after it has run, which cannot be done again.
-        splits = region.may_split and not distributed.initialized()
-        kind = _Refusing if splits else graphed
-        self.graphed: Graphed[..., Any] = kind(run, options, region.settings.pool, None, callee)
+    Attributes:
+        places: of these parameters among the inputs, as bytes of int64.
+        given: the parameters.
+        taken: takes the inputs that move from all inputs.
+        run: a function of these.
+    """
+
+    places: bytes
+    given: tuple[Tensor, ...]
+    taken: Callable[[Sequence[Any]], tuple[Any, ...]]
+    run: Callable[..., Any]
+    graphed: Graphed[..., Any]
 
 
 class CompiledRegion:
@@ -124,9 +123,6 @@ class CompiledRegion:
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
         split: compiles it in parts around an operator, if it may be.
-
-    Attributes:
-        call: takes the inputs.
     """
 
     def __init__(
@@ -154,22 +150,27 @@ class CompiledRegion:
         self._splitting = threading.Lock()
         self._parts: Callable[..., Any] | None = None
         self._stopped_in: object = None
-        self._programs: list[RegionProgram] = []
-        self.call = dispatch(self._missed)
+        self._programs: list[Program] = []
+        """Replaced, never changed, so that no lock is needed."""
+        self._holds = _holds()
         self._place(static)
 
-    @property
-    def may_split(self) -> bool:
-        """True if a refusal of an operator in its graph splits it."""
-        return self._split is not None
+    def call(self, *args: Any) -> Any:
+        """Run the graph on its inputs: the program of the parameters among them."""
+        for places, given, taken, run, _ in self._programs:
+            if self._holds(args, places, given):
+                return run(*taken(args))
+        if self._parts is not None:
+            return self._parts(*args)
+        self._add_program(args)
+        return self.call(*args)
 
-    def programs(self) -> list[RegionProgram]:
-        """Return a program for each set of parameters so far."""
-        return list(self._programs)
+    def graphs(self) -> list[Graphed[..., Any]]:
+        """Return the graphed callable of each set of parameters so far."""
+        return [program.graphed for program in self._programs]
 
     def reset(self) -> None:
         programs, self._programs = self._programs, []
-        self.call.forget()
         for program in programs:
             program.graphed.reset()
 
@@ -206,22 +207,15 @@ class CompiledRegion:
         call.__name__ = self.name
         return call
 
-    def _missed(self, *args: Any) -> Any:
-        """Take a call that no program is for."""
-        if self._parts is not None:
-            return self._parts(*args)
-        self._add_program(args)
-        return self.call(*args)
-
-    def _tried(self, program: RegionProgram, *moving: Any) -> Any:
-        """Call a program, or go on in parts where it is refused."""
+    def _tried(self, graphed: Graphed[..., Any], given: Sequence[Tensor], *moving: Any) -> Any:
+        """Call the recordings, or go on in parts where they are refused."""
         try:
-            return program.graphed(*moving)
+            return graphed(*moving)
         except CaptureError as error:
             self._split_for(error)
         places = (*self._static, *self._moving)
-        given = dict(zip(places, (*program.given, *moving), strict=True))
-        return self.call(*(given[place] for place in range(self._count)))
+        args = dict(zip(places, (*given, *moving), strict=True))
+        return self.call(*(args[place] for place in range(self._count)))
 
     def _split_for(self, error: CaptureError) -> None:
         """Go on in parts around the refused operator. Without it in the graph go on as a whole,
@@ -254,10 +248,38 @@ class CompiledRegion:
                 return
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
-        program = RegionProgram(self, statics)
-        self._programs.append(program)
-        run = partial(self._tried, program) if self.may_split else program.graphed
-        self.call.add(choice(tuple(self._static), statics, self._moving, run))
+        made = self._graphed(statics)
+        run = made if self._split is None else partial(self._tried, made, statics)
+        places = array("q", self._static).tobytes()
+        program = Program(places, statics, _items(self._moving), run, made)
+        self._programs = [*self._programs, program]
+
+    def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
+        statics = self.named(tensors)
+        run = eager_form = self.bound(self.run, statics)
+        options = replace(self.settings.graph, buckets=self.buckets())
+        if self.eager_form is not self.run:
+            eager_form = self.bound(self.eager_form, statics)
+            # The first call shows the graph; compiled code must run before too.
+            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
+        # A sharded module's forward may be refused after it has run, which cannot be done again.
+        splits = self._split is not None and not distributed.initialized()
+        kind = _Refusing if splits else graphed
+        callee = RegionCallee(run, eager_form, statics)
+        return kind(run, options, self.settings.pool, None, callee)
+
+
+class Regions(weakref.WeakSet[CompiledRegion]):
+    """The compiled graphs of one owner."""
+
+    def graphs(self) -> list[Graphed[..., Any]]:
+        """Return the graphed callables of all of them."""
+        return [graphed for region in list(self) for graphed in region.graphs()]
+
+    def reset(self) -> None:
+        """Free all their recordings."""
+        for region in list(self):
+            region.reset()
 
 
 def region_of(
@@ -290,6 +312,24 @@ def region_of(
     return CompiledRegion(
         name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, split_here
     )
+
+
+@functools.cache
+def _holds() -> Callable[[tuple[Any, ...], bytes, tuple[Tensor, ...]], bool]:
+    """Return a function that tells whether tensors are at their places, in C if possible."""
+    try:
+        return compiled("guard").holds
+    except FAILURES:
+        return lambda args, places, given: all(
+            map(is_, map(args.__getitem__, array("q", places)), given)
+        )
+
+
+def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple(items[place] for place in places)
 
 
 def _operator_in(traceback: TracebackType | None) -> object:

@@ -40,7 +40,7 @@ _OFF = re.compile(r"_exit_|.*_decrement_nesting$|_saved_tensors_hooks_enable$")
 _FIX = "move it out of the compiled function, or to the device"
 
 
-class Found(NamedTuple):
+class Inspection(NamedTuple):
     """The nodes of a graph that need care.
 
     Attributes:
@@ -52,22 +52,24 @@ class Found(NamedTuple):
     constants: list[Node]
 
 
-def looked_at(graph: Graph, device: torch.device, known: Mapping[object, CaptureError]) -> Found:
-    """Return what a recording of a graph cannot contain.
+def inspected(
+    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
+) -> Inspection:
+    """Look for nodes of a graph that a recording cannot contain.
 
     Args:
         known: operators that a capture was refused for.
     """
     mode = fake_mode(graph)
     if mode is None:
-        return Found({}, [])
+        return Inspection({}, [])
     with mode:
         checked = _Checked(graph, mode, device, known)
         checked.run(*map(detached, inputs_of(graph)))
     return checked.found()
 
 
-def compiled_parts(graph: Graph, found: Found, compile_part: Compile) -> Callable[..., Any]:
+def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
     apart = {*found.refused, *_of_floats(graph)}
     for node in reversed(found.constants):
@@ -248,9 +250,9 @@ class _Checked(_Fake):
         self._known = known
         self._refused: dict[Node, CaptureError] = {}
         self._steady: dict[Node, CaptureError] = {}
-        """Nodes that work on the host alike in each call -> what refuses them otherwise."""
+        """Node with host work that is the same in each call -> its refusal."""
         self._constants: dict[Node, Tensor] = {}
-        """Those of them that make tensors of the host -> their results."""
+        """Node that makes a constant of the host -> the constant."""
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note the first of its operations that is refused."""
@@ -281,15 +283,15 @@ class _Checked(_Fake):
             for value in [example(m)]
         )
 
-    def found(self) -> Found:
+    def found(self) -> Inspection:
         """Return the findings. If a constant is written, or used by what is refused, all are."""
         constants, refused = self._constants, self._refused
         uses = {user for node in constants for user in node.users}
         written = any(t._version for t in constants.values())
         if written or any(user.op == "output" or user in refused for user in uses):
             taken = {node: e for node, e in self._steady.items() if node in uses | constants.keys()}
-            return Found(refused | taken, [])
-        return Found(refused, list(constants))
+            return Inspection(refused | taken, [])
+        return Inspection(refused, [node for node in constants if node.users])
 
 
 class _Checking(DispatchMode):

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
+from onelaunch.capture.compilation import Backend, compiled_graph
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
@@ -39,8 +39,8 @@ from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
 from onelaunch.state.walk import StateWalk
 
-_HIDDEN_WARMUP = 3
-"""The least number of warm-up calls of code that hides its operations."""
+_LEAST_WARMUP = 3
+"""The least number of warm-up calls: the first shows the graph, and the others run its code."""
 _MOST_PROGRAMS = 256
 """The most sets of parameters of one region: layers of a model that are compiled once."""
 
@@ -117,7 +117,7 @@ class CompiledRegion:
 
     Args:
         run: the compiled graph.
-        eager_form: the graph itself, or `run` where that shows its operations.
+        eager_form: the graph itself, whose operations can be watched.
         static: place of an input that is read where it is -> its name.
         numbers: places of inputs that are host tensors of one number, and read on the device.
         sizes: the inputs that follow bucketed sizes, if any do.
@@ -256,12 +256,9 @@ class CompiledRegion:
 
     def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
         statics = self.named(tensors)
-        run = eager_form = self.bound(self.run, statics)
-        options = replace(self.settings.graph, buckets=self.buckets())
-        if self.eager_form is not self.run:
-            eager_form = self.bound(self.eager_form, statics)
-            # The first call shows the graph; compiled code must run before too.
-            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
+        run, eager_form = self.bound(self.run, statics), self.bound(self.eager_form, statics)
+        warmup = max(self.settings.graph.warmup, _LEAST_WARMUP)
+        options = replace(self.settings.graph, buckets=self.buckets(), warmup=warmup)
         # A sharded module's forward may be refused after it has run, which cannot be done again.
         splits = self._split is not None and not distributed.initialized()
         kind = _Refusing if splits else graphed
@@ -307,8 +304,6 @@ def region_of(
         run, eager_form = compiled_graph(graph, given, compiler)
     may_split = settings.graph.on_refusal != "raise" and sizes is None
     split_here = partial(split, eager_form) if may_split else None
-    if compiler is eager_aten:
-        eager_form = run
     return CompiledRegion(
         name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, split_here
     )

@@ -8,22 +8,20 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
 
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import driver_of, select
-from onelaunch.dynamo.fakes import example, fake_mode
+from onelaunch.driver.select import select
+from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings
-from onelaunch.dynamo.split import compiled_parts, inspected
+from onelaunch.dynamo.split import compiled_parts, inspected, refused_operators
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
@@ -97,24 +95,11 @@ def record_graph(
         return apart.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        region = region_of(part, given, device, compiler, settings, split)
+        region = region_of(part, given, device, compiler, settings)
         own.add(region)
         return region.call
 
-    def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
-        mode = fake_mode(part)
-        with _compiling(device, mode):
-            found = inspected(part, device, {operator: error})
-            if not found.refused:
-                return None
-            before = _guards(mode)
-            parts = compiled_parts(part, found, compile_part)
-        if _guards(mode) != before:  # of sizes: it is too late for Dynamo to take them
-            return None
-        _warn(list(found.refused.values()))
-        return parts
-
-    found = inspected(graph, device, {})
+    found = inspected(graph, device)
     refused = list(found.refused.values())
     if not refused:
         return compile_part(graph, inputs)
@@ -122,23 +107,6 @@ def record_graph(
         return _raising(refused[0])
     _warn(refused)
     return compiled_parts(graph, found, compile_part)
-
-
-@contextmanager
-def _compiling(device: torch.device, mode: Any) -> Generator[None]:
-    """Return a context to compile in after Dynamo's end, in one thread at a time. Meanwhile no
-    thread warms up, since torch's flags of dispatch modes are the process's."""
-    frames: Any = importlib.import_module("torch._dynamo.convert_frame")
-    session: Any = getattr(torch.compiler, "_compile_session_context", nullcontext)
-    exclusive = driver_of(device.type).exclusive()
-    with exclusive, frames.compile_lock, session(), tracing(TracingContext(mode)):
-        yield
-
-
-def _guards(mode: Any) -> tuple[int, int]:
-    """Return the numbers of guards that compilation has added, and left out after Dynamo's end."""
-    env = mode.shape_env
-    return (0, 0) if env is None else (len(env.guards), env.counter["ignored_backward_guard"])
 
 
 def graphs() -> list[Graphed[..., Any]]:
@@ -150,6 +118,7 @@ def reset() -> None:
     """Free the recordings of all compiled graphs: `torch._dynamo.reset` calls it."""
     regions.reset()
     regions.clear()
+    refused_operators.clear()
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
+import importlib
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import is_, itemgetter
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,13 +25,14 @@ from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
+from onelaunch.dynamo.split import refused_operators
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.native import FAILURES, compiled
 from onelaunch.padding.graphed import graphed
-from onelaunch.replay.call_path import Miss
+from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
@@ -45,23 +45,25 @@ _MOST_PROGRAMS = 256
 """The most sets of parameters of one region: layers of a model that are compiled once."""
 
 
-Split = Callable[[torch.fx.GraphModule, object, CaptureError], Callable[..., Any] | None]
-"""Compiles a graph in parts around an operator, for a reason. None without this operator."""
-
-
 class RegionCallee(Callee):
     """A compiled graph with the tensors that it reads where they are.
 
     Args:
         fn: the compiled graph.
         eager_form: the graph itself, whose operations can be watched.
+        cut: see `CompiledRegion._cut`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], eager_form: Callable[..., Any], statics: Unchanging
+        self,
+        fn: Callable[..., Any],
+        eager_form: Callable[..., Any],
+        statics: Unchanging,
+        cut: Callable[[CaptureError], bool],
     ) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
         self._eager_form = eager_form
+        self.cut = cut
         self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
 
     @property
@@ -87,12 +89,16 @@ class RegionCallee(Callee):
         """Keep the reads as they are."""
 
 
-class _Refusing(Graphed[..., Any]):
-    """The recordings of a graph that a refusal splits. A backward's refusal is a warning, as
-    ever."""
+class CutGraphed(Graphed[..., Any]):
+    """The recordings of a graph that is compiled anew if an operator in it is refused."""
+
+    _callee: RegionCallee
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        raise error
+        if not self._callee.cut(error):
+            return super()._refused(signature, error)
+        signature.eager_code = error.code
+        return MISS
 
 
 class Program(NamedTuple):
@@ -102,13 +108,11 @@ class Program(NamedTuple):
         places: of these parameters among the inputs, as bytes of int64.
         given: the parameters.
         taken: takes the inputs that move from all inputs.
-        run: a function of these.
     """
 
     places: bytes
     given: tuple[Tensor, ...]
     taken: Callable[[Sequence[Any]], tuple[Any, ...]]
-    run: Callable[..., Any]
     graphed: Graphed[..., Any]
 
 
@@ -122,7 +126,7 @@ class CompiledRegion:
         numbers: places of inputs that are host tensors of one number, and read on the device.
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
-        split: compiles it in parts around an operator, if it may be.
+        code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class CompiledRegion:
         count: int,
         device: torch.device,
         settings: CompileSettings,
-        split: Callable[[object, CaptureError], Callable[..., Any] | None] | None = None,
+        code: CodeType | None = None,
     ) -> None:
         self.name = name
         self.run = run
@@ -146,9 +150,8 @@ class CompiledRegion:
         self._sizes = sizes
         self._device = device
         self._count = count
-        self._split = split
-        self._splitting = threading.Lock()
-        self._parts: Callable[..., Any] | None = None
+        self._code = code
+        self._known = {None, *refused_operators}
         self._stopped_in: object = None
         self._programs: list[Program] = []
         """Replaced, never changed, so that no lock is needed."""
@@ -157,11 +160,9 @@ class CompiledRegion:
 
     def call(self, *args: Any) -> Any:
         """Run the graph on its inputs: the program of the parameters among them."""
-        for places, given, taken, run, _ in self._programs:
+        for places, given, taken, run in self._programs:
             if self._holds(args, places, given):
                 return run(*taken(args))
-        if self._parts is not None:
-            return self._parts(*args)
         self._add_program(args)
         return self.call(*args)
 
@@ -207,26 +208,15 @@ class CompiledRegion:
         call.__name__ = self.name
         return call
 
-    def _tried(self, graphed: Graphed[..., Any], given: Sequence[Tensor], *moving: Any) -> Any:
-        """Call the recordings, or go on in parts where they are refused."""
-        try:
-            return graphed(*moving)
-        except CaptureError as error:
-            self._split_for(error)
-        places = (*self._static, *self._moving)
-        args = dict(zip(places, (*given, *moving), strict=True))
-        return self.call(*(args[place] for place in range(self._count)))
-
-    def _split_for(self, error: CaptureError) -> None:
-        """Go on in parts around the refused operator. Without it in the graph go on as a whole,
-        whose refusals are warnings from now on."""
-        with self._splitting:  # another thread may have done it
-            if self._split is None:
-                return
-            if self._stopped_in is not None:
-                self._parts = self._split(self._stopped_in, error)
-            self._split = None
-            self.reset()
+    def _cut(self, error: CaptureError) -> bool:
+        """Have Dynamo compile the code anew at its next call, in parts around the operator that a
+        capture was refused in. Return False if there is none, or if its parts contain it, too."""
+        if self._code is None or self._stopped_in in self._known:
+            return False
+        refused = CaptureError(error.code, error.what, fix=error.fix)
+        refused_operators.setdefault(self._stopped_in, refused)
+        torch._dynamo.reset_code(self._code)
+        return True
 
     def _place(self, static: Mapping[int, str]) -> None:
         self._static = static
@@ -249,9 +239,8 @@ class CompiledRegion:
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
         made = self._graphed(statics)
-        run = made if self._split is None else partial(self._tried, made, statics)
         places = array("q", self._static).tobytes()
-        program = Program(places, statics, _items(self._moving), run, made)
+        program = Program(places, statics, _items(self._moving), made)
         self._programs = [*self._programs, program]
 
     def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
@@ -259,10 +248,8 @@ class CompiledRegion:
         run, eager_form = self.bound(self.run, statics), self.bound(self.eager_form, statics)
         warmup = max(self.settings.graph.warmup, _LEAST_WARMUP)
         options = replace(self.settings.graph, buckets=self.buckets(), warmup=warmup)
-        # A sharded module's forward may be refused after it has run, which cannot be done again.
-        splits = self._split is not None and not distributed.initialized()
-        kind = _Refusing if splits else graphed
-        callee = RegionCallee(run, eager_form, statics)
+        callee = RegionCallee(run, eager_form, statics, self._cut)
+        kind = graphed if self._code is None else CutGraphed
         return kind(run, options, self.settings.pool, None, callee)
 
 
@@ -285,7 +272,6 @@ def region_of(
     device: torch.device,
     compiler: Backend,
     settings: CompileSettings,
-    split: Split,
 ) -> CompiledRegion:
     """Compile a graph of Dynamo's, or a part of one."""
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -302,10 +288,10 @@ def region_of(
     name = function_of(graph)
     with floats_elsewhere(graph):
         run, eager_form = compiled_graph(graph, given, compiler)
-    may_split = settings.graph.on_refusal != "raise" and sizes is None
-    split_here = partial(split, eager_form) if may_split else None
+    raises = settings.graph.on_refusal == "raise" or distributed.initialized()
+    code = None if raises or sizes is not None else _code_of_dynamo()
     return CompiledRegion(
-        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, split_here
+        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, code
     )
 
 
@@ -325,6 +311,15 @@ def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(places) > 1:
         return itemgetter(*places)
     return lambda items: tuple(items[place] for place in places)
+
+
+def _code_of_dynamo() -> CodeType | None:
+    """Return the code that Dynamo compiles in this thread."""
+    translators: Any = importlib.import_module("torch._dynamo.symbolic_convert")
+    try:
+        return translators.InstructionTranslator.current_tx().output.root_tx.f_code
+    except AttributeError:  # somebody else compiles
+        return None
 
 
 def _operator_in(traceback: TracebackType | None) -> object:

@@ -5,7 +5,7 @@ operators marked as unsafe make parts of their own, which run as they are. The p
 recorded. Host tensors that are the same in each call stay in them: a capture keeps the copies that
 they have on the device, see `watch.lifted`. A mode that the graph turns on and off, autocast or
 `no_grad`, is not cut. A custom operator shows its inside only in a capture: region.py has the graph
-split then.
+compiled anew then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -52,19 +52,17 @@ class Inspection(NamedTuple):
     constants: list[Node]
 
 
-def inspected(
-    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
-) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain.
+refused_operators: dict[object, CaptureError] = {}
+"""Operator that a capture was refused in -> the refusal."""
 
-    Args:
-        known: operators that a capture was refused for.
-    """
+
+def inspected(graph: Graph, device: torch.device) -> Inspection:
+    """Look for nodes of a graph that a recording cannot contain."""
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
     with mode:
-        checked = _Checked(graph, mode, device, known)
+        checked = _Checked(graph, mode, device)
         checked.run(*map(detached, inputs_of(graph)))
     return checked.found()
 
@@ -242,12 +240,9 @@ class _Inputs(_Fake):
 class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
-    def __init__(
-        self, graph: Graph, mode: Any, device: torch.device, known: Mapping[object, CaptureError]
-    ) -> None:
+    def __init__(self, graph: Graph, mode: Any, device: torch.device) -> None:
         super().__init__(graph, mode)
         self._device = device
-        self._known = known
         self._refused: dict[Node, CaptureError] = {}
         self._steady: dict[Node, CaptureError] = {}
         """Node with host work that is the same in each call -> its refusal."""
@@ -260,7 +255,7 @@ class _Checked(_Fake):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return tree_map_only(Tensor, Tensor.detach, n.meta["example_value"])
-        checking = _Checking(self._device, self._known)
+        checking = _Checking(self._device)
         with checking:
             result = super().run_node(n)
         if checking.found is not None:
@@ -302,10 +297,9 @@ class _Checking(DispatchMode):
             and takes nothing from the device.
     """
 
-    def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._known = known
         self.found: CaptureError | None = None
         self.steady = True
 
@@ -325,7 +319,7 @@ class _Checking(DispatchMode):
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
-        known = self._known.get(func)
+        known = refused_operators.get(func)
         if known is not None:
             return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
         row = refusal(func, args, kwargs)

@@ -306,14 +306,15 @@ class _Checking(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given, made = tensors((args, kwargs)), tensors(result)
+        op = operator_of(func)
+        given, made = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
         error = self._known_refusal(func, args, kwargs)
         self.steady &= error is None
         if error is None:
             error = self._of_host(f"`{func.overloadpacket.__name__}`", given, made)
             leaves = {_is_on_host(t, self._device) for t in given} == {False}
             brings = any(_is_on_host(t, self._device) for t in made)
-            self.steady &= error is None or not (operator_of(func).random or (leaves and brings))
+            self.steady &= error is None or not (op.random or (leaves and brings))
         self.found = self.found or error
         return result
 

@@ -21,7 +21,13 @@ from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings
-from onelaunch.dynamo.split import compiled_parts, inspected, refused_operators
+from onelaunch.dynamo.split import (
+    code_of_dynamo,
+    compiled_parts,
+    inspected,
+    refused_in,
+    refused_operators,
+)
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
@@ -99,7 +105,7 @@ def record_graph(
         own.add(region)
         return region.call
 
-    found = inspected(graph, device)
+    found = inspected(graph, device, refused_in(code_of_dynamo()))
     refused = list(found.refused.values())
     if not refused:
         return compile_part(graph, inputs)

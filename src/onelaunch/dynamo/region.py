@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from onelaunch.dynamo.lines import function_of
 from onelaunch.dynamo.numbers import floats_elsewhere
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
-from onelaunch.dynamo.split import refused_operators
+from onelaunch.dynamo.split import code_of_dynamo, refused_in
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
@@ -151,7 +150,8 @@ class CompiledRegion:
         self._device = device
         self._count = count
         self._code = code
-        self._known = {None, *refused_operators}
+        self._refused = refused_in(code)
+        self._known = {None, *self._refused}
         self._stopped_in: object = None
         self._programs: list[Program] = []
         """Replaced, never changed, so that no lock is needed."""
@@ -214,7 +214,7 @@ class CompiledRegion:
         if self._code is None or self._stopped_in in self._known:
             return False
         refused = CaptureError(error.code, error.what, fix=error.fix)
-        refused_operators.setdefault(self._stopped_in, refused)
+        self._refused.setdefault(self._stopped_in, refused)
         torch._dynamo.reset_code(self._code)
         return True
 
@@ -289,7 +289,7 @@ def region_of(
     with floats_elsewhere(graph):
         run, eager_form = compiled_graph(graph, given, compiler)
     raises = settings.graph.on_refusal == "raise" or distributed.initialized()
-    code = None if raises or sizes is not None else _code_of_dynamo()
+    code = None if raises or sizes is not None else code_of_dynamo()
     return CompiledRegion(
         name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, code
     )
@@ -311,15 +311,6 @@ def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(places) > 1:
         return itemgetter(*places)
     return lambda items: tuple(items[place] for place in places)
-
-
-def _code_of_dynamo() -> CodeType | None:
-    """Return the code that Dynamo compiles in this thread."""
-    translators: Any = importlib.import_module("torch._dynamo.symbolic_convert")
-    try:
-        return translators.InstructionTranslator.current_tx().output.root_tx.f_code
-    except AttributeError:  # somebody else compiles
-        return None
 
 
 def _operator_in(traceback: TracebackType | None) -> object:

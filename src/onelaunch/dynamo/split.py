@@ -10,11 +10,14 @@ compiled anew then.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -52,17 +55,37 @@ class Inspection(NamedTuple):
     constants: list[Node]
 
 
-refused_operators: dict[object, CaptureError] = {}
-"""Operator that a capture was refused in -> the refusal."""
+refused_operators: WeakKeyDictionary[CodeType, dict[object, CaptureError]] = WeakKeyDictionary()
+"""Code -> operator that a capture of its graphs was refused in -> the refusal."""
 
 
-def inspected(graph: Graph, device: torch.device) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain."""
+def code_of_dynamo() -> CodeType | None:
+    """Return the code that Dynamo compiles in this thread."""
+    translators: Any = importlib.import_module("torch._dynamo.symbolic_convert")
+    try:
+        return translators.InstructionTranslator.current_tx().output.root_tx.f_code
+    except AttributeError:  # somebody else compiles
+        return None
+
+
+def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
+    """Return the operators that captures of a code's graphs were refused in, to be added to."""
+    return {} if code is None else refused_operators.setdefault(code, {})
+
+
+def inspected(
+    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
+) -> Inspection:
+    """Look for nodes of a graph that a recording cannot contain.
+
+    Args:
+        known: operator that a capture was refused in -> the refusal.
+    """
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
     with mode:
-        checked = _Checked(graph, mode, device)
+        checked = _Checked(graph, mode, device, known)
         checked.run(*map(detached, inputs_of(graph)))
     return checked.found()
 
@@ -240,9 +263,12 @@ class _Inputs(_Fake):
 class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
-    def __init__(self, graph: Graph, mode: Any, device: torch.device) -> None:
+    def __init__(
+        self, graph: Graph, mode: Any, device: torch.device, known: Mapping[object, CaptureError]
+    ) -> None:
         super().__init__(graph, mode)
         self._device = device
+        self._known = known
         self._refused: dict[Node, CaptureError] = {}
         self._steady: dict[Node, CaptureError] = {}
         """Node with host work that is the same in each call -> its refusal."""
@@ -255,7 +281,7 @@ class _Checked(_Fake):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return tree_map_only(Tensor, Tensor.detach, n.meta["example_value"])
-        checking = _Checking(self._device)
+        checking = _Checking(self._device, self._known)
         with checking:
             result = super().run_node(n)
         if checking.found is not None:
@@ -297,9 +323,10 @@ class _Checking(DispatchMode):
             and takes nothing from the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
         super().__init__()
         self._device = device
+        self._known = known
         self.found: CaptureError | None = None
         self.steady = True
 
@@ -320,7 +347,7 @@ class _Checking(DispatchMode):
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
-        known = refused_operators.get(func)
+        known = self._known.get(func)
         if known is not None:
             return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
         row = refusal(func, args, kwargs)

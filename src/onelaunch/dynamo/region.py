@@ -21,7 +21,7 @@ from onelaunch.capture.compilation import Backend, compiled_graph
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
-from onelaunch.dynamo.numbers import floats_elsewhere
+from onelaunch.dynamo.numbers import floats_elsewhere, is_float
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
 from onelaunch.dynamo.split import code_of_dynamo, refused_in
@@ -123,6 +123,7 @@ class CompiledRegion:
         eager_form: the graph itself, whose operations can be watched.
         static: place of an input that is read where it is -> its name.
         numbers: places of inputs that are host tensors of one number, and read on the device.
+        floats: places of others, which the graph reads on the host: a recording for each value.
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
         code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
@@ -140,12 +141,14 @@ class CompiledRegion:
         device: torch.device,
         settings: CompileSettings,
         code: CodeType | None = None,
+        floats: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.run = run
         self.eager_form = eager_form
         self.settings = settings
         self._numbers = tuple(numbers)
+        self._floats = floats
         self._sizes = sizes
         self._device = device
         self._count = count
@@ -198,6 +201,8 @@ class CompiledRegion:
                 args[place] = args[place].to(device)
             for place, (tensor, dim) in sizes.items():
                 args[place] = args[tensor].shape[dim]
+            for place in self._floats:
+                args[place] = torch.tensor(args[place], dtype=torch.float64)
             self._stopped_in = None
             try:
                 return run(*args)
@@ -240,7 +245,7 @@ class CompiledRegion:
             self.reset()
         made = self._graphed(statics)
         places = array("q", self._static).tobytes()
-        program = Program(places, statics, _items(self._moving), made)
+        program = Program(places, statics, _taking(self._moving, self._floats), made)
         self._programs = [*self._programs, program]
 
     def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
@@ -282,6 +287,7 @@ def region_of(
         if _is_number(inputs[i], device)
         and all(is_on(example(user), device) for user in node.users)
     ]
+    floats = [i for i, node in enumerate(placeholders) if is_float(node)]
     wanted = settings.graph.buckets
     sizes = None if wanted is None else sized(graph, static, wanted)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
@@ -291,7 +297,7 @@ def region_of(
     raises = settings.graph.on_refusal == "raise" or distributed.initialized()
     code = None if raises or sizes is not None else code_of_dynamo()
     return CompiledRegion(
-        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, code
+        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, code, floats
     )
 
 
@@ -306,11 +312,13 @@ def _holds() -> Callable[[tuple[Any, ...], bytes, tuple[Tensor, ...]], bool]:
         )
 
 
-def _items(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that takes the items at these places."""
-    if len(places) > 1:
+def _taking(
+    places: Sequence[int], floats: Sequence[int]
+) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the items at these places, the values of `floats` among them."""
+    if len(places) > 1 and not floats:
         return itemgetter(*places)
-    return lambda items: tuple(items[place] for place in places)
+    return lambda items: tuple(items[i].item() if i in floats else items[i] for i in places)
 
 
 def _operator_in(traceback: TracebackType | None) -> object:

@@ -315,7 +315,7 @@ def _holds() -> Callable[[tuple[Any, ...], bytes, tuple[Tensor, ...]], bool]:
 def _taking(
     places: Sequence[int], floats: Sequence[int]
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that takes the items at these places, the values of `floats` among them."""
+    """Return a function that takes the items at `places`. It takes the values of the `floats`."""
     if len(places) > 1 and not floats:
         return itemgetter(*places)
     return lambda items: tuple(items[i].item() if i in floats else items[i] for i in places)

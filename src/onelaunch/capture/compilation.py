@@ -43,7 +43,17 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
-        return compiled_graph(graph, inputs, backend)[0]
+        own = _own(graph)
+        sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
+        written = _written_inputs()
+
+        def noted(*args: Any) -> Any:
+            every = (*own, *args)
+            given = (value for i, value in enumerate(args) if i not in sizes)
+            note_host_inputs(given, [every[i] for i in written if i < len(every)])
+            return run_graph(*args)
+
+        return noted
 
     run = torch.compile(fn, backend=ahead, dynamic=dynamic)
     config: Any = importlib.import_module("torch._dynamo").config
@@ -108,19 +118,16 @@ def compiled_graph(
     AOTAutograd relies on a common base of overlapping arguments where the graph writes to one.
     Tensors in a capture have no base: such calls run the original graph."""
     shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
-    own, sizes = _own(graph), _sizes(graph)
+    own = _own(graph)
     run = backend(graph, inputs)
     written = _written_inputs()
-    if _overlap((*own, *inputs), written):
-        run = shown
+    if not written:
+        return run, shown
 
-    def noted(*args: Any) -> Any:
-        every = (*own, *args)
-        given = (value for i, value in enumerate(args) if i not in sizes)
-        note_host_inputs(given, [every[i] for i in written if i < len(every)])
-        return shown(*args) if _overlap(every, written) else run(*args)
+    def apart(*args: Any) -> Any:
+        return shown(*args) if _overlap((*own, *args), written) else run(*args)
 
-    return noted, shown
+    return (shown if _overlap((*own, *inputs), written) else apart), shown
 
 
 def _own(graph: torch.fx.GraphModule) -> list[Tensor]:
@@ -138,8 +145,6 @@ def _written_inputs() -> list[int]:
 
 def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
     """Return whether a written argument shares memory with another argument."""
-    if not written:
-        return False
     given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
     storages = {i: t.untyped_storage()._cdata for i, t in given.items()}
     for i in set(written) & given.keys():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-WAYS = ("fresh", "world")
-"""Parameters that say how compiled code is recorded. The first value of each is `seen`."""
+WAY = "world"
+"""The parameter that says how compiled code is recorded. Its first value is `backend`."""
 ON_DEVICE = ("tape", "cuda")
 SEEDS = {"seed", "part"}
 """Parameters that number random programs."""
@@ -20,7 +20,7 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """The tests that run everywhere.
 
     - Plain CPU tensors beside a device: the first case of each file, and tests marked `cpu`.
-    - Ways to record compiled code: all on `seen`, each other way on one combination of the rest.
+    - Ways to record compiled code: all on `backend`, each other way on one combination of the rest.
     - Of seeds and parts the first.
     - Two parameters: cases in which each value occurs; three and more: each pair of values.
     - Nothing that is marked `thorough`.
@@ -83,9 +83,8 @@ def _ways(items: list[pytest.Item]) -> list[pytest.Item]:
     groups: defaultdict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
         params = params_of(item)
-        way = tuple(params[name] for name in WAYS if name in params)
-        if any(value != "seen" for value in way):
-            groups[(_function(item), params.get("device"), way)].append(item)
+        if params.get(WAY, "backend") != "backend":
+            groups[(_function(item), params.get("device"), params[WAY])].append(item)
     dropped = {
         item
         for number, group in enumerate(groups.values())
@@ -99,9 +98,9 @@ def _covering_cases(items: list[pytest.Item]) -> list[pytest.Item]:
     groups: defaultdict[tuple[int, Hashable], list[pytest.Item]] = defaultdict(list)
     for item in items:
         params = params_of(item)
-        count = len(params.keys() - {"device", *WAYS})
+        count = len(params.keys() - {"device", WAY})
         if count >= 2:
-            key = (_function(item), *(params.get(name) for name in ("device", *WAYS)))
+            key = (_function(item), *(params.get(name) for name in ("device", WAY)))
             groups[count, key].append(item)
     dropped = {
         item

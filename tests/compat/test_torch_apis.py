@@ -684,6 +684,36 @@ def test_dynamo_resets_a_backend(backend: Backend) -> None:
     assert backend.resets == 1
 
 
+def test_dynamo_compiles_a_code_anew_where_that_is_asked() -> None:
+    """By the backend's code itself, whose parts could not be captured."""
+    import torch._dynamo
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    translator: Any = InstructionTranslator
+    found: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(translator.current_tx().output.root_tx.f_code)
+        first = len(found) == 1
+
+        def run(*args: Any) -> Any:
+            if first:
+                torch._dynamo.reset_code(found[0])
+            return graph.forward(*args)
+
+        return run
+
+    def f(x: Tensor) -> Tensor:
+        return x + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend=backend)
+    for _ in range(4):
+        assert torch.equal(compiled(torch.ones(1)), torch.full((1,), 2.0))
+    torch._dynamo.reset()
+    assert found == [f.__code__] * 2
+
+
 def test_dynamo_says_what_it_relies_on_of_a_size(backend: Backend) -> None:
     """The backend leaves out the buckets at which this would not be true."""
 

@@ -27,39 +27,21 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what the emulated device alone can be asked: see `fresh`."""
-    params = {item: getattr(getattr(item, "callspec", None), "params", {}) for item in items}
-    items[:] = [
-        item
-        for item in items
-        if "hidden" not in (params[item].get("fresh"), params[item].get("world"))
-        or params[item].get("device") in ("tape", None)
-    ]
-
-
-@pytest.fixture(params=["seen", "hidden"])
-def fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing compiled so far. Code of the backend shows its operations, or hides them, as
-    Inductor's does in any case."""
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing compiled so far."""
     torch._dynamo.reset()
-    if request.param == "hidden":
-        _hide(monkeypatch)
     yield
     torch._dynamo.reset()
 
 
-@pytest.fixture(params=["seen", "hidden", "policy", "whole", "plain"])
-def world(
-    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
+@pytest.fixture(params=["backend", "policy", "whole", "plain"])
+def world(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Any]:
     """A way to record compiled code: see worlds.py."""
     from . import worlds  # it imports Inductor
 
     if request.param == "policy" and not worlds.HAS_HOOK:
         pytest.skip("the hook is torch 2.12's")
-    if request.param == "hidden":
-        _hide(monkeypatch)
     with worlds.entered(request.param, device) as entered:
         yield entered
 
@@ -82,12 +64,6 @@ def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
         return callee._compiled
 
     monkeypatch.setattr(Callee, "captured_form", captured_form)
-
-
-def _hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onelaunch.dynamo import region  # takes half a second
-
-    monkeypatch.setattr(region, "eager_aten", None)
 
 
 @pytest.fixture

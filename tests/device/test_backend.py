@@ -1,7 +1,6 @@
 """``torch.compile(f, backend="onelaunch")``: each graph of Dynamo's is a recording.
 
-Inductor compiles for CUDA. The emulated device gets torch's own operators, once as code whose
-operations are seen, and once as code that hides them, as Inductor's does. What PyTorch's own tests
+Inductor compiles for CUDA. The emulated device gets torch's own operators. What PyTorch's own tests
 ask of its CUDA graph trees is asked here too.
 """
 

@@ -1,4 +1,4 @@
-"""Constants of the host in a graph of Dynamo's: made once, and read on the device."""
+"""Constants of the host in a graph of Dynamo's: a recording has their copies on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onelaunch as ol
 from benchmarks.coverage_models import case, catalogue
 
 from .drop_in import on_accelerators
-from .regions import F, compiled, recordings, replays, same_calls
+from .regions import F, compiled, on_the_host, recordings, replays, same_calls
 from .training import Rand
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -67,6 +67,7 @@ TAKEN: dict[str, F] = {
     "a mask assigned": mask_assigned,
     "written later": written_later,
     "moved twice": moved_twice,
+    "half": lambda x: x.half() * torch.tensor(1 / 3),
 }
 
 
@@ -119,7 +120,6 @@ LEFT: dict[str, F] = {
     "a result": lambda x: (x.sin() + torch.tensor(ROW).to(x.device), torch.tensor(ROW) * 2),
     "written": written_on_the_host,
     "read after a write": read_after_a_write,
-    "half": lambda x: x.half() * torch.tensor(1 / 3),
 }
 
 
@@ -140,3 +140,19 @@ def test_what_each_call_makes_stays_on_the_host(
             call(fast, 0)
         for i in range(CALLS):
             torch.testing.assert_close(call(fast, i), call(f, i), rtol=0, atol=0)
+
+
+@on_accelerators
+@pytest.mark.filterwarnings("ignore:.*OL312")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_constant_beside_a_cut(device: torch.device, rand: Rand, parts: int) -> None:
+    """It is made in the part that reads it, or runs as it is if several do."""
+
+    def f(x: Tensor) -> Tensor:
+        row = torch.arange(4.0) / 8
+        y = x * (row.to(x.device) if parts == 2 else 2)
+        return on_the_host(y) + row.to(x.device)
+
+    with torch.no_grad():
+        same_calls(f, compiled(f), lambda i: (rand(i, 2, 4),), calls=CALLS)
+    assert replays() >= 2 * (CALLS - 4)

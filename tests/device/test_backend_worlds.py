@@ -23,7 +23,7 @@ from .training import Rand
 from .worlds import Whole, World
 
 pytestmark = on_accelerators
-cut = pytest.mark.parametrize("world", ["seen", "hidden", "policy"], indirect=True)
+cut = pytest.mark.parametrize("world", ["backend", "policy"], indirect=True)
 """For programs that Dynamo has to cut."""
 
 

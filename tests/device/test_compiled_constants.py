@@ -44,7 +44,14 @@ def changed_state(x: Tensor) -> Tensor:
     return x * table
 
 
+def assigned(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[0, 0] = torch.tensor(3.0)
+    return y
+
+
 OWN: dict[str, Callable[[Tensor], Any]] = {
+    "an assigned number": assigned,
     "a number": lambda x: x * NUMBER,
     "a computed number": lambda x: x * (NUMBER * 2),
     "a number in a branch": lambda x: torch.where(x > 0.5, x, NUMBER),

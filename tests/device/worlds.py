@@ -1,7 +1,6 @@
 """The ways in which compiled code is recorded, each a world that the same programs run in.
 
-seen     ``torch.compile(f, backend="onelaunch")``, of code whose operations are seen
-hidden   the same of code that hides them, as Inductor's does: on the emulated device
+backend  ``torch.compile(f, backend="onelaunch")``
 policy   ``mode="reduce-overhead"`` with `cudagraph_policy`; on the emulated device see inductor.py
 whole    ``ol.graph(f, compile=True)``
 plain    ``ol.graph(f)``

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import sysconfig
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +319,31 @@ def test_functions_without_defaults() -> None:
     assert made.check() is True
     fn.__defaults__ = (1,)
     assert made.check() is None
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_objects_at_their_places(monkeypatch: pytest.MonkeyPatch, native: str) -> None:
+    """Of a compiled graph's parameters, in C and in Python."""
+    from onelaunch.dynamo.region import _holds
+
+    monkeypatch.setenv("ONELAUNCH_NATIVE", native)
+    compiled.cache_clear()
+    holds: Any = _holds.__wrapped__()
+    chance = random.Random(0)
+    for count in range(80):
+        args = tuple(object() for _ in range(count))
+        places = sorted(chance.sample(range(count), chance.randrange(count + 1)))
+        given, packed = tuple(args[i] for i in places), array("q", places).tobytes()
+        assert holds(args, packed, given)
+        if places:
+            i = chance.choice(places)
+            assert not holds((*args[:i], object(), *args[i + 1 :]), packed, given)
+
+
+def test_what_is_no_place_is_an_error() -> None:
+    holds = compiled("guard").holds
+    for bad in ((), ([1], b"", ()), ((1,), b"1", (1,)), ((1,), array("q", [0]).tobytes(), ())):
+        with pytest.raises(TypeError, match="places"):
+            holds(*bad)
+    for place in (-1, 1, 2**40):
+        assert holds((1,), array("q", [place]).tobytes(), (1,)) is False

@@ -77,7 +77,6 @@ from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Change, Slot, StateWalk, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
-    Bringing,
     noting_host_inputs,
     places,
     refuse_handed_on,
@@ -324,9 +323,8 @@ class CaptureRun:
             if job.accesses.refused is not None:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
-            bringing = Bringing(job.device, self.constants, self.host_inputs)
-            bring = bringing if brings else nullcontext()
-            with leaves_refused(), around, noting_host_inputs(self.host_inputs), bring:
+            noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
+            with leaves_refused(), around, noting:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)

@@ -8,8 +8,6 @@ policy.py    cudagraph_policy: the same recordings under `mode="reduce-overhead"
 function.py  SplitFunction: a function that `ol.graph` cannot capture whole, by the same graphs
 settings.py  `mode` and `options` of `torch.compile`
 split.py     parts that cannot be captured
-constants.py host tensors that are the same in each call, taken to the device
-dispatch.py  the choice of recordings by the parameters of a call
 numbers.py   numbers that change from call to call, computed beside a graph
 fakes.py     the examples of its nodes
 lines.py     the user's lines behind a graph

@@ -8,29 +8,32 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
 
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import driver_of, select
-from onelaunch.dynamo.constants import take_constants
-from onelaunch.dynamo.fakes import example, fake_mode
+from onelaunch.driver.select import select
+from onelaunch.dynamo.fakes import example
 from onelaunch.dynamo.numbers import beside
-from onelaunch.dynamo.region import CompiledRegion, region_of
+from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings
-from onelaunch.dynamo.split import compiled_parts, refused_nodes
+from onelaunch.dynamo.split import (
+    code_of_dynamo,
+    compiled_parts,
+    inspected,
+    refused_in,
+    refused_operators,
+)
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
-_regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
+regions = Regions()
+"""The compiled graphs that are there, but for those of `SplitFunction`."""
 
 
 def onelaunch(
@@ -68,7 +71,7 @@ def onelaunch(
     compiler = settings.compiler(driver)
     if driver.compiler is None:
         return compiler(graph, inputs)
-    return record_graph(graph, inputs, device, compiler, settings, _regions)
+    return record_graph(graph, inputs, device, compiler, settings, regions)
 
 
 def driver_and_device(
@@ -84,82 +87,44 @@ def record_graph(
     device: torch.device,
     compiler: Backend,
     settings: CompileSettings,
-    regions: weakref.WeakSet[CompiledRegion],
+    own: Regions,
 ) -> Callable[..., Any]:
     """Compile and record a graph.
 
     Args:
-        regions: gets the regions that this makes.
+        own: gets the compiled graphs that this makes.
     """
 
     apart = beside(graph, inputs, device)
     if apart is not None:
-        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, regions)
+        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, own)
         return apart.around(rest)
-    held = take_constants(graph, inputs, device)
-    if held is not None:
-        rest = record_graph(held.graph, held.inputs, device, compiler, settings, regions)
-        return held.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        region = region_of(part, given, device, compiler, settings, split)
-        regions.add(region)
+        region = region_of(part, given, device, compiler, settings)
+        own.add(region)
         return region.call
 
-    def split(part: torch.fx.GraphModule, operator: object, error: CaptureError) -> Any:
-        mode = fake_mode(part)
-        with _compiling(device, mode):
-            refused = refused_nodes(part, device, {operator: error})
-            if not refused:
-                return None
-            before = _guards(mode)
-            parts = compiled_parts(part, refused, compile_part)
-        if _guards(mode) != before:  # of sizes: it is too late for Dynamo to take them
-            return None
-        _warn(list(refused.values()))
-        return parts
-
-    refused = refused_nodes(graph, device, {})
+    found = inspected(graph, device, refused_in(code_of_dynamo()))
+    refused = list(found.refused.values())
     if not refused:
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
-        return _raising(next(iter(refused.values())))
-    _warn(list(refused.values()))
-    return compiled_parts(graph, refused, compile_part)
-
-
-@contextmanager
-def _compiling(device: torch.device, mode: Any) -> Generator[None]:
-    """Return a context to compile in after Dynamo's end, in one thread at a time. Meanwhile no
-    thread warms up, since torch's flags of dispatch modes are the process's."""
-    frames: Any = importlib.import_module("torch._dynamo.convert_frame")
-    session: Any = getattr(torch.compiler, "_compile_session_context", nullcontext)
-    exclusive = driver_of(device.type).exclusive()
-    with exclusive, frames.compile_lock, session(), tracing(TracingContext(mode)):
-        yield
-
-
-def _guards(mode: Any) -> tuple[int, int]:
-    """Return the numbers of guards that compilation has added, and left out after Dynamo's end."""
-    env = mode.shape_env
-    return (0, 0) if env is None else (len(env.guards), env.counter["ignored_backward_guard"])
-
-
-def note_region(region: CompiledRegion) -> None:
-    """Have `graphs` count a region, and `reset` free its recordings."""
-    _regions.add(region)
+        return _raising(refused[0])
+    _warn(refused)
+    return compiled_parts(graph, found, compile_part)
 
 
 def graphs() -> list[Graphed[..., Any]]:
     """Return the graphed callables of all compiled graphs."""
-    return [program.graphed for region in list(_regions) for program in region.programs()]
+    return regions.graphs()
 
 
 def reset() -> None:
     """Free the recordings of all compiled graphs: `torch._dynamo.reset` calls it."""
-    for region in list(_regions):
-        region.reset()
-    _regions.clear()
+    regions.reset()
+    regions.clear()
+    refused_operators.clear()
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010

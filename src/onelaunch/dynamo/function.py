@@ -10,7 +10,7 @@ import torch
 
 from onelaunch.capture.compilation import eager_aten
 from onelaunch.dynamo.backend import driver_and_device, record_graph
-from onelaunch.dynamo.region import CompiledRegion
+from onelaunch.dynamo.region import Regions
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -38,10 +38,10 @@ class SplitFunction(InPieces[P, R]):
         super().__init__(fn, options, pool, root)
         self._refusals = {}
         self._told = Told()
-        self._regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
+        self._regions = Regions()
         backend = _backend(CompileSettings.of_graph(options, self._pool), self._regions)
         self._pieces: Callable[..., R] = torch.compile(fn, backend=backend)
-        weakref.finalize(self, _reset, self._regions)  # Dynamo keeps them as long as the code
+        weakref.finalize(self, self._regions.reset)  # Dynamo keeps them as long as the code
 
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self._pieces(*args, **kwargs)
@@ -50,8 +50,8 @@ class SplitFunction(InPieces[P, R]):
         return True
 
     def _figures(self) -> Iterable[GraphStats]:
-        programs = [program for region in list(self._regions) for program in region.programs()]
-        return [super(InPieces, self).stats(), *(program.graphed.stats() for program in programs)]
+        pieces = self._regions.graphs()
+        return [super(InPieces, self).stats(), *(graphed.stats() for graphed in pieces)]
 
     def _refused_parts(self) -> Iterable[SplitModule]:
         return self._refusals.values()
@@ -60,14 +60,12 @@ class SplitFunction(InPieces[P, R]):
         """Free every recording of the whole and its pieces, and forget every signature and refusal;
         see `Graphed.reset`."""
         super().reset()
-        _reset(self._regions)
+        self._regions.reset()
         self._refusals.clear()
         self._told.reset()
 
 
-def _backend(
-    settings: CompileSettings, regions: weakref.WeakSet[CompiledRegion]
-) -> Callable[..., Any]:
+def _backend(settings: CompileSettings, regions: Regions) -> Callable[..., Any]:
     """Return a backend for Dynamo that adds its regions to `regions`."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -76,8 +74,3 @@ def _backend(
         return record_graph(graph, inputs, device, compiler, settings, regions)
 
     return compile_graph
-
-
-def _reset(regions: weakref.WeakSet[CompiledRegion]) -> None:
-    for region in list(regions):
-        region.reset()

@@ -193,6 +193,12 @@ def _is_source(node: Node, sizes: set[Any]) -> bool:
     value = example(node)
     if isinstance(value, torch.SymInt):
         return not value.node.expr.free_symbols & sizes
+    return is_float(node)
+
+
+def is_float(node: Node) -> bool:
+    """Return whether an input is a float that changes: a host tensor whose item a graph takes."""
+    value = example(node)
     of_host = isinstance(value, Tensor) and value.device.type == "cpu" and not value.dim()
     return of_host and bool(node.users) and all(map(_is_item, node.users))
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.select import select
-from onelaunch.dynamo.backend import note_region
+from onelaunch.dynamo.backend import regions
 from onelaunch.dynamo.lines import function_in, line_in
-from onelaunch.dynamo.region import CompiledRegion
+from onelaunch.dynamo.region import CompiledRegion, Regions
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.errors import ArgumentError, CaptureError
 from onelaunch.runtime.pool import Pool
@@ -75,7 +75,7 @@ class _Hooks:
 
     def __init__(self, settings: CompileSettings) -> None:
         self._settings = settings
-        self._regions: weakref.WeakSet[CompiledRegion] = weakref.WeakSet()
+        self._regions = Regions()
         self._compiled = threading.local()
         """`graph`: the graph that this thread compiles. Inductor shows it before it asks to wrap
         its code."""
@@ -108,7 +108,7 @@ class _Hooks:
         graph = self._compiled.graph()
         name = function_in(stack_traces) + (" backward" if is_backward else "")
         static, written = set(static_input_idxs), set(mutated_input_idxs)
-        make = functools.partial(RecordedCode, self._settings, self._note, name, is_backward)
+        make = functools.partial(RecordedCode, self._settings, self._regions, name, is_backward)
         if not graph.partition_maps:
             return make(model, static, written)
         if [part.id for part in graph.partition_maps] != [0]:
@@ -125,19 +125,14 @@ class _Hooks:
 
     def reset(self) -> None:
         """Free all recordings of this policy."""
-        for region in list(self._regions):
-            region.reset()
-
-    def _note(self, region: CompiledRegion) -> None:
-        self._regions.add(region)
-        note_region(region)
+        self._regions.reset()
 
 
 class RecordedCode:
     """Compiled code, and its recordings.
 
     Args:
-        note: called with the region, which the first call makes.
+        own: gets the region, which the first call makes.
         static: places of inputs that are read where they are, as far as they stay.
         written: places of inputs that the code writes, for the caller to see.
     """
@@ -145,7 +140,7 @@ class RecordedCode:
     def __init__(
         self,
         settings: CompileSettings,
-        note: Callable[[CompiledRegion], object],
+        own: Regions,
         name: str,
         is_backward: bool,
         model: Boxed,
@@ -153,7 +148,7 @@ class RecordedCode:
         written: Collection[int],
     ) -> None:
         self._settings = settings
-        self._note = note
+        self._own = own
         self._name = name
         self._is_backward = is_backward
         self._model = model
@@ -195,7 +190,8 @@ class RecordedCode:
         region = CompiledRegion(
             self._name, run, shown, static, (), None, count, device, self._settings
         )
-        self._note(region)
+        self._own.add(region)
+        regions.add(region)
         return region
 
     def _code(self, given: Sequence[Any]) -> Boxed:

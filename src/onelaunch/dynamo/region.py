@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import functools
+import weakref
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from types import TracebackType
-from typing import Any
+from operator import is_, itemgetter
+from types import CodeType, TracebackType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +17,31 @@ from torch._ops import OpOverload
 
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.compilation import Backend, compiled_graph, eager_aten
+from onelaunch.capture.compilation import Backend, compiled_graph
 from onelaunch.capture.io_plan import is_filled
-from onelaunch.dynamo.dispatch import choice, dispatch
 from onelaunch.dynamo.fakes import example, is_on
 from onelaunch.dynamo.lines import function_of
-from onelaunch.dynamo.numbers import floats_elsewhere
+from onelaunch.dynamo.numbers import floats_elsewhere, is_float
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
+from onelaunch.dynamo.split import code_of_dynamo, refused_in
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.native import FAILURES, compiled
 from onelaunch.padding.graphed import graphed
-from onelaunch.replay.call_path import Miss
+from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
 from onelaunch.state.walk import StateWalk
 
-_HIDDEN_WARMUP = 3
-"""The least number of warm-up calls of code that hides its operations."""
+_LEAST_WARMUP = 3
+"""The least number of warm-up calls: the first shows the graph, and the others run its code."""
 _MOST_PROGRAMS = 256
 """The most sets of parameters of one region: layers of a model that are compiled once."""
-
-
-Split = Callable[[torch.fx.GraphModule, object, CaptureError], Callable[..., Any] | None]
-"""Compiles a graph in parts around an operator, for a reason. None without this operator."""
 
 
 class RegionCallee(Callee):
@@ -51,13 +50,19 @@ class RegionCallee(Callee):
     Args:
         fn: the compiled graph.
         eager_form: the graph itself, whose operations can be watched.
+        cut: see `CompiledRegion._cut`.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], eager_form: Callable[..., Any], statics: Unchanging
+        self,
+        fn: Callable[..., Any],
+        eager_form: Callable[..., Any],
+        statics: Unchanging,
+        cut: Callable[[CaptureError], bool],
     ) -> None:
         super().__init__(fn, compile=False, dynamic=False, root=("", statics))
         self._eager_form = eager_form
+        self.cut = cut
         self.reads = Reads(items={(id(statics), name): Use.READ for name in statics})
 
     @property
@@ -83,34 +88,31 @@ class RegionCallee(Callee):
         """Keep the reads as they are."""
 
 
-class _Refusing(Graphed[..., Any]):
-    """The recordings of a graph that a refusal splits. A backward's refusal is a warning, as
-    ever."""
+class CutGraphed(Graphed[..., Any]):
+    """The recordings of a graph that is compiled anew if an operator in it is refused."""
+
+    _callee: RegionCallee
 
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
-        raise error
+        if not self._callee.cut(error):
+            return super()._refused(signature, error)
+        signature.eager_code = error.code
+        return MISS
 
 
-class RegionProgram:
-    """A region over one set of parameters, and its recordings."""
+class Program(NamedTuple):
+    """A region over one set of parameters, and its recordings.
 
-    def __init__(self, region: CompiledRegion, tensors: tuple[Tensor, ...]) -> None:
-        self.given = tensors
-        statics = region.named(tensors)
-        run = region.bound(region.run, statics)
-        eager_form = (
-            run if region.eager_form is region.run else region.bound(region.eager_form, statics)
-        )
-        callee = RegionCallee(run, eager_form, statics)
-        options = replace(region.settings.graph, buckets=region.buckets())
-        if (
-            eager_form is not run
-        ):  # the first call shows the graph; compiled code must run before too
-            options = replace(options, warmup=max(options.warmup, _HIDDEN_WARMUP))
-        # A sharded module's forward may be refused after it has run, which cannot be done again.
-        splits = region.may_split and not distributed.initialized()
-        kind = _Refusing if splits else graphed
-        self.graphed: Graphed[..., Any] = kind(run, options, region.settings.pool, None, callee)
+    Attributes:
+        places: of these parameters among the inputs, as bytes of int64.
+        given: the parameters.
+        taken: takes the inputs that move from all inputs.
+    """
+
+    places: bytes
+    given: tuple[Tensor, ...]
+    taken: Callable[[Sequence[Any]], tuple[Any, ...]]
+    graphed: Graphed[..., Any]
 
 
 class CompiledRegion:
@@ -118,15 +120,13 @@ class CompiledRegion:
 
     Args:
         run: the compiled graph.
-        eager_form: the graph itself, or `run` where that shows its operations.
+        eager_form: the graph itself, whose operations can be watched.
         static: place of an input that is read where it is -> its name.
         numbers: places of inputs that are host tensors of one number, and read on the device.
+        floats: places of others, which the graph reads on the host: a recording for each value.
         sizes: the inputs that follow bucketed sizes, if any do.
         count: the number of inputs.
-        split: compiles it in parts around an operator, if it may be.
-
-    Attributes:
-        call: takes the inputs.
+        code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
     """
 
     def __init__(
@@ -140,36 +140,41 @@ class CompiledRegion:
         count: int,
         device: torch.device,
         settings: CompileSettings,
-        split: Callable[[object, CaptureError], Callable[..., Any] | None] | None = None,
+        code: CodeType | None = None,
+        floats: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.run = run
         self.eager_form = eager_form
         self.settings = settings
         self._numbers = tuple(numbers)
+        self._floats = floats
         self._sizes = sizes
         self._device = device
         self._count = count
-        self._split = split
-        self._splitting = threading.Lock()
-        self._parts: Callable[..., Any] | None = None
+        self._code = code
+        self._refused = refused_in(code)
+        self._known = {None, *self._refused}
         self._stopped_in: object = None
-        self._programs: list[RegionProgram] = []
-        self.call = dispatch(self._missed)
+        self._programs: list[Program] = []
+        """Replaced, never changed, so that no lock is needed."""
+        self._holds = _holds()
         self._place(static)
 
-    @property
-    def may_split(self) -> bool:
-        """True if a refusal of an operator in its graph splits it."""
-        return self._split is not None
+    def call(self, *args: Any) -> Any:
+        """Run the graph on its inputs: the program of the parameters among them."""
+        for places, given, taken, run in self._programs:
+            if self._holds(args, places, given):
+                return run(*taken(args))
+        self._add_program(args)
+        return self.call(*args)
 
-    def programs(self) -> list[RegionProgram]:
-        """Return a program for each set of parameters so far."""
-        return list(self._programs)
+    def graphs(self) -> list[Graphed[..., Any]]:
+        """Return the graphed callable of each set of parameters so far."""
+        return [program.graphed for program in self._programs]
 
     def reset(self) -> None:
         programs, self._programs = self._programs, []
-        self.call.forget()
         for program in programs:
             program.graphed.reset()
 
@@ -196,6 +201,8 @@ class CompiledRegion:
                 args[place] = args[place].to(device)
             for place, (tensor, dim) in sizes.items():
                 args[place] = args[tensor].shape[dim]
+            for place in self._floats:
+                args[place] = torch.tensor(args[place], dtype=torch.float64)
             self._stopped_in = None
             try:
                 return run(*args)
@@ -206,33 +213,15 @@ class CompiledRegion:
         call.__name__ = self.name
         return call
 
-    def _missed(self, *args: Any) -> Any:
-        """Take a call that no program is for."""
-        if self._parts is not None:
-            return self._parts(*args)
-        self._add_program(args)
-        return self.call(*args)
-
-    def _tried(self, program: RegionProgram, *moving: Any) -> Any:
-        """Call a program, or go on in parts where it is refused."""
-        try:
-            return program.graphed(*moving)
-        except CaptureError as error:
-            self._split_for(error)
-        places = (*self._static, *self._moving)
-        given = dict(zip(places, (*program.given, *moving), strict=True))
-        return self.call(*(given[place] for place in range(self._count)))
-
-    def _split_for(self, error: CaptureError) -> None:
-        """Go on in parts around the refused operator. Without it in the graph go on as a whole,
-        whose refusals are warnings from now on."""
-        with self._splitting:  # another thread may have done it
-            if self._split is None:
-                return
-            if self._stopped_in is not None:
-                self._parts = self._split(self._stopped_in, error)
-            self._split = None
-            self.reset()
+    def _cut(self, error: CaptureError) -> bool:
+        """Have Dynamo compile the code anew at its next call, in parts around the operator that a
+        capture was refused in. Return False if there is none, or if its parts contain it, too."""
+        if self._code is None or self._stopped_in in self._known:
+            return False
+        refused = CaptureError(error.code, error.what, fix=error.fix)
+        self._refused.setdefault(self._stopped_in, refused)
+        torch._dynamo.reset_code(self._code)
+        return True
 
     def _place(self, static: Mapping[int, str]) -> None:
         self._static = static
@@ -254,10 +243,32 @@ class CompiledRegion:
                 return
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
-        program = RegionProgram(self, statics)
-        self._programs.append(program)
-        run = partial(self._tried, program) if self.may_split else program.graphed
-        self.call.add(choice(tuple(self._static), statics, self._moving, run))
+        made = self._graphed(statics)
+        places = array("q", self._static).tobytes()
+        program = Program(places, statics, _taking(self._moving, self._floats), made)
+        self._programs = [*self._programs, program]
+
+    def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
+        statics = self.named(tensors)
+        run, eager_form = self.bound(self.run, statics), self.bound(self.eager_form, statics)
+        warmup = max(self.settings.graph.warmup, _LEAST_WARMUP)
+        options = replace(self.settings.graph, buckets=self.buckets(), warmup=warmup)
+        callee = RegionCallee(run, eager_form, statics, self._cut)
+        kind = graphed if self._code is None else CutGraphed
+        return kind(run, options, self.settings.pool, None, callee)
+
+
+class Regions(weakref.WeakSet[CompiledRegion]):
+    """The compiled graphs of one owner."""
+
+    def graphs(self) -> list[Graphed[..., Any]]:
+        """Return the graphed callables of all of them."""
+        return [graphed for region in list(self) for graphed in region.graphs()]
+
+    def reset(self) -> None:
+        """Free all their recordings."""
+        for region in list(self):
+            region.reset()
 
 
 def region_of(
@@ -266,7 +277,6 @@ def region_of(
     device: torch.device,
     compiler: Backend,
     settings: CompileSettings,
-    split: Split,
 ) -> CompiledRegion:
     """Compile a graph of Dynamo's, or a part of one."""
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -277,19 +287,38 @@ def region_of(
         if _is_number(inputs[i], device)
         and all(is_on(example(user), device) for user in node.users)
     ]
+    floats = [i for i, node in enumerate(placeholders) if is_float(node)]
     wanted = settings.graph.buckets
     sizes = None if wanted is None else sized(graph, static, wanted)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_of(graph)
     with floats_elsewhere(graph):
         run, eager_form = compiled_graph(graph, given, compiler)
-    may_split = settings.graph.on_refusal != "raise" and sizes is None
-    split_here = partial(split, eager_form) if may_split else None
-    if compiler is eager_aten:
-        eager_form = run
+    raises = settings.graph.on_refusal == "raise" or distributed.initialized()
+    code = None if raises or sizes is not None else code_of_dynamo()
     return CompiledRegion(
-        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, split_here
+        name, run, eager_form, static, numbers, sizes, len(inputs), device, settings, code, floats
     )
+
+
+@functools.cache
+def _holds() -> Callable[[tuple[Any, ...], bytes, tuple[Tensor, ...]], bool]:
+    """Return a function that tells whether tensors are at their places, in C if possible."""
+    try:
+        return compiled("guard").holds
+    except FAILURES:
+        return lambda args, places, given: all(
+            map(is_, map(args.__getitem__, array("q", places)), given)
+        )
+
+
+def _taking(
+    places: Sequence[int], floats: Sequence[int]
+) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that takes the items at `places`. It takes the values of the `floats`."""
+    if len(places) > 1 and not floats:
+        return itemgetter(*places)
+    return lambda items: tuple(items[i].item() if i in floats else items[i] for i in places)
 
 
 def _operator_in(traceback: TracebackType | None) -> object:

@@ -2,17 +2,22 @@
 
 Every node runs once on fake tensors. Operations on tensors of the host, reads by the host and
 operators marked as unsafe make parts of their own, which run as they are. The parts in between are
-recorded. A mode that the graph turns on and off, autocast or `no_grad`, is not cut. A custom
-operator shows its inside only in a capture: region.py has the graph split then.
+recorded. Host tensors that are the same in each call stay in them: a capture keeps the copies that
+they have on the device, see `watch.lifted`. A mode that the graph turns on and off, autocast or
+`no_grad`, is not cut. A custom operator shows its inside only in a capture: region.py has the graph
+compiled anew then.
 """
 
 from __future__ import annotations
 
+import importlib
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,6 +25,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_map_only
 
+from onelaunch.driver.aten import operator as operator_of
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
 from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
@@ -37,30 +43,63 @@ _OFF = re.compile(r"_exit_|.*_decrement_nesting$|_saved_tensors_hooks_enable$")
 _FIX = "move it out of the compiled function, or to the device"
 
 
-def refused_nodes(
+class Inspection(NamedTuple):
+    """The nodes of a graph that need care.
+
+    Attributes:
+        refused: the nodes that a recording cannot contain, each with the reason.
+        constants: the others that make tensors of the host, the same in each call.
+    """
+
+    refused: dict[Node, CaptureError]
+    constants: list[Node]
+
+
+refused_operators: WeakKeyDictionary[CodeType, dict[object, CaptureError]] = WeakKeyDictionary()
+"""Code -> operator that a capture of its graphs was refused in -> the refusal."""
+
+
+def code_of_dynamo() -> CodeType | None:
+    """Return the code that Dynamo compiles in this thread."""
+    translators: Any = importlib.import_module("torch._dynamo.symbolic_convert")
+    try:
+        return translators.InstructionTranslator.current_tx().output.root_tx.f_code
+    except AttributeError:  # somebody else compiles
+        return None
+
+
+def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
+    """Return the operators that captures of a code's graphs were refused in, to be added to."""
+    return {} if code is None else refused_operators.setdefault(code, {})
+
+
+def inspected(
     graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
-) -> dict[Node, CaptureError]:
-    """Return the nodes that a recording cannot contain, each with the reason.
+) -> Inspection:
+    """Look for nodes of a graph that a recording cannot contain.
 
     Args:
-        known: operators that a capture was refused for.
+        known: operator that a capture was refused in -> the refusal.
     """
-    found: dict[Node, CaptureError] = {}
     mode = fake_mode(graph)
-    if mode is not None:
-        with mode:
-            _Checked(graph, mode, device, known, found).run(*map(detached, inputs_of(graph)))
-    return found
+    if mode is None:
+        return Inspection({}, [])
+    with mode:
+        checked = _Checked(graph, mode, device, known)
+        checked.run(*map(detached, inputs_of(graph)))
+    return checked.found()
 
 
-def compiled_parts(
-    graph: Graph, refused: Mapping[Node, CaptureError], compile_part: Compile
-) -> Callable[..., Any]:
+def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
-    modes = [set(nodes) for nodes in _modes(graph)]
-    apart = {*refused, *_of_floats(graph)}
-    apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
-    parts = _parts(graph, apart, set().union(*modes))
+    apart = {*found.refused, *_of_floats(graph)}
+    for node in reversed(found.constants):
+        min(node.users).prepend(node)
+    parts = _parts(graph, apart)
+    uses = [(node, user) for node in found.constants for user in node.users]
+    if any(parts[node] != parts[user] for node, user in uses):
+        apart.update(*uses)  # no part hands on a tensor of the host
+        parts = _parts(graph, apart)
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
     eager = {f"submod_{parts[node]}" for node in apart if node in parts}
     inputs: dict[str, Sequence[Any]] = {}
@@ -118,9 +157,12 @@ def _modes(graph: Graph) -> Iterator[list[Node]]:
         yield within
 
 
-def _parts(graph: Graph, apart: Set[Node], in_modes: Set[Node]) -> dict[Node, int]:
+def _parts(graph: Graph, apart: set[Node]) -> dict[Node, int]:
     """Return node -> number of its part, in the order of the graph, as later operations may read
-    earlier writes."""
+    earlier writes. Modes that a node of `apart` stands in are added there."""
+    modes = [set(nodes) for nodes in _modes(graph)]
+    apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
+    in_modes = set[Node]().union(*modes)
     parts: dict[Node, int] = {}
     number, within = 0, False
     for node in graph.graph.nodes:
@@ -222,17 +264,16 @@ class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
     def __init__(
-        self,
-        graph: Graph,
-        mode: Any,
-        device: torch.device,
-        known: Mapping[object, CaptureError],
-        found: dict[Node, CaptureError],
+        self, graph: Graph, mode: Any, device: torch.device, known: Mapping[object, CaptureError]
     ) -> None:
         super().__init__(graph, mode)
         self._device = device
         self._known = known
-        self._found = found
+        self._refused: dict[Node, CaptureError] = {}
+        self._steady: dict[Node, CaptureError] = {}
+        """Node with host work that is the same in each call -> its refusal."""
+        self._constants: dict[Node, Tensor] = {}
+        """Node that makes a constant of the host -> the constant."""
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note the first of its operations that is refused."""
@@ -245,43 +286,85 @@ class _Checked(_Fake):
             result = super().run_node(n)
         if checking.found is not None:
             checking.found.where = line_of_node(n)
-            self._found[n] = checking.found
+            steady = checking.steady and self._is_steady(n, result)
+            (self._steady if steady else self._refused)[n] = checking.found
+            if steady and _is_on_host(result, self._device):
+                self._constants[n] = result
         return result
+
+    def _is_steady(self, n: Node, result: Any) -> bool:
+        """Return whether the host tensors that a node takes and makes are the same in each call."""
+        if isinstance(result, tuple | list):
+            return False
+        makes = _is_on_host(result, self._device)
+        return all(
+            m in self._constants
+            or not (makes or isinstance(value, torch.SymFloat) or _is_on_host(value, self._device))
+            for m in n.all_input_nodes
+            for value in [example(m)]
+        )
+
+    def found(self) -> Inspection:
+        """Return the findings. If a constant is written, or used by what is refused, all are."""
+        constants, refused = self._constants, self._refused
+        uses = {user for node in constants for user in node.users}
+        written = any(t._version for t in constants.values())
+        if written or any(user.op == "output" or user in refused for user in uses):
+            taken = {node: e for node, e in self._steady.items() if node in uses | constants.keys()}
+            return Inspection(refused | taken, [])
+        return Inspection(refused, [node for node in constants if node.users])
 
 
 class _Checking(DispatchMode):
-    """A mode that notes the first operation that a recording cannot contain."""
+    """A mode that notes the first operation that a recording cannot contain.
+
+    Attributes:
+        steady: whether each such operation is only refused for tensors of the host, draws nothing,
+            and takes nothing from the device.
+    """
 
     def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
         super().__init__()
         self._device = device
         self._known = known
         self.found: CaptureError | None = None
+        self.steady = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.found is None:
-            self.found = self._verdict(func, args, kwargs, result)
+        op = operator_of(func)
+        given, made = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
+        error = self._known_refusal(func, args, kwargs)
+        self.steady &= error is None
+        if error is None:
+            error = self._of_host(f"`{func.overloadpacket.__name__}`", given, made)
+            leaves = {_is_on_host(t, self._device) for t in given} == {False}
+            brings = any(_is_on_host(t, self._device) for t in made)
+            self.steady &= error is None or not (op.random or (leaves and brings))
+        self.found = self.found or error
         return result
 
-    def _verdict(
-        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
-    ) -> CaptureError | None:
+    def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
         known = self._known.get(func)
         if known is not None:
             return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
-        given, made = tensors((args, kwargs)), tensors(result)
-        if any(self._on_host(t) for t in made):
-            return CaptureError("OL103", f"{name} works on the host", fix=_FIX)
-        if any(t.dim() and self._on_host(t) for t in given):
-            return CaptureError("OL104", f"{name} uses a tensor of the host", fix=_FIX)
         row = refusal(func, args, kwargs)
         if row is None:
             return None
         what = row.what or f"{name} needs the value of a tensor"
         return CaptureError(row.code, what, fix=row.fix)
 
-    def _on_host(self, t: Tensor) -> bool:
-        return t.device.type not in (self._device.type, "meta")
+    def _of_host(
+        self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]
+    ) -> CaptureError | None:
+        if any(_is_on_host(t, self._device) for t in made):
+            return CaptureError("OL103", f"{name} works on the host", fix=_FIX)
+        if any(t.dim() and _is_on_host(t, self._device) for t in given):
+            return CaptureError("OL104", f"{name} uses a tensor of the host", fix=_FIX)
+        return None
+
+
+def _is_on_host(value: object, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.device.type not in (device.type, "meta")

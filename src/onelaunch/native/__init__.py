@@ -1,8 +1,7 @@
 """The only C in the package, built by the system's compiler at first use.
 
-    guard.c        StateGuard's check
+    guard.c        StateGuard's check, and that of a compiled graph's parameters
     call_events.c  the filter of what the interpreter reports to a profiling function
-    dispatch.c     the choice of a compiled graph's recordings by its parameters
 
 Where the build fails, Python does the same: a wheel for each torch and Python is not worth 1,000
 lines. The libraries are kept in the user's cache directory, named by the source and the

@@ -210,6 +210,7 @@ class Graphed(Service, Generic[P, R]):
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
             # Another device than was assumed: what `run` counted was no warm-up for it.
             attempt.signature.warmups -= 1
+            attempt.signature.accesses = None
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
@@ -240,9 +241,8 @@ class Graphed(Service, Generic[P, R]):
         """
         signature = attempt.signature
         try:
-            # Warm-ups show what the capture will do. But compiled code (`compile=True`) is watched
-            # in its first one only: if the state has changed since, the callable is rehearsed (run
-            # once more, and everything is put back).
+            # The first warm-up of compiled code shows its effects from the state then. From another
+            # state the callable is rehearsed: run once more, with everything put back.
             if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
                 if signature.eager_code is not None:  # `_refused` did not raise

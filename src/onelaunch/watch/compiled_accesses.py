@@ -108,15 +108,24 @@ _noting = threading.local()
 
 
 @contextmanager
-def noting_host_inputs(notes: list[object]) -> Generator[list[Tensor]]:
-    """Return a context in which this thread's `note_host_inputs` adds to `notes`.
+def noting_host_inputs(
+    device: torch.device, notes: list[object], brings: bool, constants: DeviceConstants | None
+) -> Generator[tuple[list[Tensor], list[Tensor]]]:
+    """Return a context for a run of compiled code, in which this thread adds the host values that
+    the code gets to `notes`: see `note_host_inputs` and `Bringing`.
 
-    It gives the list of the tensors that the compiled code writes to.
+    It gives the lists of the tensors that the code writes to, and of the host values that it copies
+    to the device.
+
+    Args:
+        brings: whether the code copies any.
     """
     written: list[Tensor] = []
+    bringing = Bringing(device, constants, notes)
     try:
         _noting.notes, _noting.written = notes, written
-        yield written
+        with bringing if brings else nullcontext():
+            yield written, bringing.found
     finally:
         _noting.notes = _noting.written = None
 
@@ -188,7 +197,6 @@ class CompiledAccesses:
             now: place -> tensor of the call. It is emptied, as the run may replace tensors.
         """
         notes: list[object] = []
-        bringing = Bringing(device, None, notes)
         standing: dict[int, set[object]] = {}
         for place, t in now.items():
             if t.device.type == device.type and has_strides(t):
@@ -198,14 +206,14 @@ class CompiledAccesses:
         now.clear()
         known = {place for storage in self.written for place in self.places.get(storage, ())}
         versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
-        bring = bringing if self.copied_to_device else nullcontext()
-        with noting_host_inputs(notes) as written, bring, versions:
+        run = noting_host_inputs(device, notes, bool(self.copied_to_device), None)
+        with run as (written, copied), versions:
             yield
         for t in written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None
             if places and known.isdisjoint(places):
                 self.refused = self.refused or _written_if_compiled(places)
-        self.host_inputs, self.copied_to_device = notes, bringing.found or self.copied_to_device
+        self.host_inputs, self.copied_to_device = notes, copied or self.copied_to_device
 
     def holds_for(self, now: StateWalk) -> bool:
         """Return whether a run from this state reads and writes the same.

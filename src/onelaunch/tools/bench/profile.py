@@ -41,8 +41,8 @@ class Limit:
             return (
                 f"This call takes {us(self.host_us)} on the CPU without gradients. Unlike "
                 "on a GPU there are no launches to save: the differences below come from "
-                "Python's overhead and from fused kernels. onelaunch runs on its tape, which is there to test "
-                "the same code without a GPU, so expect less than eager's speed."
+                "Python's overhead and from fused kernels. onelaunch runs on its tape, which is "
+                "there to test the same code without a GPU, so expect less than eager's speed."
             )
         count = f"{self.kernels} kernels" if self.kernels else "its kernels"
         head = (

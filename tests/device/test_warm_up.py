@@ -480,3 +480,19 @@ def test_signatures_beyond_the_most(rand: Rand) -> None:
     for _ in range(2):
         fast(rand(0, 2))
     assert fast.stats().eager_reasons == {"OL301": 3}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_sizes_of_tensors_made_outside_of_inference_mode(
+    device: torch.device, rand: Rand, inside: bool
+) -> None:
+    """A tensor of a bucket's own size has the recording of those that are padded."""
+    net = torch.nn.Linear(4, 3).to(device)
+    fast = ol.graph(net, buckets=ol.Buckets(0, (2, 4)))
+    with torch.inference_mode(inside):
+        example, calls = rand(0, 1, 4), [rand(n, n, 4) for n in (2, 1, 4, 3)]
+    with torch.inference_mode():
+        fast.warm_up([example])
+        for x in calls:
+            assert torch.equal(fast(x), net(x))
+    assert replays(fast) == len(calls)

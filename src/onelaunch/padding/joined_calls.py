@@ -16,7 +16,7 @@ from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.chunks import guard_of, prove_chunks
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, Request, dense_stride, request
+from onelaunch.padding.pad import Proof, Request, as_made, dense_stride, request
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.state.guard import StateGuard
 
@@ -71,16 +71,13 @@ class JoinedCalls:
                 same.append(id(t))
             else:
                 del shape[dim]
-            parts.append((how, *shape, t.dtype, t.device, first[id(t)]))
+            parts.append((how, *shape, t.dtype, t.device, t.is_inference(), first[id(t)]))
         key = (flat.tree, call.sizes[1:], tuple(parts)), tuple(same)
         return JoinableCall(args, kwargs, flat, call, key, call.sizes[0], bucket[1:])
 
     def together(self, requests: Sequence[JoinableCall]) -> tuple[list[Any], bool] | None:
         """Run requests of one key as one call, and wait for the device. Return the result of each,
         and whether it was a replay; None if each is to run alone.
-
-        A single request is copied, too: under inference mode each batch is then made of inference
-        tensors, as the examples of `warm_up` are.
 
         Raises:
             CaptureError: OL140, the rows of a request would depend on the others.
@@ -175,7 +172,8 @@ def _joined(requests: Sequence[JoinableCall]) -> list[Tensor]:
         if dim is None:
             made[id(t)] = t
         elif id(t) not in made:
-            made[id(t)] = torch.cat([each.flat.tensors[index] for each in requests], dim)
+            with as_made(t), torch.no_grad():
+                made[id(t)] = torch.cat([each.flat.tensors[index] for each in requests], dim)
     return [made[id(t)] for t in first.flat.tensors]
 
 

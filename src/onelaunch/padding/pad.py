@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -280,10 +281,18 @@ def pad(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
         return t
     if torch.is_grad_enabled() and t.requires_grad:
         return _appended(t, padded, bucket)
-    made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
-    with torch.no_grad():
+    with as_made(t), torch.no_grad():
+        made = t.new_empty(0).new_empty_strided(shape, dense_stride(t, shape))
         grow(made, t, padded.dims, padded.fill)
     return made
+
+
+def as_made(t: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which new tensors are inference tensors if `t` is one, so that a call of
+    a bucket's own size has the signature of those that are padded to it."""
+    inference = t.is_inference()
+    same = torch.is_inference_mode_enabled() == inference
+    return nullcontext() if same else torch.inference_mode(inference)
 
 
 def _appended(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
@@ -330,7 +339,8 @@ def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
         made = made.index_select(dim, rows)
     if padded.rows is not None:
         made = below(made, t, padded.dims[-1], sizes[padded.rows])
-    return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
+    with as_made(t), torch.no_grad():
+        return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
 def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:

@@ -72,11 +72,18 @@ class Own(torch.optim.Optimizer):
 
     update: Callable[..., None]
 
+    def __init__(self, params: Any, numbers: dict[str, Any]) -> None:
+        super().__init__(params, numbers)
+        self.kept: dict[str, Any] = {}
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyright: ignore
         for group in self.param_groups:
             for p in group["params"]:
                 self.update(group, p)
+
+    def descend(self, group: Any, p: Tensor, factor: float = 1.0) -> None:
+        p.sub_(p.grad, alpha=group["lr"] * factor)
 
 
 def own(update: Callable[..., None], **numbers: Any) -> Callable[[Any], torch.optim.Optimizer]:

@@ -203,7 +203,7 @@ OF_BOXES: dict[
     "a descriptor": (
         lambda: type("Here", (), {"scale": Reads(2.0)})(),
         lambda box: lambda x: x * box.scale,
-        put("scale", Reads(3.0), of=type),
+        lambda box: setattr(type(box), "scale", Reads(3.0)),
     ),
     "an attribute of a list": (
         lambda: scaled(Numbers([1.0])),
@@ -218,7 +218,7 @@ OF_BOXES: dict[
     "a tuple without a length": (
         lambda: types.SimpleNamespace(numbers=Counted((1.0, 2.0))),
         lambda box: lambda x: x * box.numbers[1],
-        put("numbers", Counted((1.0, 3.0))),
+        lambda box: setattr(box, "numbers", Counted((1.0, 3.0))),
     ),
     "a class by a method": (Doubling, lambda box: lambda x: x * box.factor(), triple()),
     "a class by a call": (Doubling, lambda box: lambda x: box(x), triple()),
@@ -308,7 +308,7 @@ OF_BOXES: dict[
     "the shape of a tensor that no kernel reads": (
         with_cache,
         lambda box: lambda x: x * box.cache.shape[0],
-        put("cache", torch.ones(2)),
+        lambda box: setattr(box, "cache", torch.ones(2)),
     ),
     "the dtype of a tensor that no kernel reads": (
         with_cache,

@@ -367,7 +367,7 @@ def test_a_number_that_large_parameters_alone_lead_astray(device: torch.device) 
     def job() -> Training:
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)).to(device)
-        return training_of(model, own(update, lr=0.1, beta=0.25)(model.parameters()))
+        return training_of(model, own(update, lr=0.01, beta=0.25)(model.parameters()))
 
     def schedule(i: int, job: Any) -> None:
         job.optimizers[0].param_groups[0]["beta"] = 0.25 if i < 6 else 0.5

@@ -438,9 +438,13 @@ def test_random_programs(device: torch.device, rand: Rand, part: int) -> None:
     assert followed >= (last - first) // 4
 
 
+def keep(c: Any, value: float) -> None:
+    c.last = value
+
+
 STORES: dict[str, Callable[[Any], object]] = {
-    "attribute": lambda c: setattr(c, "last", c.a),
-    "computed": lambda c: setattr(c, "last", c.a * 2),
+    "attribute": lambda c: keep(c, c.a),
+    "computed": lambda c: keep(c, c.a * 2),
     "item": lambda c: c.row.__setitem__(0, c.a),
     "new": lambda c: c.kept.__setitem__("a", c.a),
 }

@@ -13,9 +13,11 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same
+from .drop_in import assert_same, drop_in_worlds, random_tensor
 
 World = tuple[Any, Callable[[Tensor], Any]]
+Place = tuple[Callable[..., float], Callable[[float], object]]
+"""What reads a number, and what changes it."""
 
 
 def as_eager(
@@ -52,3 +54,24 @@ def as_eager(
             assert_same(shown(mine), shown(theirs), f"state after call {i}")
     assert (None if refused is None else refused.code) == code, refused
     return fast
+
+
+def reads_anew(
+    device: torch.device, made: Callable[[], Place], recordings: int | None = None
+) -> None:
+    """Calls equal eager's before and after a change of the number that they read."""
+
+    def world() -> tuple[Any, Any]:
+        read, change = made()
+
+        def f(x: Tensor) -> Tensor:
+            return x * read()
+
+        f.change = change  # type: ignore[attr-defined]
+        return f, lambda i: (random_tensor(i, 3, device=device),)
+
+    def between(i: int, f: Any) -> None:
+        f = f.fn if isinstance(f, ol.Graphed) else f
+        f.change(2.0 if i < 4 else 3.0)
+
+    drop_in_worlds(world, calls=8, recordings=recordings, min_replays=4, between=between)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, random_tensor, replays
-from .states import World, as_eager
+from .drop_in import assert_same, replays
+from .states import Place, World, as_eager, reads_anew
 
 NAME = "scale"
 SCALE: Any = operator.attrgetter("scale")
@@ -100,37 +100,14 @@ FORMS: dict[str, Callable[[Any], float]] = {
 }
 
 
-def follows(
-    device: torch.device,
-    made: Callable[[], tuple[Callable[[], float], Callable[[float], object]]],
-    recordings: int | None = None,
-) -> None:
-    """Calls equal eager's before and after a change of the number that they read."""
-
-    def world() -> tuple[Any, Any]:
-        read, change = made()
-
-        def f(x: Tensor) -> Tensor:
-            return x * read()
-
-        f.change = change  # type: ignore[attr-defined]
-        return f, lambda i: (random_tensor(i, 3, device=device),)
-
-    def between(i: int, f: Any) -> None:
-        f = f.fn if isinstance(f, ol.Graphed) else f
-        f.change(2.0 if i < 4 else 3.0)
-
-    drop_in_worlds(world, calls=8, recordings=recordings, min_replays=4, between=between)
-
-
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_attribute_that_changes(device: torch.device, form: str, owner: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         layer, read = OWNERS[owner](), FORMS[form]
         return lambda: read(layer), lambda value: setattr(layer, "scale", value)
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 @pytest.mark.parametrize("form", ["vars", "vars by get", "a dict", "a dict by get", "a getter"])
@@ -152,7 +129,7 @@ def test_the_other_attributes_are_not_read(device: torch.device, form: str, owne
 
 
 def test_a_name_that_comes_and_goes(device: torch.device) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         layer = nn.Identity()
 
         def change(value: float) -> None:
@@ -160,7 +137,7 @@ def test_a_name_that_comes_and_goes(device: torch.device) -> None:
 
         return lambda: 2.0 if "twice" in vars(layer) else 1.0, change
 
-    follows(device, made, recordings=2)
+    reads_anew(device, made, recordings=2)
 
 
 # Modules, as `sys.modules` has them.
@@ -248,7 +225,7 @@ def test_a_class_that_finds_attributes_later(device: torch.device, name: str, ba
 def test_a_module_that_changes(
     device: torch.device, read: Callable[[], float], change: Callable[[float], None]
 ) -> None:
-    follows(device, lambda: (read, change))
+    reads_anew(device, lambda: (read, change))
 
 
 def test_a_module_that_comes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +240,7 @@ def test_a_module_that_comes(device: torch.device, monkeypatch: pytest.MonkeyPat
         there = types.ModuleType("ol_optional") if value == 3.0 else None
         monkeypatch.setitem(sys.modules, "ol_optional", there)
 
-    follows(device, lambda: (read, change))
+    reads_anew(device, lambda: (read, change))
 
 
 # What the standard library's own code reads.
@@ -272,7 +249,7 @@ SETTING = "OL_SCALE"
 
 
 def environ(read: Callable[[], str | None]) -> Callable[[], Any]:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         return lambda: float(read() or 0), lambda value: os.environ.update({SETTING: str(value)})
 
     return made
@@ -291,7 +268,7 @@ ENVIRONMENT: dict[str, Callable[[], str | None]] = {
 @pytest.mark.parametrize("read", ENVIRONMENT)
 def test_the_environment(device: torch.device, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTING, "2.0")
-    follows(device, environ(ENVIRONMENT[read]), recordings=2)
+    reads_anew(device, environ(ENVIRONMENT[read]), recordings=2)
 
 
 PROGRAMS, PYTHON = os.path.split(sys.executable)
@@ -314,7 +291,7 @@ def test_the_environment_behind_the_standard_library(
 
     monkeypatch.setenv("LINES", "20")
     change(2.0)
-    follows(device, lambda: (read, change), recordings=2)
+    reads_anew(device, lambda: (read, change), recordings=2)
 
 
 MEMBERS: dict[str, Callable[[Any], float]] = {
@@ -332,11 +309,11 @@ MEMBERS: dict[str, Callable[[Any], float]] = {
 @pytest.mark.parametrize("kind", [enum.Enum, enum.IntEnum, enum.Flag])
 @pytest.mark.parametrize("read", MEMBERS)
 def test_the_value_of_a_member(device: torch.device, kind: Any, read: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         mode: Any = kind("Mode", {"FAST": 2, "SLOW": 4})
         return lambda: MEMBERS[read](mode), lambda v: setattr(mode.FAST, "_value_", int(v))
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 OF_A_DISTRIBUTION: dict[str, Callable[[Any], float]] = {
@@ -351,15 +328,15 @@ OF_A_DISTRIBUTION: dict[str, Callable[[Any], float]] = {
 
 @pytest.mark.parametrize("read", OF_A_DISTRIBUTION)
 def test_an_object_of_the_standard_library(device: torch.device, read: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         normal: Any = statistics.NormalDist(2.0)
         return lambda: OF_A_DISTRIBUTION[read](normal), lambda v: setattr(normal, "_mu", v)
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 def test_methods_of_the_standard_library(device: torch.device) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         event, normal = threading.Event(), statistics.NormalDist(2.0)
 
         def change(value: float) -> None:
@@ -368,7 +345,7 @@ def test_methods_of_the_standard_library(device: torch.device) -> None:
 
         return lambda: event.is_set() + normal.cdf(1.0), change
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 class Answers:

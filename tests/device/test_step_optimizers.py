@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators
+from .drop_in import assert_same, compare, on_accelerators
 from .steps import Training, as_eager, batch, own, small_model, training, training_of
 
 Make = Callable[[Any], Optimizer]
@@ -173,8 +173,7 @@ def test_made_capturable_where_it_steps(device: torch.device, name: str) -> None
         with pytest.raises(ol.CaptureError, match="OL120"):
             fast(*batch(0, device))
         return
-    for i in range(5):
-        assert_same(fast(*batch(i, device)), before.step(*batch(i, device)), f"call {i}")
+    compare(fast, before.step, lambda i: batch(i, device), 5, torch.enable_grad)
     assert_same(dict(ours.model.state_dict()), dict(before.model.state_dict()))
     assert sum(recording.replays for recording in fast.recordings) == 4
     found, expected = (t.optimizers[0].param_groups[0] for t in (ours, before))

@@ -346,8 +346,10 @@ def scheduler(every: int) -> Callable[[Optimizer], Callable[[], object]]:
 
 def rescaled(half: Any) -> Callable[[Optimizer], Callable[[], object]]:
     def make(optimizer: Optimizer) -> Callable[[], object]:
-        group = optimizer.param_groups[0]
-        return lambda: group.__setitem__("lr", group["lr"] * half)
+        def change() -> None:
+            optimizer.param_groups[0]["lr"] *= half
+
+        return change
 
     return make
 

@@ -18,14 +18,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    compare,
-    drop_in_worlds,
-    in_threads,
-    on_cpu_and_cuda,
-    replays,
-)
+from .drop_in import assert_same, compare, drop_in_worlds, in_threads, on_cpu_and_cuda, replays
 from .training import Optimized, train
 
 Rand = Callable[..., Tensor]
@@ -154,10 +147,7 @@ PROGRAMS = {
     "an early exit": (EarlyExit, {"out", *(f"layers.{i}" for i in range(4))}),
     "item between blocks": (Middle, {"first", "last"}),
     "a ModuleDict": (Heads, {"heads.a", "heads.b.0", "heads.b.1"}),
-    "two levels": (
-        lambda: Middle(Middle()),
-        {"first", "last", "inner.first", "inner.last"},
-    ),
+    "two levels": (lambda: Middle(Middle()), {"first", "last", "inner.first", "inner.last"}),
 }
 
 

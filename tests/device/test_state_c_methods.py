@@ -195,11 +195,7 @@ PLACES: dict[
     "a deque": (lambda: collections.deque([2.0]), called(lambda t: t.__getitem__, 0), put),
     "a proxy": (table, lambda t: by_get(types.MappingProxyType(t).get), put),
     "a context variable": (variable, lambda scale: scale.get, lambda scale, v: scale.set(v)),
-    "a context variable in the call": (
-        variable,
-        made_in_the_call,
-        lambda scale, v: scale.set(v),
-    ),
+    "a context variable in the call": (variable, made_in_the_call, lambda scale, v: scale.set(v)),
     "an object in a dict": (
         lambda: {"layer": layer()},
         lambda t: of_an_object(t.get),
@@ -207,11 +203,7 @@ PLACES: dict[
     ),
     "an attribute": (layer, called(lambda box: box.__getattribute__, "scale"), put_on),
     "a partial getattr": (layer, lambda box: functools.partial(getattr, box, "scale"), put_on),
-    "an array": (
-        lambda: np.full(1, 2.0),
-        lambda array: lambda sum=array.sum: float(sum()),
-        put,
-    ),
+    "an array": (lambda: np.full(1, 2.0), lambda array: lambda sum=array.sum: float(sum()), put),
 }
 """A box, what reads a number of it, and what changes that."""
 

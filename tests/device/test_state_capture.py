@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    compare,
-    drop_in_worlds,
-    random_tensor,
-    replays,
-    right_or_refused,
-)
+from .drop_in import assert_same, compare, drop_in_worlds, random_tensor, replays, right_or_refused
 from .models import Norms
 
 Rand = Callable[..., Tensor]

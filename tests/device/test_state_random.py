@@ -13,12 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in_worlds,
-    on_cpu_and_cuda,
-    replays,
-)
+from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, replays
 
 Rand = Callable[..., Tensor]
 

@@ -170,9 +170,7 @@ PLACES: dict[str, Callable[[], Scale]] = {
         lambda box, v: put(box["data"], v),
     ),
     "a set": place(
-        lambda: {2.0},
-        lambda box: lambda: next(iter(box)),
-        lambda box, v: (box.clear(), box.add(v)),
+        lambda: {2.0}, lambda box: lambda: next(iter(box)), lambda box, v: (box.clear(), box.add(v))
     ),
     "a set replaced": place(
         lambda: named({2.0}),

@@ -47,10 +47,7 @@ STEPS: dict[str, tuple[Step, Callable[[], Any]]] = {
     "a dict": (replaced(lambda v: {**v, "n": len(v)}), lambda: {"a": 1}),
     "a fraction": (added, lambda: Fraction(1, 3)),
     "a path": (replaced(lambda v: v / "b"), lambda: pathlib.PurePosixPath("a")),
-    "a namespace": (
-        replaced(lambda v: SimpleNamespace(n=v.n + 1)),
-        lambda: SimpleNamespace(n=1),
-    ),
+    "a namespace": (replaced(lambda v: SimpleNamespace(n=v.n + 1)), lambda: SimpleNamespace(n=1)),
     "counts": (counts, Counter),
     "the same list": (replaced(lambda v: [*v[:2]]), lambda: [1, 2]),
 }

@@ -223,12 +223,7 @@ def test_a_change_between_calls_is_seen(
                 CHANGES[change](net, rand)
 
     drop_in_worlds(
-        quantised(device, rand),
-        calls=8,
-        recordings=None,
-        min_replays=3,
-        between=between,
-        mode=mode,
+        quantised(device, rand), calls=8, recordings=None, min_replays=3, between=between, mode=mode
     )
 
 

@@ -48,15 +48,12 @@ def test_hooks_of_submodules_are_named(
         one[2].register_forward_hook(lambda module, args, out: out * 2)
         one.register_forward_hook(counting)  # of the graphed module itself: as in eager
     fast = ol.graph(model)
-    with torch.set_grad_enabled(grad):
-        for i in range(3):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
-        with pytest.warns(ol.GraphWarning, match="OL308") as caught:
-            fast(rand(3, 5, 4))
-        assert len(caught) == 1
-        eager(rand(3, 5, 4))
-        for i in range(4, 8):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    mode = torch.enable_grad if grad else torch.no_grad
+    compare(fast, eager, lambda i: (rand(i, 5, 4),), 3, mode)
+    with pytest.warns(ol.GraphWarning, match="OL308") as caught:
+        compare(fast, eager, lambda _: (rand(3, 5, 4),), 1, mode)
+    assert len(caught) == 1
+    compare(fast, eager, lambda i: (rand(i, 5, 4),), 4, mode)
     (first, second) = sorted(fast.recordings[0].hooks)
     assert first.startswith(f"0.{kind} `counting` (")
     assert f"{FILE}:" in first
@@ -85,11 +82,9 @@ def test_hooks_of_every_kind_in_a_whole_step(device: torch.device) -> None:
     fast = ol.graph(made.step)
     compare(fast, eager.step, lambda i: batch(i, device), 3, torch.enable_grad)
     with pytest.warns(ol.GraphWarning, match="OL308") as caught:
-        fast(*batch(3, device))
+        compare(fast, eager.step, lambda _: batch(3, device), 1, torch.enable_grad)
     assert len(caught) == 1
-    eager.step(*batch(3, device))
-    for i in range(4, 8):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    compare(fast, eager.step, lambda i: batch(i, device), 4, torch.enable_grad)
     assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
     names = [name.partition(" (")[0] for name in fast.recordings[0].hooks]
     assert sorted(names) == [

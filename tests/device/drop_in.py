@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -160,6 +162,48 @@ def gradients_alike(fast: Any, eager: Any, rand: Rand, *shape: int, calls: int =
             y.square().sum().backward()
             found.append((y.detach(), x.grad))
         assert_same(found[1], found[0], f"call {i}")
+
+
+def compare(
+    fast: Any,
+    eager: Callable[..., Any],
+    arguments: Arguments,
+    calls: int = 8,
+    mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+) -> None:
+    """Make the same calls of both, in turn, and compare the results."""
+    for i in range(calls):
+        with mode():
+            assert_same(fast(*arguments(i)), eager(*arguments(i)), f"call {i}")
+
+
+def follows(
+    f: Callable[..., Any],
+    arguments: Arguments,
+    *changes: Callable[[], object],
+    calls: int = 4,
+    **options: Any,
+) -> Any:
+    """Graph a callable, compare it with itself before and after each change, and return it."""
+    fast = ol.graph(f, warmup=1, **options)
+    for change in (None, *changes):
+        if change is not None:
+            change()
+        compare(fast, f, arguments, calls)
+    return fast
+
+
+def in_threads(*work: Callable[[], object]) -> None:
+    """Run all at once, each in a thread of its own, and raise what the first to fail raised."""
+    begin = threading.Barrier(len(work))
+
+    def run(one: Callable[[], object]) -> None:
+        begin.wait()
+        one()
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        for future in [threads.submit(run, one) for one in work]:
+            future.result()
 
 
 def drop_in(

@@ -67,6 +67,31 @@ def training_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
     return Training(model, [optimizer], step)
 
 
+class Own(torch.optim.Optimizer):
+    """An optimizer whose class says what is done with a parameter."""
+
+    update: Callable[..., None]
+
+    def __init__(self, params: Any, numbers: dict[str, Any]) -> None:
+        super().__init__(params, numbers)
+        self.kept: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(group, p)
+
+    def descend(self, group: Any, p: Tensor, factor: float = 1.0) -> None:
+        p.sub_(p.grad, alpha=group["lr"] * factor)
+
+
+def own(update: Callable[..., None], **numbers: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    """The function is one of the class: what the optimizer itself reads is not the callable's."""
+    kind = type("Own", (Own,), {"update": update})
+    return lambda params: kind(params, numbers)
+
+
 def step_over(model: Any, optimizer: torch.optim.Optimizer | None = None) -> Any:
     """A step without targets, of one argument."""
     if optimizer is None:

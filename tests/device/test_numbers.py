@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-import threading
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_cpu_and_cuda, replays
+from .drop_in import assert_same, compare, in_threads, on_cpu_and_cuda, replays
+from .states import World, as_eager
 
 Rand = Callable[..., Tensor]
 
@@ -43,10 +45,6 @@ def mixup(x: Tensor, y: Tensor, lam: float) -> Tensor:
     return lam * x + (1 - lam) * y
 
 
-def guided(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    return x + scale * (y - x)
-
-
 def every_form(x: Tensor, y: Tensor, n: float) -> Tensor:
     out = x + n - n * y
     out = (n - out) / (n + 3.5) + y / n
@@ -54,31 +52,26 @@ def every_form(x: Tensor, y: Tensor, n: float) -> Tensor:
     return out + (n**2 + n // 3 + n % 7)
 
 
-def as_alpha(x: Tensor, y: Tensor, n: float) -> Tensor:
-    return torch.add(x, y, alpha=n) - torch.sub(y, x, alpha=2 * n)
-
-
-def as_value(x: Tensor, y: Tensor, n: float) -> Tensor:
-    return torch.addcmul(x, x, y, value=n) + torch.addcdiv(x, y, 2 + y.abs(), value=n / 3)
-
-
-def as_weight(x: Tensor, y: Tensor, n: float) -> Tensor:
-    return torch.lerp(x, y, n).lerp_(y, 1 - n)
-
-
-def as_bound(x: Tensor, y: Tensor, n: float) -> Tensor:
-    return x.clamp(min=-n) + y.clamp(max=n) + (x > n)
-
-
 def as_fill(x: Tensor, y: Tensor, n: float) -> Tensor:
     full = torch.full((3,), n, device=x.device) + torch.full_like(y, n)
     return torch.where(x > y, x, n) + full + x.masked_fill(x > 0, n) + torch.zeros_like(x).fill_(n)
 
 
-FORMS = [mixup, guided, every_form, as_alpha, as_value, as_weight, as_bound, as_fill]
+FORMS: dict[str, Callable[..., Tensor]] = {
+    "mixup": mixup,
+    "guided": lambda x, y, scale: x + scale * (y - x),
+    "every form": every_form,
+    "alpha": lambda x, y, n: torch.add(x, y, alpha=n) - torch.sub(y, x, alpha=2 * n),
+    "value": lambda x, y, n: (
+        torch.addcmul(x, x, y, value=n) + torch.addcdiv(x, y, 2 + y.abs(), value=n / 3)
+    ),
+    "weight": lambda x, y, n: torch.lerp(x, y, n).lerp_(y, 1 - n),
+    "bound": lambda x, y, n: x.clamp(min=-n) + y.clamp(max=n) + (x > n),
+    "fill": as_fill,
+}
 
 
-@pytest.mark.parametrize("f", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", FORMS.values(), ids=FORMS)
 def test_a_number_among_the_arguments(rand: Rand, f: Callable[..., Tensor]) -> None:
     fast = ol.graph(f)
     same_as_eager(f, fast, [(rand(i, 4, 3), rand(-i, 4, 3), v) for i, v in enumerate(values())])
@@ -88,7 +81,7 @@ def test_a_number_among_the_arguments(rand: Rand, f: Callable[..., Tensor]) -> N
     assert recording.replays > 90
 
 
-@pytest.mark.parametrize("f", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", FORMS.values(), ids=FORMS)
 def test_numbers_with_ways_of_their_own(rand: Rand, f: Callable[..., Tensor]) -> None:
     """Zero, infinity, NaN, and numbers beyond float32: eager's bits, or its exception."""
     fast = ol.graph(f)
@@ -248,61 +241,28 @@ def test_a_number_that_is_compared(rand: Rand) -> None:
     assert replays(fast) > 100
 
 
-def read(x: Tensor, n: float) -> Tensor:
-    return x * math.sqrt(abs(n))
+ASKED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "by C": lambda x, n: x * math.sqrt(abs(n)),
+    "formatted": lambda x, n: x + len(f"{n:.3f}"),
+    "an int": lambda x, n: x[: int(abs(n))].sum() + n,
+    "a tensor": lambda x, n: x * torch.tensor(n),
+    "an array": lambda x, n: x * float(np.array([n]).sum()),
+    "a power": lambda x, n: x.abs() ** n,
+    "of dropout": lambda x, n: nn.functional.dropout(x, min(abs(n) % 1, 0.9)).isnan() + n,
+    "a key": lambda x, n: x * {0.5: 2.0}.get(n, 3.0),
+    "its type": lambda x, n: x * (n if type(n) is float else 0),
+    "a method": lambda x, n: x * (2 if n.is_integer() else n),
+}
 
 
-def formatted(x: Tensor, n: float) -> Tensor:
-    return x + len(f"{n:.3f}")
-
-
-def whole(x: Tensor, n: float) -> Tensor:
-    return x[: int(abs(n))].sum() + n
-
-
-def made(x: Tensor, n: float) -> Tensor:
-    return x * torch.tensor(n)
-
-
-def arrayed(x: Tensor, n: float) -> Tensor:
-    return x * float(np.array([n]).sum())
-
-
-def power(x: Tensor, n: float) -> Tensor:
-    return x.abs() ** n
-
-
-def dropped(x: Tensor, n: float) -> Tensor:
-    return nn.functional.dropout(x, min(abs(n) % 1, 0.9)).isnan() + n
-
-
-def known(x: Tensor, n: float) -> Tensor:
-    return x * {0.5: 2.0}.get(n, 3.0)
-
-
-def asked(x: Tensor, n: float) -> Tensor:
-    return x * (n if type(n) is float else 0)
-
-
-def checked(x: Tensor, n: float) -> Tensor:
-    return x * (2 if n.is_integer() else n)
-
-
-@pytest.mark.parametrize(
-    "f",
-    [read, formatted, whole, made, arrayed, power, dropped, known, asked, checked],
-    ids=lambda f: f.__name__,
-)
-def test_a_number_that_is_asked_for_its_value(
-    device: torch.device, rand: Rand, f: Callable[..., Tensor]
-) -> None:
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("how", ASKED)
+def test_a_number_that_is_asked_for_its_value(device: torch.device, rand: Rand, how: str) -> None:
     """Each value gets its recording, as it is part of more than scalars."""
+    f, few = ASKED[how], [1.5, 2.0, -3.25, 0.5, 7.0]
     fast = ol.graph(f, warmup=1)
-    few = [1.5, 2.0, -3.25, 0.5, 7.0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        same_as_eager(f, fast, [(rand(i, 3), few[i % 5]) for i in range(40)])
-    assert not any(r.numbers for r in fast.recordings) or f is asked
+    compare(fast, f, lambda i: (rand(i, 3), few[i % 5]), 40)
+    assert not any(r.numbers for r in fast.recordings) or how == "its type"
 
 
 def test_a_number_that_is_kept(device: torch.device, rand: Rand) -> None:
@@ -317,31 +277,28 @@ def test_a_number_that_is_kept(device: torch.device, rand: Rand) -> None:
 
     eager, model = Keeps(), Keeps()
     fast = ol.graph(model, warmup=1)
-    with torch.no_grad():
-        for i in range(30):
-            n = [0.5, 1.5, 2.5, 3.5][i % 4]
-            assert_same(fast(rand(i, 3), n), eager(rand(i, 3), n))
-            assert (model.last, model.seen) == (eager.last, eager.seen)
+    for i in range(30):
+        compare(fast, eager, lambda _: (rand(i, 3), [0.5, 1.5, 2.5, 3.5][i % 4]), 1)  # noqa: B023
+        assert (model.last, model.seen) == (eager.last, eager.seen)
 
 
-def test_a_number_that_the_callable_moves_on(device: torch.device, rand: Rand) -> None:
+def test_a_number_that_the_callable_moves_on(device: torch.device) -> None:
     class Decays(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.beta = 1.0
+        beta = 1.0
 
         def forward(self, x: Tensor) -> Tensor:
             self.beta *= 0.5
             return x * self.beta
 
-    eager, model = Decays(), Decays()
-    fast = ol.graph(model, warmup=1)
-    with torch.no_grad():
-        for i in range(40):
-            if i % 5 == 0:
-                eager.beta = model.beta = 1.0
-            assert_same(fast(rand(i, 3)), eager(rand(i, 3)))
-            assert model.beta == eager.beta
+    def world() -> World:
+        model = Decays()
+        return model, model
+
+    def between(model: Decays, i: int) -> None:
+        if i % 5 == 0:
+            model.beta = 1.0
+
+    as_eager(device, world, between, calls=40, shown=lambda model: model.beta)
 
 
 # Whole steps, pairs, threads.
@@ -393,22 +350,12 @@ def test_threads_do_not_mix_their_numbers(rand: Rand) -> None:
     fast = ol.graph(mixup)
     x, y = rand(0, 50), rand(1, 50)
     same_as_eager(mixup, fast, [(x, y, v) for v in values(10)])
-    wrong: list[float] = []
 
     def work(seed: int) -> None:
         generator = random.Random(seed)
-        with torch.no_grad():
-            for _ in range(60):
-                n = generator.random()
-                if not torch.equal(fast(x, y, n).cpu(), mixup(x, y, n).cpu()):
-                    wrong.append(n)
+        same_as_eager(mixup, fast, [(x, y, generator.random()) for _ in range(60)])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(*(functools.partial(work, seed) for seed in range(4)))
 
 
 # Random programs.
@@ -491,53 +438,36 @@ def test_random_programs(device: torch.device, rand: Rand, part: int) -> None:
     assert followed >= (last - first) // 4
 
 
-class Cell:
-    """State that a caller varies, and a place that the callable stores to."""
-
-    def __init__(self) -> None:
-        self.a = 1.0
-        self.kept: dict[str, float] = {}
-        self.row = [0.0]
-        self.last: float | None = None
+def keep(c: Any, value: float) -> None:
+    c.last = value
 
 
-STORES: dict[str, Callable[[Cell], object]] = {
-    "attribute": lambda c: setattr_(c, c.a),
-    "computed": lambda c: setattr_(c, c.a * 2),
+STORES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda c: keep(c, c.a),
+    "computed": lambda c: keep(c, c.a * 2),
     "item": lambda c: c.row.__setitem__(0, c.a),
     "new": lambda c: c.kept.__setitem__("a", c.a),
 }
 
 
-def setattr_(c: Cell, value: float) -> None:
-    c.last = value
-
-
 @pytest.mark.parametrize("how", STORES)
 def test_a_number_that_is_stored_too(device: torch.device, how: str) -> None:
     """The attempt to follow it leaves no stand-in where a later one, or a replay, would find it."""
-    mine, theirs = Cell(), Cell()
+    values = (1.0, 2.0, 3.0, 1.0, 3.0, 2.0, 3.0)
 
-    def on(c: Cell) -> Callable[[Tensor], Tensor]:
+    def world() -> World:
+        cell = types.SimpleNamespace(a=1.0, kept={}, row=[0.0], last=None)
+
         def f(x: Tensor) -> Tensor:
-            STORES[how](c)
-            return x * c.a
+            STORES[how](cell)
+            return x * cell.a
 
-        return f
+        return cell, f
 
-    fast, eager = ol.graph(on(mine)), on(theirs)
-    x = torch.arange(4.0).to(device)
-    with torch.no_grad():
-        for v in (1.0, 2.0, 3.0, 1.0, 3.0, 2.0, 3.0):
-            for _ in range(4):
-                mine.a = theirs.a = v
-                assert_same(fast(x), eager(x), f"{v}")
-                for mine_now, theirs_now in (
-                    (mine.last, theirs.last),
-                    (mine.row, theirs.row),
-                    (mine.kept, theirs.kept),
-                ):
-                    assert repr(mine_now) == repr(theirs_now), v
+    def between(cell: Any, i: int) -> None:
+        cell.a = values[i // 4]
+
+    as_eager(device, world, between, calls=28, warmup=3)
 
 
 def over(x: Tensor, n: float) -> Tensor:
@@ -556,12 +486,10 @@ def power(x: Tensor, n: float) -> Tensor:
     return x * scale
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("f", [over, power])
 def test_a_number_for_which_python_raises(device: torch.device, f: Callable[..., Tensor]) -> None:
-    fast = ol.graph(f)
     x = torch.arange(4.0).to(device)
     raising = (0.0,) * 5 if f is over else (2000.0, 2001.0, 2003.0, 2004.0, 2005.0)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        for n in (0.1, 0.2, *raising, 0.3, 0.4, 0.3, *raising, 0.5):
-            assert_same(fast(x, n), f(x, n), f"{n}")
+    numbers = (0.1, 0.2, *raising, 0.3, 0.4, 0.3, *raising, 0.5)
+    same_as_eager(f, ol.graph(f), [(x, n) for n in numbers])

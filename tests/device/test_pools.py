@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import random
 import sys
@@ -18,7 +19,7 @@ import onelaunch as ol
 from onelaunch.driver.select import select
 from onelaunch.runtime import pool as pool_module
 
-from .drop_in import Runs, allocated, assert_same, on_accelerators, on_cpu
+from .drop_in import Runs, allocated, assert_same, in_threads, on_accelerators, on_cpu
 
 Rand = Callable[..., Tensor]
 
@@ -32,12 +33,16 @@ def scaled(k: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x * k
 
 
+def static(pool: ol.Pool, count: int, **options: Any) -> list[Any]:
+    """Callables that multiply by 0, 1, ..., with a recording that keeps its result for each."""
+    return [ol.graph(scaled(k), pool=pool, outputs="static", **options) for k in range(count)]
+
+
 def budget_for_two(x: Tensor) -> int:
     """Room for two recordings that keep a result like `x`, and not for three."""
     pool = ol.Pool()
     found: list[int] = []
-    kept = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(3)]
-    for fast in kept:
+    for fast in static(pool, 3, warmup=1):
         fast.capture(x)
         found.append(pool.memory_bytes)
     assert found[1] < found[2]
@@ -153,7 +158,7 @@ def test_a_copy_of_its_users_shares_it() -> None:
 
 def test_the_least_recently_used_goes(device: torch.device, rand: Rand, x: Tensor) -> None:
     pool = ol.Pool(max_bytes=budget_for_two(x))
-    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(3)]
+    fast = static(pool, 3, warmup=1)
     calls(fast[0], x, x * 0, 3)
     calls(fast[1], x, x * 1, 9)
     calls(fast[0], x, x * 0)  # used less often, but later
@@ -196,7 +201,7 @@ def test_one_captured_ahead_comes_back_without_a_warmup(
     device: torch.device, rand: Rand, x: Tensor
 ) -> None:
     pool = ol.Pool(max_bytes=budget_for_two(x))
-    fast = [ol.graph(scaled(k), pool=pool, outputs="static") for k in range(3)]
+    fast = static(pool, 3)
     for f in fast:
         f.capture(x)
     assert [len(f.recordings) for f in fast] == [0, 1, 1]
@@ -206,23 +211,28 @@ def test_one_captured_ahead_comes_back_without_a_warmup(
     assert [len(f.recordings) for f in fast] == [1, 0, 1]
 
 
+def pointwise(x: Tensor) -> Tensor:
+    return ((x + 1) * 2).relu() + x
+
+
+def budget_for(x: Tensor, **options: Any) -> int:
+    """Return what a recording of `pointwise` takes alone."""
+    alone = ol.Pool()
+    fast = ol.graph(pointwise, pool=alone, **options)
+    fast.capture(x)
+    return alone.memory_bytes
+
+
 @on_accelerators
 def test_launches_count_on_where_the_pool_is_begun_anew(device: torch.device, rand: Rand) -> None:
     """A recording that fits only into an empty pool is captured twice."""
     top = 22 if device.type == "cuda" else 20
     small, large = rand(0, 1 << (top - 3)), rand(0, 1 << top)
-
-    def f(x: Tensor) -> Tensor:
-        return ((x + 1) * 2).relu() + x
-
-    alone = ol.Pool()
-    largest = ol.graph(f, pool=alone, warmup=1)
-    largest.capture(large)
-    pool = ol.Pool(max_bytes=alone.memory_bytes + (1 << 20))
-    fast = ol.graph(f, pool=pool, warmup=1)
+    pool = ol.Pool(max_bytes=budget_for(large) + (1 << 20))
+    fast = ol.graph(pointwise, pool=pool, warmup=1)
     for i in range(4):
-        calls(fast, small, f(small), 2)
-        calls(fast, large, f(large), 2)
+        calls(fast, small, pointwise(small), 2)
+        calls(fast, large, pointwise(large), 2)
         stats = fast.stats()
         assert stats.replays + stats.warmup_calls + stats.eager_calls == 4 * (i + 1)
     assert len(fast.recordings) == 2
@@ -235,7 +245,7 @@ def test_evictions_are_those_of_a_model(
     """Random calls of six recordings with room for two, against a list in order of use."""
     dice = random.Random(0)
     pool = ol.Pool(max_bytes=budget_for_two(x))
-    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(6)]
+    fast = static(pool, 6, warmup=1)
     for k in range(6):
         calls(fast[k], x, x * k)
     used: list[int] = []
@@ -257,7 +267,7 @@ def test_eviction_leaves_the_others_as_they_are(
     kept: Any = ol.graph(lambda x: (x * weight).tanh().sum(1), pool=pool, warmup=1)
     expected = (small * weight).tanh().sum(1)
     calls(kept, small, expected, 3)
-    others = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(8)]
+    others = static(pool, 8, warmup=1)
     for k, other in enumerate(others):
         calls(other, x, x * k, 3)
         calls(kept, small, expected)
@@ -312,7 +322,7 @@ def test_a_forward_that_waits_for_its_backward_stays(
     model.zero_grad()
     pool = ol.Pool(max_bytes=budget_for_two(x) + ample.memory_bytes)
     fast: Any = ol.graph(lambda x: model(x).tanh(), pool=pool, warmup=1)
-    others = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+    others = static(pool, 4, warmup=1)
 
     def step(i: int, between: Callable[[], None]) -> None:
         with torch.enable_grad():
@@ -377,26 +387,19 @@ def test_gaps_between_recordings_are_closed(device: torch.device, rand: Rand) ->
     The budget has room for all of them, but only if they share."""
     top = 23 if device.type == "cuda" else 21
     sizes = [1 << n for n in range(top - 7, top)]
-
-    def f(x: Tensor) -> Tensor:
-        return ((x + 1) * 2).relu() + x
-
-    alone = ol.Pool()
-    largest = ol.graph(f, pool=alone, warmup=1)
-    largest.capture(rand(0, sizes[-1]))
     ample = ol.Pool()
-    loose = ol.graph(f, pool=ample, warmup=1)
+    loose = ol.graph(pointwise, pool=ample, warmup=1)
     for n in sizes:
         loose.capture(rand(0, n))
-    budget = int(alone.memory_bytes * 1.1)
+    budget = int(budget_for(rand(0, sizes[-1])) * 1.1)
     assert ample.memory_bytes > budget
 
     pool = ol.Pool(max_bytes=budget)
-    fast = ol.graph(f, pool=pool, warmup=1)
+    fast = ol.graph(pointwise, pool=pool, warmup=1)
     inputs = [rand(n, n) for n in sizes]
     for _ in range(4):
         for x in inputs:
-            calls(fast, x, f(x), 2)
+            calls(fast, x, pointwise(x), 2)
             assert pool.memory_bytes <= budget
     assert len(fast.recordings) == len(sizes)
     found = fast.stats()
@@ -409,19 +412,12 @@ def test_buckets_under_a_budget(device: torch.device, rand: Rand) -> None:
     """Sizes of all buckets in turn, where the pool has room for some."""
     width = 1 << (20 if device.type == "cuda" else 18)
     buckets = ol.Buckets(dim=0, sizes=(1, 2, 4, 8))
-
-    def f(x: Tensor) -> Tensor:
-        return (x * 2).relu() + x
-
-    ample = ol.Pool()
-    loose: Any = ol.graph(f, pool=ample, warmup=1, buckets=buckets)
-    loose.capture(rand(0, 8, width))
-    pool = ol.Pool(max_bytes=ample.memory_bytes * 11 // 10)
-    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=buckets)
+    pool = ol.Pool(max_bytes=budget_for(rand(0, 8, width), buckets=buckets) * 11 // 10)
+    fast: Any = ol.graph(pointwise, pool=pool, warmup=1, buckets=buckets)
     inputs = [rand(n, n, width) for n in range(1, 9)]
     for _ in range(4):
         for x in inputs:
-            calls(fast, x, f(x))
+            calls(fast, x, pointwise(x))
             assert pool.memory_bytes <= (pool.max_bytes or 0)
     found = fast.stats()
     assert found.evictions > 0
@@ -435,7 +431,7 @@ def test_recordings_that_take_turns_run_eagerly_in_between(
 ) -> None:
     """Else each call would be a capture, many times the cost of an eager call."""
     pool = ol.Pool(max_bytes=budget_for_two(x))
-    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+    fast = static(pool, 4, warmup=1)
     expected = [x * k for k in range(4)]
     for _ in range(24):
         for k in range(4):
@@ -451,29 +447,19 @@ def test_a_budget_is_kept_among_threads(
 ) -> None:
     pool = ol.Pool(max_bytes=budget_for_two(x))
     shared: Any = ol.graph(lambda x, k: x * k, pool=pool, warmup=1)
-    failed: list[BaseException] = []
 
     def work(mine: int) -> None:
-        try:
-            with torch.no_grad():
-                own: Any = ol.graph(scaled(mine), pool=pool, warmup=1)
-                dice = random.Random(mine)
-                for i in range(12):
-                    calls(own, x, x * mine)
-                    k = float(dice.randrange(4))
-                    calls(lambda x, k=k: shared(x, k), x, x * k)
-                    if i == 6:
-                        own.reset()
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failed.append(error)
+        with torch.no_grad():
+            own: Any = ol.graph(scaled(mine), pool=pool, warmup=1)
+            dice = random.Random(mine)
+            for i in range(12):
+                calls(own, x, x * mine)
+                k = float(dice.randrange(4))
+                calls(lambda x, k=k: shared(x, k), x, x * k)
+                if i == 6:
+                    own.reset()
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    in_threads(*(functools.partial(work, k) for k in range(3)))
     assert pool.memory_bytes <= (pool.max_bytes or 0)
 
 
@@ -482,7 +468,7 @@ def test_nothing_grows_while_recordings_come_and_go(
     device: torch.device, rand: Rand, x: Tensor, at_once: None
 ) -> None:
     pool = ol.Pool(max_bytes=budget_for_two(x))
-    fast = [ol.graph(scaled(k), pool=pool, warmup=1, outputs="static") for k in range(4)]
+    fast = static(pool, 4, warmup=1)
 
     def turn() -> tuple[int, int]:
         for k in range(4):
@@ -604,18 +590,11 @@ def test_a_bucket_that_small_calls_warm_up_fits_as_often_as_it_comes(
     """What a call of one row needs says little of a whole bucket, and nothing of the next time."""
     width = 1 << (20 if device.type == "cuda" else 17)
     buckets = ol.Buckets(0, (16,))
-
-    def f(x: Tensor) -> Tensor:
-        return (x * 2).relu() + x
-
-    ample = ol.Pool()
-    ahead: Any = ol.graph(f, pool=ample, buckets=buckets)
-    ahead.capture(rand(1, 16, width))
-    pool = ol.Pool(max_bytes=ample.memory_bytes + (2 << 20))
-    fast: Any = ol.graph(f, pool=pool, warmup=1, buckets=buckets)
+    pool = ol.Pool(max_bytes=budget_for(rand(1, 16, width), buckets=buckets) + (2 << 20))
+    fast: Any = ol.graph(pointwise, pool=pool, warmup=1, buckets=buckets)
     row = rand(0, 1, width)
     for i in range(6):
-        calls(fast, row, f(row), 2)
+        calls(fast, row, pointwise(row), 2)
         assert len(fast.recordings) == 1
         evict_all(pool)
         assert fast.stats().evictions == i + 1
@@ -769,33 +748,28 @@ def test_streams_of_forwards_are_used_again(
 @on_cpu
 def test_figures_are_read_while_recordings_come_and_go(device: torch.device, rand: Rand) -> None:
     pool = ol.Pool()
-    interval, done, failed = sys.getswitchinterval(), threading.Event(), list[BaseException]()
+    interval, done = sys.getswitchinterval(), threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            try:
-                pool.stats()
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                failed.append(error)
+            pool.stats()
 
-    threads = [threading.Thread(target=watch) for _ in range(3)]
+    def work() -> None:
+        try:
+            many = [ol.graph(scaled(k), pool=pool) for k in range(40)]
+            for _ in range(3):
+                for fast in many:
+                    fast.capture(rand(0, 8))
+                for fast in many:
+                    fast.reset()
+        finally:
+            done.set()
+
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        many = [ol.graph(scaled(k), pool=pool) for k in range(40)]
-        for _ in range(3):
-            for fast in many:
-                fast.capture(rand(0, 8))
-            for fast in many:
-                fast.reset()
+        in_threads(work, watch, watch, watch)
     finally:
-        done.set()
         sys.setswitchinterval(interval)
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
 
 
 def test_results_held_after_the_last_recording_take_up_no_budget(

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 import onelaunch as ol
 from onelaunch.gc_pause import FROZEN_AT_START
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, compare, replays
 from .steps import Training, batch, small_model, training
 from .training import Rand
 
@@ -48,15 +48,12 @@ def test_hooks_of_submodules_are_named(
         one[2].register_forward_hook(lambda module, args, out: out * 2)
         one.register_forward_hook(counting)  # of the graphed module itself: as in eager
     fast = ol.graph(model)
-    with torch.set_grad_enabled(grad):
-        for i in range(3):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
-        with pytest.warns(ol.GraphWarning, match="OL308") as caught:
-            fast(rand(3, 5, 4))
-        assert len(caught) == 1
-        eager(rand(3, 5, 4))
-        for i in range(4, 8):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)))
+    mode = torch.enable_grad if grad else torch.no_grad
+    compare(fast, eager, lambda i: (rand(i, 5, 4),), 3, mode)
+    with pytest.warns(ol.GraphWarning, match="OL308") as caught:
+        compare(fast, eager, lambda _: (rand(3, 5, 4),), 1, mode)
+    assert len(caught) == 1
+    compare(fast, eager, lambda i: (rand(i, 5, 4),), 4, mode)
     (first, second) = sorted(fast.recordings[0].hooks)
     assert first.startswith(f"0.{kind} `counting` (")
     assert f"{FILE}:" in first
@@ -83,14 +80,11 @@ def test_hooks_of_every_kind_in_a_whole_step(device: torch.device) -> None:
         optimizer.register_step_pre_hook(counting)
         optimizer.register_step_post_hook(counting)
     fast = ol.graph(made.step)
-    for i in range(3):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    compare(fast, eager.step, lambda i: batch(i, device), 3, torch.enable_grad)
     with pytest.warns(ol.GraphWarning, match="OL308") as caught:
-        fast(*batch(3, device))
+        compare(fast, eager.step, lambda _: batch(3, device), 1, torch.enable_grad)
     assert len(caught) == 1
-    eager.step(*batch(3, device))
-    for i in range(4, 8):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    compare(fast, eager.step, lambda i: batch(i, device), 4, torch.enable_grad)
     assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
     names = [name.partition(" (")[0] for name in fast.recordings[0].hooks]
     assert sorted(names) == [
@@ -200,9 +194,8 @@ def test_a_number_that_is_another_at_each_call_is_refused(
 ) -> None:
     """After a recording for each of eight values, and every call is right."""
     fast, eager = ol.graph(made(), warmup=1, on_refusal="eager"), made()
-    with pytest.warns(ol.GraphWarning, match="OL118") as caught:  # noqa: PT031
-        for i in range(24):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)), f"call {i}")
+    with pytest.warns(ol.GraphWarning, match="OL118") as caught:
+        compare(fast, eager, lambda i: (rand(i, 5, 4),), 24, torch.enable_grad)
     assert len(caught) == 1
     assert f"`{name}`" in str(caught[0].message)
     refused = ol.graph(made(), warmup=1)
@@ -216,9 +209,7 @@ def test_a_number_of_few_values_has_a_recording_for_each(
     rand: Rand, made: Callable[[], Any]
 ) -> None:
     fast, eager = ol.graph(made(), warmup=1), made()
-    with torch.no_grad():
-        for i in range(30):
-            assert_same(fast(rand(i, 5, 4)), eager(rand(i, 5, 4)), f"call {i}")
+    compare(fast, eager, lambda i: (rand(i, 5, 4),), 30)
     assert len(fast.recordings) == 3
     assert replays(fast) > 15
 
@@ -232,9 +223,8 @@ def test_a_variable_that_the_callable_moves_on_is_named(rand: Rand) -> None:
         return x**n
 
     fast = ol.graph(f, warmup=1)
-    with pytest.raises(ol.CaptureError, match=r"OL118.*`n`"):  # noqa: PT012
-        for i in range(30):
-            assert_same(fast(rand(i, 5, 4)), rand(i, 5, 4) ** n)
+    with pytest.raises(ol.CaptureError, match=r"OL118.*`n`"):
+        compare(fast, lambda x: x**n, lambda i: (rand(i, 5, 4),), 30, torch.enable_grad)
 
 
 def test_a_number_that_is_counted_or_stored_alone(rand: Rand) -> None:
@@ -360,9 +350,7 @@ def test_what_the_program_froze_stays_frozen(rand: Rand) -> None:
     gc.freeze()
     try:
         count = gc.get_freeze_count()
-        with torch.no_grad():
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        compare(fast, lambda x: x * 2, lambda i: (rand(i, 3),), 4)
         assert gc.get_freeze_count() >= count - 100  # some of it may have gone
     finally:
         gc.unfreeze()

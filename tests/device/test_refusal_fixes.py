@@ -121,12 +121,7 @@ FIXES: dict[str, tuple[Step, str, str, Step]] = {
     ),
     "data replaced": (replaced, "OL105", "p.data.copy_", copied),
     "parameters from a vector": (replaced_together, "OL105", "p.data.copy_", copied),
-    "an attribute of a context": (
-        through(Kept),
-        "OL105",
-        "ctx.save_for_backward",
-        through(Saved),
-    ),
+    "an attribute of a context": (through(Kept), "OL105", "ctx.save_for_backward", through(Saved)),
 }
 
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, compare, drop_in, replays
 
 Rand = Callable[..., Tensor]
 
@@ -45,15 +45,16 @@ ol.register(
 KINDS = pytest.mark.parametrize("kind", [Batch, Packed])
 
 
-def scaled(request: Any) -> tuple[Any, Tensor]:
-    return request, request.x * request.scale + request.x.sum()
+def scaled(request: Any) -> Tensor:
+    return request.x * request.scale + request.x.sum()
 
 
 @KINDS
 @pytest.mark.parametrize("place", ["alone", "in a list", "by name"])
 def test_each_call_brings_another_instance(rand: Rand, kind: Any, place: str) -> None:
     def f(*args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        return scaled(kwargs["request"] if kwargs else args[0][0] if args[1:] else args[0])
+        request = kwargs["request"] if kwargs else args[0][0] if args[1:] else args[0]
+        return request, scaled(request)
 
     fast = ol.graph(f, warmup=1)
     with torch.no_grad():
@@ -64,27 +65,21 @@ def test_each_call_brings_another_instance(rand: Rand, kind: Any, place: str) ->
             else:
                 same, result = fast(mine) if place == "alone" else fast([mine], 1)
             assert same is mine
-            assert_same(result, scaled(theirs)[1])
+            assert_same(result, scaled(theirs))
     assert len(fast.recordings) == 1
     assert replays(fast) == 4
 
 
 @KINDS
 def test_its_numbers_are_compared_by_type_and_bits(device: torch.device, kind: Any) -> None:
-    fast = ol.graph(scaled, warmup=1)
-    with torch.no_grad():
-        for scale in (2, 2.0, True, 2, 2.0, True, 2, 2.0, True):
-            x = torch.arange(3, device=device)
-            assert_same(fast(kind(x, scale))[1], scaled(kind(x, scale))[1])
+    fast, x = ol.graph(scaled, warmup=1), torch.arange(3, device=device)
+    compare(fast, scaled, lambda i: (kind(x, (2, 2.0, True)[i % 3]),), 9)
     assert len(fast.recordings) == 3
 
 
 def test_a_tensor_in_the_context_is_an_input(rand: Rand) -> None:
     fast = ol.graph(scaled, warmup=1)
-    with torch.no_grad():
-        for i in range(5):
-            x, scale = rand(i, 3), rand(10 + i, 3)
-            assert_same(fast(Packed(x, scale))[1], scaled(Packed(x, scale))[1])
+    compare(fast, scaled, lambda i: (Packed(rand(i, 3), rand(10 + i, 3)),), 5)
     assert len(fast.recordings) == 1
 
 
@@ -101,11 +96,11 @@ def test_its_tensors_are_written(rand: Rand, kind: Any) -> None:
 
 @KINDS
 def test_gradients_reach_its_tensors(rand: Rand, kind: Any) -> None:
-    fast = ol.graph(lambda request: scaled(request)[1], warmup=1)
+    fast = ol.graph(scaled, warmup=1)
     for i in range(4):
         mine, theirs = rand(i, 3).requires_grad_(), rand(i, 3).requires_grad_()
         fast(kind(mine)).sum().backward()
-        scaled(kind(theirs))[1].sum().backward()
+        scaled(kind(theirs)).sum().backward()
         assert_same(mine.grad, theirs.grad)
     assert replays(fast) == 3
 
@@ -113,10 +108,8 @@ def test_gradients_reach_its_tensors(rand: Rand, kind: Any) -> None:
 @KINDS
 def test_its_tensors_are_padded_to_buckets(rand: Rand, kind: Any) -> None:
     fast = ol.graph(lambda r: r.x * r.scale, warmup=1, buckets=ol.Buckets(dim=0, sizes=(4, 8)))
-    with torch.no_grad():
-        for i in range(1, 9):
-            assert_same(fast(kind(rand(i, i, 2))), rand(i, i, 2) * 2)
-            assert_same(fast(kind(rand(i, i, 2))), rand(i, i, 2) * 2)
+    sizes = [n for n in range(1, 9) for _ in range(2)]
+    compare(fast, lambda r: r.x * 2, lambda i: (kind(rand(i, sizes[i], 2)),), 16)
     assert len(fast.recordings) == 2
 
 
@@ -134,11 +127,7 @@ def test_objects_in_attributes_are_taken_apart(rand: Rand) -> None:
         assert graph.store.owner() is graph
         return graph.store.x * 2
 
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(Graph(rand(i, 3))), rand(i, 3) * 2)
-    assert len(fast.recordings) == 1
+    drop_in(f, lambda i: (Graph(rand(i, 3)),))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,11 +142,11 @@ pytree.register_constant(Options)
 
 
 def test_a_constant_of_torch_is_compared_by_its_own_equality(rand: Rand) -> None:
-    fast = ol.graph(lambda x, options: x * options.scale, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            for scale in (2.0, 3.0):
-                assert_same(fast(rand(i, 3), Options(scale, str(i))), rand(i, 3) * scale)
+    def f(x: Tensor, options: Options) -> Tensor:
+        return x * options.scale
+
+    fast = ol.graph(f, warmup=1)
+    compare(fast, f, lambda i: (rand(i, 3), Options(2.0 + i % 2, str(i // 2))))
     assert len(fast.recordings) == 2
 
 
@@ -166,9 +155,7 @@ def test_a_subclass_is_not_registered(rand: Rand) -> None:
         pass
 
     fast = ol.graph(scaled, warmup=1)
-    with torch.no_grad():
-        for i in range(3):
-            assert_same(fast(Derived(rand(i, 3)))[1], scaled(Batch(rand(i, 3)))[1])
+    compare(fast, scaled, lambda i: (Derived(rand(i, 3)),), 3)
     assert replays(fast) == 0
 
 

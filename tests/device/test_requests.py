@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onelaunch as ol
 from onelaunch.runtime.requests import exchange
+
+from .drop_in import assert_same, in_threads
 
 WINDOW = 6
 
@@ -69,7 +72,7 @@ def rows_of(device: torch.device, seed: int, count: int = 12) -> Tensor:
     return (torch.randint(-3, 4, (count, 4), generator=generator) / 8).to(device)
 
 
-def compare(device: torch.device, fast: Any, seed: int, count: int = 12) -> Cache:
+def served(device: torch.device, fast: Any, seed: int, count: int = 12) -> Cache:
     """Run a request eagerly and graphed; return its cache."""
     rows, ours, theirs = rows_of(device, seed, count), Cache(device), Cache(device)
     got, expected = run(fast, ours, rows), run(step, theirs, rows)
@@ -85,11 +88,11 @@ def test_recordings_serve_every_request_and_count(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
         for seed in range(3):
-            compare(device, fast, seed)
+            served(device, fast, seed)
         settled = fast.stats()
         assert len(fast.recordings) == 2  # the window is full, or not
         for seed in range(3, 15):
-            compare(device, fast, seed)
+            served(device, fast, seed)
     stats = fast.stats()
     assert stats.captures == settled.captures
     assert stats.warmup_calls == settled.warmup_calls
@@ -147,9 +150,9 @@ def test_requests_that_alternate_get_recordings_of_their_own(device: torch.devic
 def test_an_earlier_request_keeps_its_contents(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        first = compare(device, fast, 0)
+        first = served(device, fast, 0)
         kept = [layer.keys.clone() for layer in first.layers]
-        compare(device, fast, 1)
+        served(device, fast, 1)
         for layer, keys in zip(first.layers, kept, strict=True):
             assert torch.equal(layer.keys, keys)
         # It goes on where it was, and so does the other.
@@ -162,18 +165,18 @@ def test_an_earlier_request_keeps_its_contents(device: torch.device) -> None:
 def test_a_view_of_an_earlier_request_stays_as_it_is(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        first = compare(device, fast, 0)
+        first = served(device, fast, 0)
         prefix = first.layers[0].keys[:3]
         kept = prefix.clone()
         del first
-        compare(device, fast, 1)
+        served(device, fast, 1)
         assert torch.equal(prefix, kept)
 
 
 def test_a_view_of_the_new_request_sees_what_is_written(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        compare(device, fast, 0)
+        served(device, fast, 0)
         cache, rows = Cache(device), rows_of(device, 1)
         view = cache.layers[0].keys[:3]
         run(fast, cache, rows)
@@ -184,7 +187,7 @@ def test_a_view_of_the_new_request_sees_what_is_written(device: torch.device) ->
 def test_earlier_requests_are_freed(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        caches = [weakref.ref(compare(device, fast, seed)) for seed in range(6)]
+        caches = [weakref.ref(served(device, fast, seed)) for seed in range(6)]
     gc.collect()
     assert sum(cache() is not None for cache in caches) <= 1
 
@@ -192,7 +195,7 @@ def test_earlier_requests_are_freed(device: torch.device) -> None:
 def test_a_request_that_is_built_otherwise_is_recorded_anew(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        compare(device, fast, 0)
+        served(device, fast, 0)
         before = fast.stats().captures
         ours, theirs = Cache(device, layers=3), Cache(device, layers=3)
         rows = rows_of(device, 1)
@@ -202,25 +205,14 @@ def test_a_request_that_is_built_otherwise_is_recorded_anew(device: torch.device
 
 def test_threads_with_requests_of_their_own(device: torch.device) -> None:
     fast = ol.graph(step)
-    failed: list[Exception] = []
-    with torch.no_grad():
-        for seed in range(3):
-            compare(device, fast, seed)
 
-    def serve(seed: int) -> None:
-        try:
-            with torch.no_grad():
-                for i in range(3):
-                    compare(device, fast, 10 * seed + i)
-        except Exception as error:  # noqa: BLE001  shown in the main thread
-            failed.append(error)
+    def serve(seed: int, requests: int = 3) -> None:
+        with torch.no_grad():
+            for i in range(requests):
+                served(device, fast, 10 * seed + i)
 
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    serve(9)
+    in_threads(*(functools.partial(serve, seed) for seed in range(3)))
 
 
 def test_an_earlier_request_has_its_contents_at_any_time(device: torch.device) -> None:
@@ -243,11 +235,6 @@ def test_an_earlier_request_has_its_contents_at_any_time(device: torch.device) -
     assert not later.any()
 
 
-def run_on(fn: Any, x: Tensor) -> None:
-    for _ in range(20):
-        fn(x)
-
-
 class Counter:
     def __init__(self, use: Any) -> None:
         self.n = 2
@@ -258,65 +245,59 @@ class Counter:
         return self.use(x, self.n)
 
 
-def many(x: Tensor, n: int) -> Tensor:
-    return x.repeat(n)
+def counted(device: torch.device, use: Any, calls: int) -> Any:
+    """Compare a callable that counts, and return it graphed."""
+    mine, theirs = Counter(use), Counter(use)
+    fast = ol.graph(mine.__call__)
+    x = torch.ones(3, device=device)
+    for i in range(calls):
+        assert_same(fast(x), theirs(x), f"call {i}")
+        assert mine.n == theirs.n
+    return fast
 
 
-def halves(x: Tensor, n: int) -> Tensor:
-    return x * (n / 2)
+EACH_VALUE: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "repeats": lambda x, n: x.repeat(n),
+    "is divided": lambda x, n: x * (n / 2),
+    "is odd": lambda x, n: x * 2 if n % 2 else x * 3,
+    "is a key": lambda x, n: x + {3: 1.0, 4: 2.0}.get(n, 3.0),
+    "fills": lambda x, n: x + torch.full((), float(n), device=x.device),
+}
 
 
-def parity(x: Tensor, n: int) -> Tensor:
-    return x * 2 if n % 2 else x * 3
-
-
-def hashed(x: Tensor, n: int) -> Tensor:
-    return x + {3: 1.0, 4: 2.0}.get(n, 3.0)
-
-
-def filled(x: Tensor, n: int) -> Tensor:
-    return x + torch.full((), float(n), device=x.device)
-
-
-@pytest.mark.parametrize("use", [many, halves, parity, hashed, filled])
+@pytest.mark.parametrize("use", EACH_VALUE)
 def test_a_number_used_otherwise_has_a_recording_for_each_value(
-    device: torch.device, use: Any
+    device: torch.device, use: str
 ) -> None:
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(9):
-        assert torch.equal(graphed(x), eager(x))
-    with pytest.raises(ol.CaptureError, match="OL118"):
-        run_on(graphed, x)
+    fast = counted(device, EACH_VALUE[use], 9)
+    with pytest.raises(ol.CaptureError, match="OL118"):  # noqa: PT012
+        for _ in range(20):
+            fast(torch.ones(3, device=device))
 
 
-@pytest.mark.parametrize("how", ["lt", "le", "gt", "ge", "eq", "ne"])
-def test_a_number_that_decides(device: torch.device, how: str) -> None:
-    def use(x: Tensor, n: int) -> Tensor:
-        return x * 2 if getattr(n - 1, f"__{how}__")(12) else x + 1
-
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(24):
-        assert torch.equal(graphed(x), eager(x))
-    assert fast.n == eager.n
+def added_on_the_device(x: Tensor, n: int) -> Tensor:
+    places = torch.arange(3, device=x.device)
+    return torch.stack([places + n, n + places, places - n, n - places, (places < n - 20).long()])
 
 
-def test_a_number_that_the_device_adds(device: torch.device) -> None:
-    def use(x: Tensor, n: int) -> Tensor:
-        places = torch.arange(3, device=x.device)
-        return torch.stack(
-            [places + n, n + places, places - n, n - places, (places < n - 20).long()]
-        )
+def decides(how: str) -> Callable[[Tensor, int], Tensor]:
+    return lambda x, n: x * 2 if getattr(n - 1, f"__{how}__")(12) else x + 1
 
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(30):
-        assert torch.equal(graphed(x), eager(x))
-    assert len(graphed.recordings) == 1
+
+USES: dict[str, Callable[[Tensor, int], Any]] = {
+    "on the device": added_on_the_device,
+    "its type": lambda x, n: x * 5 if type(n) is int and n > 7 else x + 1,
+    "a 0-dim tensor": lambda x, n: x[0].to(torch.int32) + n,
+    "an array": lambda x, n: (x + 1, str(np.array([n, 1]).dtype)),
+    **{how: decides(how) for how in ("lt", "le", "gt", "ge", "eq", "ne")},
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_number_that_is_used(device: torch.device, use: str) -> None:
+    calls = {"on the device": 30, "its type": 10, "a 0-dim tensor": 8, "an array": 8}
+    fast = counted(device, USES[use], calls.get(use, 24))
+    assert len(fast.recordings) == 1 or use != "on the device"
 
 
 class Ring:
@@ -426,49 +407,12 @@ def test_a_number_that_is_kept_elsewhere(device: torch.device) -> None:
             self.last = self.n
             return x + 1, self.n
 
-    fast, eager = Kept(None), Kept(None)
-    graphed = ol.graph(fast.__call__)
+    mine, theirs = Kept(None), Kept(None)
+    fast = ol.graph(mine.__call__)
     x = torch.ones(3, device=device)
     for _ in range(7):
-        got, expected = graphed(x), eager(x)
-        assert got[1] == expected[1]
-        assert type(got[1]) is int
-        assert (fast.n, fast.last) == (eager.n, eager.last)
-
-
-def test_a_number_that_is_asked_for_its_type(device: torch.device) -> None:
-    def use(x: Tensor, n: int) -> Tensor:
-        return x * 5 if type(n) is int and n > 7 else x + 1
-
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(10):
-        assert torch.equal(graphed(x), eager(x))
-
-
-def test_a_number_that_meets_a_0_dim_tensor(device: torch.device) -> None:
-    def use(x: Tensor, n: int) -> Tensor:
-        return x[0].to(torch.int32) + n
-
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(8):
-        got, expected = graphed(x), eager(x)
-        assert got.dtype == expected.dtype
-        assert torch.equal(got, expected)
-
-
-def test_a_number_in_an_array(device: torch.device) -> None:
-    def use(x: Tensor, n: int) -> tuple[Tensor, str]:
-        return x + 1, str(np.array([n, 1]).dtype)
-
-    fast, eager = Counter(use), Counter(use)
-    graphed = ol.graph(fast.__call__)
-    x = torch.ones(3, device=device)
-    for _ in range(8):
-        assert graphed(x)[1] == eager(x)[1]
+        assert_same(fast(x), theirs(x))
+        assert (mine.n, mine.last) == (theirs.n, theirs.last)
 
 
 @pytest.mark.parametrize("last", [6, 8, 9])
@@ -498,11 +442,11 @@ def test_an_error_that_depends_on_a_number(device: torch.device, last: int) -> N
 def test_the_storage_of_an_earlier_request_stays_as_it_is(device: torch.device) -> None:
     fast = ol.graph(step)
     with torch.no_grad():
-        first = compare(device, fast, 0)
+        first = served(device, fast, 0)
         storage = first.layers[0].keys.untyped_storage()
         kept = first.layers[0].keys.clone()
         for seed in range(1, 4):
-            compare(device, fast, seed)
+            served(device, fast, seed)
     assert torch.equal(torch.empty(0, device=device).set_(storage, 0, (8, 4), (4, 1)), kept)
 
 
@@ -534,14 +478,14 @@ def test_a_prompt_before_its_tokens_runs_as_it_is(device: torch.device) -> None:
     """Each cache gets one call with a prompt: it would be the first warm-up for ever."""
     fast = ol.graph(step)
 
-    def served(fn: Any, seed: int) -> Tensor:
+    def prompted(fn: Any, seed: int) -> Tensor:
         rows, cache = rows_of(device, seed, 8), Cache(device)
         first = fn(rows[:2].t().contiguous().t()[:1], cache)[0]  # of other strides
         return torch.cat([first, run(fn, cache, rows[2:])])
 
     with torch.no_grad():
         for seed in range(8):
-            assert torch.equal(served(fast, seed), served(step, seed))
+            assert torch.equal(prompted(fast, seed), prompted(step, seed))
     assert fast.stats().eager_calls == 6  # from the third request on
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import random
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, replays
-from .training import Optimized, Program, train
+from .drop_in import assert_same, compare, drop_in_worlds, in_threads, on_cpu_and_cuda, replays
+from .training import Optimized, train
 
 Rand = Callable[..., Tensor]
 
@@ -104,15 +104,50 @@ def make(kind: Callable[[], nn.Module], device: torch.device) -> nn.Module:
     return kind().to(device)
 
 
+def split(model: nn.Module, **options: Any) -> Any:
+    return ol.graph(model, warmup=1, on_refusal="split", **options)
+
+
+def middle(device: torch.device, **options: Any) -> Any:
+    return split(make(Middle, device).eval(), **options)
+
+
+def rows(rand: Rand) -> Callable[[int], tuple[Tensor]]:
+    return lambda i: (rand(i, 6, 4),)
+
+
+def in_pieces(
+    device: torch.device,
+    kind: Callable[[], nn.Module],
+    arguments: Callable[[int], tuple[Any, ...]],
+    calls: int = 8,
+    recordings: int | None = None,
+    **options: Any,
+) -> Any:
+    """Compare a module in `eval` with eager, and return it graphed."""
+    return drop_in_worlds(
+        lambda: (make(kind, device).eval(), arguments),
+        calls=calls,
+        recordings=recordings,
+        on_refusal="split",
+        **options,
+    )
+
+
+def summed(model: Any, rand: Rand, i: int) -> Tensor:
+    """A step whose result the gradients are of."""
+    model.zero_grad()
+    y = model(rand(i, 6, 4))
+    y.square().sum().backward()
+    return y
+
+
 PROGRAMS = {
     "nonzero in the head": (Detector, {"backbone", "score", "boxes"}),
     "an early exit": (EarlyExit, {"out", *(f"layers.{i}" for i in range(4))}),
     "item between blocks": (Middle, {"first", "last"}),
     "a ModuleDict": (Heads, {"heads.a", "heads.b.0", "heads.b.1"}),
-    "two levels": (
-        lambda: Middle(Middle()),
-        {"first", "last", "inner.first", "inner.last"},
-    ),
+    "two levels": (lambda: Middle(Middle()), {"first", "last", "inner.first", "inner.last"}),
 }
 
 
@@ -124,13 +159,7 @@ def pieces(fast: Any) -> set[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_inference_is_as_in_eager(device: torch.device, rand: Rand, name: str) -> None:
     kind, expected = PROGRAMS[name]
-    fast = drop_in_worlds(
-        lambda: (make(kind, device).eval(), lambda i: (rand(i, 6, 4),)),
-        calls=12,
-        recordings=None,
-        min_replays=12,
-        on_refusal="split",
-    )
+    fast = in_pieces(device, kind, rows(rand), 12, min_replays=12)
     assert pieces(fast) == expected
     assert all(r.replays for r in fast.recordings)
 
@@ -177,9 +206,7 @@ class Whole(nn.Module):
 
 
 def test_what_can_be_captured_whole_is(device: torch.device, rand: Rand) -> None:
-    fast = drop_in_worlds(
-        lambda: (make(Whole, device).eval(), lambda i: (rand(i, 6, 4),)), on_refusal="split"
-    )
+    fast = in_pieces(device, Whole, rows(rand), 5)
     assert [r.callable for r in fast.recordings] == ["Whole"]
     assert fast.stats().split == ()
 
@@ -213,13 +240,10 @@ def test_pieces_of_other_sizes_at_each_call(device: torch.device, rand: Rand) ->
             h = self.backbone(x)
             return self.boxes(h[h[:, 0] > 0])
 
-    fast = ol.graph(make(Late, device).eval(), warmup=1, on_refusal="split")
-    eager = make(Late, device).eval()
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+    fast, eager = split(make(Late, device).eval()), make(Late, device).eval()
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for i in range(40):
-            x = rand(i, 5000, 4)
-            assert_same(fast(x), eager(x))
+        compare(fast, eager, lambda i: (rand(i, 5000, 4),), 40)
     texts = [str(w.message) for w in caught if "[OL311]" in str(w.message)]
     assert len(texts) == 1
     assert "some pieces still get other sizes or arguments at each call" in texts[0]
@@ -228,13 +252,7 @@ def test_pieces_of_other_sizes_at_each_call(device: torch.device, rand: Rand) ->
 
 def test_a_size_that_comes_later(device: torch.device, rand: Rand) -> None:
     sizes = [6] * 6 + [3] * 6 + [6, 3, 6]
-    drop_in_worlds(
-        lambda: (make(Middle, device).eval(), lambda i: (rand(i, sizes[i], 4),)),
-        calls=len(sizes),
-        recordings=None,
-        min_replays=12,
-        on_refusal="split",
-    )
+    in_pieces(device, Middle, lambda i: (rand(i, sizes[i], 4),), len(sizes), min_replays=12)
 
 
 class Sometimes(nn.Module):
@@ -250,23 +268,15 @@ class Sometimes(nn.Module):
 
 
 def test_each_signature_is_split_for_itself(device: torch.device, rand: Rand) -> None:
-    fast = drop_in_worlds(
-        lambda: (make(Sometimes, device).eval(), lambda i: (rand(i, 3, 4), i % 2 == 0)),
-        calls=14,
-        recordings=2,
-        min_replays=8,
-        on_refusal="split",
-    )
+    arguments = lambda i: (rand(i, 3, 4), i % 2 == 0)  # noqa: E731
+    fast = in_pieces(device, Sometimes, arguments, 14, 2, min_replays=8)
     assert {r.callable for r in fast.recordings} == {"Sometimes", "Sometimes.body"}
 
 
 def test_train_and_eval(device: torch.device, rand: Rand) -> None:
     def step(model: Any, i: int) -> Tensor:
         model.train(i % 8 < 4)
-        model.zero_grad()
-        y = model(rand(i, 6, 4))
-        y.square().sum().backward()
-        return y
+        return summed(model, rand, i)
 
     fast = train(make(Middle, device), step, steps=24, recordings=None, on_refusal="split")
     assert pieces(fast) == {"first", "last"}
@@ -278,37 +288,32 @@ def test_train_and_eval(device: torch.device, rand: Rand) -> None:
 
 def test_hooks_of_children_run_at_each_call(device: torch.device, rand: Rand) -> None:
     model = make(Middle, device).eval()
-    fast, eager = ol.graph(model, warmup=1, on_refusal="split"), copy.deepcopy(model)
+    fast, eager = split(model), copy.deepcopy(model)
     seen: list[object] = []
     for one in (model, eager):
         one.first.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
         one.first.register_forward_hook(lambda m, args, y: (seen.append(m), y * 2)[1])
         one.last.register_forward_hook(lambda m, args, y: seen.append(float(y.sum())))
-    with torch.no_grad():
-        for i in range(8):
-            seen.clear()
-            assert_same(fast(rand(i, 6, 4)), eager(rand(i, 6, 4)))
-            if i > 1:  # a capture of the whole ran the hooks once more
-                assert seen[0] is model.first
-                assert seen[2] is eager.first
-                assert seen[1] == seen[3]
+    for i in range(8):
+        seen.clear()
+        compare(fast, eager, lambda _: (rand(i, 6, 4),), 1)  # noqa: B023
+        if i > 1:  # a capture of the whole ran the hooks once more
+            assert seen[0] is model.first
+            assert seen[2] is eager.first
+            assert seen[1] == seen[3]
     assert pieces(fast) == {"first", "last"}
     assert replays(fast) >= 8
 
 
 def test_backward_hooks_of_children(device: torch.device, rand: Rand) -> None:
-    def program() -> Program:
-        def step(model: Any, i: int) -> Any:
-            grads: list[Any] = []
-            handle = model.last.register_full_backward_hook(lambda m, gi, go: grads.append(gi[0]))
-            model.zero_grad()
-            model(rand(i, 6, 4)).square().sum().backward()
-            handle.remove()
-            return grads
+    def step(model: Any, i: int) -> Any:
+        grads: list[Any] = []
+        handle = model.last.register_full_backward_hook(lambda m, gi, go: grads.append(gi[0]))
+        summed(model, rand, i)
+        handle.remove()
+        return grads
 
-        return step
-
-    fast = train(make(Middle, device), program(), steps=8, recordings=None, on_refusal="split")
+    fast = train(make(Middle, device), step, steps=8, recordings=None, on_refusal="split")
     assert replays(fast) >= 8
 
 
@@ -328,21 +333,9 @@ class Shared(nn.Module):
 
 
 def test_a_shared_child_is_graphed_once(device: torch.device, rand: Rand) -> None:
-    fast = drop_in_worlds(
-        lambda: (make(Shared, device).eval(), lambda i: (rand(i, 6, 4),)),
-        calls=8,
-        recordings=2,
-        min_replays=15,
-        on_refusal="split",
-    )
+    fast = in_pieces(device, Shared, rows(rand), 8, 2, min_replays=15)
     assert sorted(pieces(fast)) == ["block", "both"]
-
-    def step(model: Any, i: int) -> Tensor:
-        model.zero_grad()
-        y = model(rand(i, 6, 4))
-        y.mean().backward()
-        return y
-
+    step = lambda model, i: summed(model, rand, i)  # noqa: E731
     train(make(Shared, device), step, steps=8, recordings=None, on_refusal="split")
 
 
@@ -410,22 +403,13 @@ class Coder(nn.Module):
 
 def test_a_child_called_by_another_method(device: torch.device, rand: Rand) -> None:
     """Its method runs as it is, and what that calls is graphed."""
-    fast = drop_in_worlds(
-        lambda: (make(Encoded, device).eval(), lambda i: (rand(i, 6, 4),)),
-        calls=12,
-        recordings=2,
-        min_replays=8,
-        on_refusal="split",
-    )
+    fast = in_pieces(device, Encoded, rows(rand), 12, 2, min_replays=8)
     assert pieces(fast) == {"coder.blocks.0", "coder.blocks.1.up"}
 
 
 def test_a_child_that_is_called_late(device: torch.device, rand: Rand) -> None:
-    def world() -> Any:
-        model = make(EarlyExit, device).eval()
-        return model, lambda i: (rand(i, 6, 4) + (10 if i < 6 else -10),)
-
-    fast = drop_in_worlds(world, calls=14, recordings=None, min_replays=14, on_refusal="split")
+    arguments = lambda i: (rand(i, 6, 4) + (10 if i < 6 else -10),)  # noqa: E731
+    fast = in_pieces(device, EarlyExit, arguments, 14, min_replays=14)
     assert pieces(fast) == {"out", *(f"layers.{i}" for i in range(4))}
 
 
@@ -434,31 +418,17 @@ def test_a_child_without_children_that_is_refused(device: torch.device, rand: Ra
         def forward(self, x: Tensor) -> Tensor:
             return x * x.sum().item()
 
-    fast = drop_in_worlds(
-        lambda: (
-            make(lambda: nn.Sequential(Block(), Leaf(), Block()), device).eval(),
-            lambda i: (rand(i, 6, 4),),
-        ),
-        calls=10,
-        recordings=2,
-        min_replays=10,
-        on_refusal="split",
-    )
+    kind = lambda: nn.Sequential(Block(), Leaf(), Block())  # noqa: E731
+    fast = in_pieces(device, kind, rows(rand), 10, 2, min_replays=10)
     assert [one.module for one in fast.stats().split] == ["Sequential", "Sequential.1"]
 
 
 def test_a_child_that_is_graphed_already(device: torch.device, rand: Rand) -> None:
-    def world() -> Any:
-        model = make(Middle, device).eval()
-        return model, lambda i: (rand(i, 6, 4),)
-
     def graph_child(i: int, model: Any) -> None:
         if i == 0:
             model.first = ol.graph(model.first, warmup=1)
 
-    fast = drop_in_worlds(
-        world, calls=8, recordings=None, min_replays=4, between=graph_child, on_refusal="split"
-    )
+    fast = in_pieces(device, Middle, rows(rand), min_replays=4, between=graph_child)
     assert pieces(fast) == {"last"}
     assert replays(fast.first) >= 4
 
@@ -469,7 +439,7 @@ def test_a_child_that_is_graphed_already(device: torch.device, rand: Rand) -> No
 def test_the_original_is_as_it_was(device: torch.device, rand: Rand) -> None:
     model = make(Middle, device).eval()
     before = {name: (type(m), dict(vars(m))) for name, m in model.named_modules()}
-    fast = ol.graph(model, warmup=1, on_refusal="split")
+    fast = split(model)
     run(fast, rand)
     after = {name: (type(m), dict(vars(m))) for name, m in model.named_modules()}
     assert after == before
@@ -486,7 +456,7 @@ def test_the_forwards_are_as_they_were_after_an_error(device: torch.device, rand
             return y
 
     model = make(Picky, device).eval()
-    fast = ol.graph(model, warmup=1, on_refusal="split")
+    fast = split(model)
     run(fast, rand)
     with torch.no_grad():
         with pytest.raises(ValueError, match="too large"):
@@ -496,18 +466,15 @@ def test_the_forwards_are_as_they_were_after_an_error(device: torch.device, rand
 
 
 def test_a_state_dict_goes_round(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split")
+    fast, other = middle(device), make(Middle, device).eval()
     run(fast, rand)
-    other = make(Middle, device).eval()
     with torch.no_grad():
         for p in other.parameters():
             p.mul_(2)
     count = len(fast.recordings)
     for assign in (False, True):
         fast.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
-        with torch.no_grad():
-            for i in range(5):
-                assert_same(fast(rand(i, 6, 4)), other(rand(i, 6, 4)))
+        compare(fast, other, rows(rand), 5)
         assert len(fast.recordings) == count
     buffer = io.BytesIO()
     torch.save({k: v.cpu() for k, v in fast.state_dict().items()}, buffer)
@@ -517,12 +484,10 @@ def test_a_state_dict_goes_round(device: torch.device, rand: Rand) -> None:
 
 def test_moved_and_replaced(device: torch.device, rand: Rand) -> None:
     model = make(Middle, device).eval()
-    fast, eager = ol.graph(model, warmup=1, on_refusal="split"), copy.deepcopy(model)
+    fast, eager = split(model), copy.deepcopy(model)
 
     def same(dtype: torch.dtype = torch.float32) -> None:
-        with torch.no_grad():
-            for i in range(6):
-                assert_same(fast(rand(i, 6, 4, dtype=dtype)), eager(rand(i, 6, 4, dtype=dtype)))
+        compare(fast, eager, lambda i: (rand(i, 6, 4, dtype=dtype),), 6)
 
     same()
     assert fast.double() is fast
@@ -533,39 +498,37 @@ def test_moved_and_replaced(device: torch.device, rand: Rand) -> None:
     same()
     torch.manual_seed(9)
     new = Block().to(device)
-    fast.last[2] = new
-    eager.last[2] = new
+    for one in (fast, eager):
+        one.last[2] = new
     same()
-    fast.last = new
-    eager.last = new
+    for one in (fast, eager):
+        one.last = new
     same()
     assert pieces(fast) == {"first", "last"}
-    fast.first.forward = lambda x: x + 1
-    eager.first.forward = lambda x: x + 1
+    for one in (fast, eager):
+        one.first.forward = lambda x: x + 1
     same()
     assert vars(model.first)["forward"](1) == 2
-    del model.first.forward
-    del eager.first.forward
+    for one in (model, eager):
+        del one.first.forward
     same()
 
 
 def test_deepcopy_starts_anew(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split", max_recordings=7)
+    fast = middle(device, max_recordings=7)
     run(fast, rand)
     twin = copy.deepcopy(fast)
     assert twin.recordings == []
     with torch.no_grad():
         for p in twin.parameters():
             p.mul_(2)
-        eager = copy.deepcopy(twin.__graphed__.fn.module)
-        for i in range(8):
-            assert_same(twin(rand(i, 6, 4)), eager(rand(i, 6, 4)))
+    compare(twin, copy.deepcopy(twin.__graphed__.fn.module), rows(rand))
     assert pieces(twin) == pieces(fast) == {"first", "last"}
 
 
 @on_cpu_and_cuda
 def test_pickle_gives_the_module(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split")
+    fast = middle(device)
     run(fast, rand)
     loaded = pickle.loads(pickle.dumps(fast))
     assert type(loaded) is Middle
@@ -575,7 +538,7 @@ def test_pickle_gives_the_module(device: torch.device, rand: Rand) -> None:
 
 @pytest.mark.cpu
 def test_reset_frees_the_pieces(device: torch.device, rand: Rand) -> None:
-    fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split")
+    fast = middle(device)
     run(fast, rand)
     assert fast.memory_bytes > 0 or device.type == "cpu"
     fast.reset()
@@ -586,7 +549,7 @@ def test_reset_frees_the_pieces(device: torch.device, rand: Rand) -> None:
 
 def test_a_pool_counts_each_recording_once(device: torch.device, rand: Rand) -> None:
     pool = ol.Pool()
-    fast = ol.graph(make(Middle, device).eval(), warmup=1, on_refusal="split", pool=pool)
+    fast = middle(device, pool=pool)
     run(fast, rand)
     assert len(pool.stats().recordings) == len(fast.recordings) == 2
     assert pool.stats().replays == fast.stats().replays
@@ -594,23 +557,12 @@ def test_a_pool_counts_each_recording_once(device: torch.device, rand: Rand) -> 
 
 def test_threads(device: torch.device, rand: Rand) -> None:
     model = make(Middle, device).eval()
-    fast, eager = ol.graph(model, warmup=1, on_refusal="split"), copy.deepcopy(model)
-    failures: list[BaseException] = []
+    fast, eager = split(model), copy.deepcopy(model)
 
     def serve(first: int) -> None:
-        try:
-            with torch.no_grad():
-                for i in range(first, first + 12):
-                    assert_same(fast(rand(i, 6, 4)), eager(rand(i, 6, 4)))
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
+        compare(fast, eager, lambda i: (rand(first + i, 6, 4),), 12)
 
-    threads = [threading.Thread(target=serve, args=(100 * n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(*(functools.partial(serve, 100 * n) for n in range(3)))
     assert "forward" not in vars(model.first)
 
 
@@ -662,12 +614,10 @@ def test_a_state_of_python_in_the_module_that_runs_as_it_is(
             self.history.append(float(y[0, 0]))
             return y
 
-    model, eager = make(Counting, device).eval(), make(Counting, device).eval()
-    fast = ol.graph(model, warmup=1, on_refusal="split")
-    with torch.no_grad():
-        for i in range(8):
-            assert_same(fast(rand(i, 6, 4)), eager(rand(i, 6, 4)))
-            assert fast.calls == eager.calls
+    fast, eager = split(make(Counting, device).eval()), make(Counting, device).eval()
+    for i in range(8):
+        compare(fast, eager, lambda _: (rand(i, 6, 4),), 1)  # noqa: B023
+        assert fast.calls == eager.calls
     assert fast.history == eager.history
 
 
@@ -686,7 +636,7 @@ def test_numbers_drawn_on_the_host(device: torch.device, rand: Rand, training: b
     seen: list[Any] = []
     for graphed in (False, True):
         model: Any = make(Dropping, device).train(training)
-        model = ol.graph(model, warmup=1, on_refusal="split") if graphed else model
+        model = split(model) if graphed else model
         random.seed(0)
         numpy.random.seed(0)
         results: list[Tensor] = []
@@ -718,12 +668,7 @@ def test_an_argument_that_requires_grad_is_written(device: torch.device, rand: R
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x)) * x.sum().item()
 
-    def step(model: Any, i: int) -> Tensor:
-        model.zero_grad()
-        y = model(rand(i, 6, 4))
-        y.square().sum().backward()
-        return y
-
+    step = lambda model, i: summed(model, rand, i)  # noqa: E731
     fast = train(make(Net, device), step, steps=10, recordings=3, on_refusal="split")
     assert pieces(fast) == {"first", "second.0", "second.1"}
 
@@ -765,7 +710,5 @@ def test_a_function_that_makes_a_tensor_of_numbers(device: torch.device, rand: R
         return h / max(h.sum().item(), 1.0)
 
     fast = ol.graph(f, on_refusal="split")
-    with torch.no_grad():
-        for i in range(8):
-            assert_same(fast(rand(i, 2, 3)), f(rand(i, 2, 3)))
+    compare(fast, f, lambda i: (rand(i, 2, 3),))
     assert replays(fast) >= 1

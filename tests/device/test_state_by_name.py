@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, random_tensor, replays
+from .drop_in import assert_same, replays
+from .states import Place, World, as_eager, reads_anew
 
 NAME = "scale"
 SCALE: Any = operator.attrgetter("scale")
@@ -63,132 +64,72 @@ OWNERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def of_vars(owner: Any) -> float:
-    return vars(owner)["scale"]
-
-
-def of_vars_kept(owner: Any) -> float:
+def kept(owner: Any) -> float:
     attributes = vars(owner)
     return attributes["scale"]
 
 
-def of_vars_by_get(owner: Any) -> float:
-    return vars(owner).get("scale")
-
-
-def of_a_dict(owner: Any) -> float:
-    return owner.__dict__["scale"]
-
-
-def of_a_dict_by_a_variable(owner: Any) -> float:
-    return owner.__dict__[NAME]
-
-
-def of_a_dict_by_get(owner: Any) -> float:
-    return owner.__dict__.get("scale", 1.0)
-
-
-def of_a_dict_by_getattr(owner: Any) -> float:
-    return getattr(owner, "__dict__")["scale"]  # noqa: B009
-
-
-def of_all_items(owner: Any) -> float:
-    return dict(vars(owner).items())["scale"]
-
-
-def of_getattr_under_another_name(owner: Any) -> float:
+def under_another_name(owner: Any) -> float:
     get = getattr
     return get(owner, "scale")
 
 
-def of_a_partial_getattr(owner: Any) -> float:
-    return functools.partial(getattr, owner)("scale")
-
-
-def of_getattribute(owner: Any) -> float:
+def by_getattribute(owner: Any) -> float:
     get = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
     return get(owner, "scale")
 
 
-def of_a_getter(owner: Any) -> float:
-    return operator.attrgetter("scale")(owner)
-
-
-def of_a_getter_of_the_module(owner: Any) -> float:
-    return SCALE(owner)
-
-
-def of_a_mapped_getter(owner: Any) -> float:
-    return next(map(SCALE, [owner]))
-
-
-def of_a_name_that_is_computed(owner: Any) -> float:
-    return getattr(owner, "_".join(["scale"]))
-
-
-def of_inspection(owner: Any) -> float:
-    return inspect.getattr_static(owner, "scale")
-
-
-def of_code_that_is_evaluated(owner: Any) -> float:
-    return eval("owner.scale", {"owner": owner})
-
-
-FORMS = {name: form for name, form in globals().items() if name.startswith("of_")}
-
-
-def follows(
-    device: torch.device,
-    made: Callable[[], tuple[Callable[[], float], Callable[[float], object]]],
-    recordings: int | None = None,
-) -> None:
-    """Calls equal eager's before and after a change of the number that they read."""
-
-    def world() -> tuple[Any, Any]:
-        read, change = made()
-
-        def f(x: Tensor) -> Tensor:
-            return x * read()
-
-        f.change = change  # type: ignore[attr-defined]
-        return f, lambda i: (random_tensor(i, 3, device=device),)
-
-    def between(i: int, f: Any) -> None:
-        f = f.fn if isinstance(f, ol.Graphed) else f
-        f.change(2.0 if i < 4 else 3.0)
-
-    drop_in_worlds(world, calls=8, recordings=recordings, min_replays=4, between=between)
+FORMS: dict[str, Callable[[Any], float]] = {
+    "vars": lambda owner: vars(owner)["scale"],
+    "vars, kept": kept,
+    "vars by get": lambda owner: vars(owner).get("scale"),
+    "a dict": lambda owner: owner.__dict__["scale"],
+    "a dict by a variable": lambda owner: owner.__dict__[NAME],
+    "a dict by get": lambda owner: owner.__dict__.get("scale", 1.0),
+    "a dict by getattr": lambda owner: getattr(owner, "__dict__")["scale"],  # noqa: B009
+    "all items": lambda owner: dict(vars(owner).items())["scale"],
+    "getattr under another name": under_another_name,
+    "a partial getattr": lambda owner: functools.partial(getattr, owner)("scale"),
+    "getattribute": by_getattribute,
+    "a getter": lambda owner: operator.attrgetter("scale")(owner),
+    "a getter of the module": lambda owner: SCALE(owner),
+    "a mapped getter": lambda owner: next(map(SCALE, [owner])),
+    "a name that is computed": lambda owner: getattr(owner, "_".join(["scale"])),
+    "inspection": lambda owner: inspect.getattr_static(owner, "scale"),
+    "code that is evaluated": lambda owner: eval("owner.scale", {"owner": owner}),
+}
 
 
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_attribute_that_changes(device: torch.device, form: str, owner: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         layer, read = OWNERS[owner](), FORMS[form]
         return lambda: read(layer), lambda value: setattr(layer, "scale", value)
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
-@pytest.mark.parametrize(
-    "form", [of_vars, of_vars_by_get, of_a_dict, of_a_dict_by_get, of_a_getter]
-)
+@pytest.mark.parametrize("form", ["vars", "vars by get", "a dict", "a dict by get", "a getter"])
 @pytest.mark.parametrize("owner", ["object", "module", "python module"])
-def test_the_other_attributes_are_not_read(
-    device: torch.device, form: Callable[[Any], float], owner: str
-) -> None:
+def test_the_other_attributes_are_not_read(device: torch.device, form: str, owner: str) -> None:
     """A name that is known reads no other, such as a count that the loop around the call keeps."""
-    layer = OWNERS[owner]()
-    fast = ol.graph(lambda x: x * form(layer), warmup=1)
-    with torch.no_grad():
-        for i in range(6):
-            layer.calls += 1
-            fast(random_tensor(i, 3, device=device))
+
+    read = FORMS[form]
+
+    def world() -> World:
+        layer = OWNERS[owner]()
+        return layer, lambda x: x * read(layer)
+
+    def between(layer: Any, i: int) -> None:
+        layer.calls += 1
+
+    fast = as_eager(device, world, between, calls=6, shown=lambda layer: layer.calls)
     assert (fast.stats().captures, fast.stats().replays) == (1, 5)
 
 
 def test_a_name_that_comes_and_goes(device: torch.device) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         layer = nn.Identity()
 
         def change(value: float) -> None:
@@ -196,7 +137,7 @@ def test_a_name_that_comes_and_goes(device: torch.device) -> None:
 
         return lambda: 2.0 if "twice" in vars(layer) else 1.0, change
 
-    follows(device, made, recordings=2)
+    reads_anew(device, made, recordings=2)
 
 
 # Modules, as `sys.modules` has them.
@@ -284,7 +225,7 @@ def test_a_class_that_finds_attributes_later(device: torch.device, name: str, ba
 def test_a_module_that_changes(
     device: torch.device, read: Callable[[], float], change: Callable[[float], None]
 ) -> None:
-    follows(device, lambda: (read, change))
+    reads_anew(device, lambda: (read, change))
 
 
 def test_a_module_that_comes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +240,7 @@ def test_a_module_that_comes(device: torch.device, monkeypatch: pytest.MonkeyPat
         there = types.ModuleType("ol_optional") if value == 3.0 else None
         monkeypatch.setitem(sys.modules, "ol_optional", there)
 
-    follows(device, lambda: (read, change))
+    reads_anew(device, lambda: (read, change))
 
 
 # What the standard library's own code reads.
@@ -308,7 +249,7 @@ SETTING = "OL_SCALE"
 
 
 def environ(read: Callable[[], str | None]) -> Callable[[], Any]:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         return lambda: float(read() or 0), lambda value: os.environ.update({SETTING: str(value)})
 
     return made
@@ -327,7 +268,7 @@ ENVIRONMENT: dict[str, Callable[[], str | None]] = {
 @pytest.mark.parametrize("read", ENVIRONMENT)
 def test_the_environment(device: torch.device, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTING, "2.0")
-    follows(device, environ(ENVIRONMENT[read]), recordings=2)
+    reads_anew(device, environ(ENVIRONMENT[read]), recordings=2)
 
 
 PROGRAMS, PYTHON = os.path.split(sys.executable)
@@ -350,7 +291,7 @@ def test_the_environment_behind_the_standard_library(
 
     monkeypatch.setenv("LINES", "20")
     change(2.0)
-    follows(device, lambda: (read, change), recordings=2)
+    reads_anew(device, lambda: (read, change), recordings=2)
 
 
 MEMBERS: dict[str, Callable[[Any], float]] = {
@@ -368,11 +309,11 @@ MEMBERS: dict[str, Callable[[Any], float]] = {
 @pytest.mark.parametrize("kind", [enum.Enum, enum.IntEnum, enum.Flag])
 @pytest.mark.parametrize("read", MEMBERS)
 def test_the_value_of_a_member(device: torch.device, kind: Any, read: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         mode: Any = kind("Mode", {"FAST": 2, "SLOW": 4})
         return lambda: MEMBERS[read](mode), lambda v: setattr(mode.FAST, "_value_", int(v))
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 OF_A_DISTRIBUTION: dict[str, Callable[[Any], float]] = {
@@ -387,15 +328,15 @@ OF_A_DISTRIBUTION: dict[str, Callable[[Any], float]] = {
 
 @pytest.mark.parametrize("read", OF_A_DISTRIBUTION)
 def test_an_object_of_the_standard_library(device: torch.device, read: str) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         normal: Any = statistics.NormalDist(2.0)
         return lambda: OF_A_DISTRIBUTION[read](normal), lambda v: setattr(normal, "_mu", v)
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 def test_methods_of_the_standard_library(device: torch.device) -> None:
-    def made() -> tuple[Callable[[], float], Callable[[float], object]]:
+    def made() -> Place:
         event, normal = threading.Event(), statistics.NormalDist(2.0)
 
         def change(value: float) -> None:
@@ -404,7 +345,7 @@ def test_methods_of_the_standard_library(device: torch.device) -> None:
 
         return lambda: event.is_set() + normal.cdf(1.0), change
 
-    follows(device, made)
+    reads_anew(device, made)
 
 
 class Answers:
@@ -431,29 +372,25 @@ def test_an_attribute_of_what_object_s_getattribute_returns(
 ) -> None:
     """It comes, changes and goes behind a `__getattr__`."""
 
-    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+    def world() -> World:
         layer: Any = Layer()
         layer.held = Answers(2.0)
         layer.read = layer.held.__getattribute__
         return layer, lambda x: x * OF_HELD[read](layer)
 
-    worlds = world(), world()
-    fast = ol.graph(worlds[1][1], warmup=1)
-    with torch.no_grad():
-        for i in range(10):
-            for layer, _ in worlds:
-                if i == 3:
-                    layer.held.scale = 5.0
-                if i in (5, 7):
-                    layer.held.value = float(i)
-                if i == 6:
-                    del layer.held.scale
-            x = torch.full((3,), i + 1.0, device=device)
-            assert_same(fast(x), worlds[0][1](x), f"call {i}")
+    def between(layer: Any, i: int) -> None:
+        if i == 3:
+            layer.held.scale = 5.0
+        if i in (5, 7):
+            layer.held.value = float(i)
+        if i == 6:
+            del layer.held.scale
+
+    as_eager(device, world, between, calls=10, shown=lambda layer: None)
 
 
 def test_a_name_that_a_class_gets_after_its_objects_were_replaced(device: torch.device) -> None:
-    def world() -> tuple[Any, Any, Callable[[Tensor], Tensor]]:
+    def world() -> World:
         class Held:
             def __init__(self, value: float) -> None:
                 self.value = value
@@ -461,26 +398,23 @@ def test_a_name_that_a_class_gets_after_its_objects_were_replaced(device: torch.
         def held(default: Any = Held(2.0)) -> Any:  # noqa: B008
             return default
 
-        return Held, held, lambda x: x * getattr(held(), "other", held().value)
+        return (Held, held), lambda x: x * getattr(held(), "other", held().value)
 
-    worlds = world(), world()
-    fast = ol.graph(worlds[1][2], warmup=1)
-    with torch.no_grad():
-        for i in range(9):
-            for kind, held, _ in worlds:
-                if i == 1:
-                    held.__defaults__ = (kind(3.0),)
-                if i == 5:
-                    kind.other = 0.5
-            x = torch.full((3,), i + 1.0, device=device)
-            assert_same(fast(x), worlds[0][2](x), f"call {i}")
+    def between(made: Any, i: int) -> None:
+        kind, held = made
+        if i == 1:
+            held.__defaults__ = (kind(3.0),)
+        if i == 5:
+            kind.other = 0.5
+
+    as_eager(device, world, between, calls=9, shown=lambda made: None)
 
 
 @pytest.mark.parametrize("by_function", [False, True])
 def test_a_dict_of_attributes_that_is_replaced_after_its_object(
     device: torch.device, by_function: bool
 ) -> None:
-    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+    def world() -> World:
         outer = types.SimpleNamespace(inner=Layer())
 
         def f(x: Tensor) -> Tensor:
@@ -489,15 +423,11 @@ def test_a_dict_of_attributes_that_is_replaced_after_its_object(
 
         return outer, f
 
-    worlds = world(), world()
-    fast = ol.graph(worlds[1][1], warmup=1)
-    with torch.no_grad():
-        for i in range(9):
-            for outer, _ in worlds:
-                if i == 1:
-                    outer.inner = Layer()
-                    outer.inner.scale = 3.0
-                if i in (4, 6):
-                    outer.inner.__dict__ = {"scale": float(i)}
-            x = torch.full((3,), i + 1.0, device=device)
-            assert_same(fast(x), worlds[0][1](x), f"call {i}")
+    def between(outer: Any, i: int) -> None:
+        if i == 1:
+            outer.inner = Layer()
+            outer.inner.scale = 3.0
+        if i in (4, 6):
+            outer.inner.__dict__ = {"scale": float(i)}
+
+    as_eager(device, world, between, calls=9, shown=lambda outer: vars(outer.inner))

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, random_tensor, right_or_refused
+from .drop_in import assert_same, random_tensor, right_or_refused
+from .states import Place, reads_anew
 
 Draw = Callable[[], float]
-Place = tuple[Callable[..., float], Callable[[float], object]]
 """A method that gives a number, and a function that changes the number."""
 
 
@@ -140,99 +140,82 @@ def test_a_generator_is_named_where_it_is_drawn_from(device: torch.device, name:
     assert f"# {line}" in str(caught.value.where)
 
 
-def of_a_dict() -> Place:
-    table = {"scale": 2.0}
-    return functools.partial(table.get, "scale"), lambda v: table.update(scale=v)
+def called(make: Callable[[Any], Callable[..., Any]], *args: Any) -> Callable[[Any], Any]:
+    """A method of a box, kept with its arguments."""
+    return lambda box: functools.partial(make(box), *args)
 
 
-def of_a_large_dict() -> Place:
-    table = {f"scale {i}": 2.0 for i in range(200)}
-    get = table.get
-    return lambda: get("scale 7", 0.0), lambda v: table.update({"scale 7": v})
+def by_get(get: Callable[..., float]) -> Callable[[], float]:
+    return lambda: get("scale", 0.0)
 
 
-def of_an_item() -> Place:
-    table = {"scale": 2.0}
-    return functools.partial(table.__getitem__, "scale"), lambda v: table.update(scale=v)
+def of_an_object(get: Callable[..., Any]) -> Callable[[], float]:
+    return lambda: get("layer").scale
 
 
-def of_a_list() -> Place:
-    scales = [2.0]
-    return functools.partial(scales.__getitem__, 0), lambda v: scales.__setitem__(0, v)
-
-
-def of_a_deque() -> Place:
-    scales = collections.deque([2.0])
-    return functools.partial(scales.__getitem__, 0), lambda v: scales.__setitem__(0, v)
-
-
-def of_a_proxy() -> Place:
-    table = {"scale": 2.0}
-    get = types.MappingProxyType(table).get
-    return lambda: get("scale", 0.0), lambda v: table.update(scale=v)
-
-
-def of_a_context_variable() -> Place:
-    scale = contextvars.ContextVar("scale", default=2.0)
-    return scale.get, scale.set
-
-
-def of_a_context_variable_in_the_call() -> Place:
-    scale = contextvars.ContextVar("scale", default=2.0)
-
+def made_in_the_call(scale: Any) -> Callable[[], float]:
     def read() -> float:
         current = scale.get
         return current()
 
-    return read, scale.set
+    return read
 
 
-def of_an_object_in_a_dict() -> Place:
-    table = {"layer": types.SimpleNamespace(scale=2.0)}
-    get = table.get
-
-    def read() -> float:
-        return get("layer").scale  # type: ignore[union-attr]
-
-    return read, lambda v: setattr(table["layer"], "scale", v)
+def table() -> Any:
+    return {"scale": 2.0}
 
 
-def of_an_attribute() -> Place:
-    layer = types.SimpleNamespace(scale=2.0)
-    return functools.partial(layer.__getattribute__, "scale"), functools.partial(
-        setattr, layer, "scale"
-    )
+def layer() -> Any:
+    return types.SimpleNamespace(scale=2.0)
 
 
-def of_a_partial_getattr() -> Place:
-    layer = types.SimpleNamespace(scale=2.0)
-    return functools.partial(getattr, layer, "scale"), functools.partial(setattr, layer, "scale")
+def variable() -> Any:
+    return contextvars.ContextVar("scale", default=2.0)
 
 
-def of_an_array() -> Place:
-    scales = np.full(1, 2.0)
-    return lambda sum=scales.sum: float(sum()), lambda v: scales.__setitem__(0, v)
+def put(box: Any, value: float) -> None:
+    box["scale" if isinstance(box, dict) else 0] = value
 
 
-PLACES = {name: place for name, place in globals().items() if name.startswith("of_")}
+def put_on(box: Any, value: float) -> None:
+    box.scale = value
+
+
+PLACES: dict[
+    str, tuple[Callable[[], Any], Callable[[Any], Callable[[], float]], Callable[[Any, float], Any]]
+] = {
+    "a dict": (table, called(lambda t: t.get, "scale"), put),
+    "a large dict": (
+        lambda: {**{f"scale {i}": 2.0 for i in range(200)}, "scale": 2.0},
+        lambda t: by_get(t.get),
+        put,
+    ),
+    "an item": (table, called(lambda t: t.__getitem__, "scale"), put),
+    "a list": (lambda: [2.0], called(lambda t: t.__getitem__, 0), put),
+    "a deque": (lambda: collections.deque([2.0]), called(lambda t: t.__getitem__, 0), put),
+    "a proxy": (table, lambda t: by_get(types.MappingProxyType(t).get), put),
+    "a context variable": (variable, lambda scale: scale.get, lambda scale, v: scale.set(v)),
+    "a context variable in the call": (variable, made_in_the_call, lambda scale, v: scale.set(v)),
+    "an object in a dict": (
+        lambda: {"layer": layer()},
+        lambda t: of_an_object(t.get),
+        lambda t, v: put_on(t["layer"], v),
+    ),
+    "an attribute": (layer, called(lambda box: box.__getattribute__, "scale"), put_on),
+    "a partial getattr": (layer, lambda box: functools.partial(getattr, box, "scale"), put_on),
+    "an array": (lambda: np.full(1, 2.0), lambda array: lambda sum=array.sum: float(sum()), put),
+}
+"""A box, what reads a number of it, and what changes that."""
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_method_reads(device: torch.device, place: str) -> None:
-    def world() -> tuple[Any, Any]:
-        read, change = PLACES[place]()
+    def made() -> Place:
+        make, read, change = PLACES[place]
+        box = make()
+        return read(box), functools.partial(change, box)
 
-        def f(x: Tensor) -> Tensor:
-            return x * read()
-
-        f.change = change  # type: ignore[attr-defined]
-        return f, lambda i: (random_tensor(i, 3, device=device),)
-
-    def between(i: int, f: Any) -> None:
-        f = f.fn if isinstance(f, ol.Graphed) else f
-        f.change(2.0 if i < 4 else 3.0)
-
-    drop_in_worlds(world, calls=8, recordings=None, min_replays=4, between=between)
+    reads_anew(device, made)
 
 
 def test_a_weight_behind_a_method(device: torch.device) -> None:

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in_worlds,
-    random_tensor,
-    replays,
-    right_or_refused,
-)
+from .drop_in import assert_same, compare, drop_in_worlds, random_tensor, replays, right_or_refused
 from .models import Norms
 
 Rand = Callable[..., Tensor]
@@ -153,8 +147,7 @@ def test_capture_ahead_refuses_to_create_lasting_tensors(rand: Rand, kind: type[
         assert not model.table if kind is Lazy else not model.tables
         # As its message says: one real call, and then it can.
         table = torch.arange(3, device=rand(0, 1).device, dtype=torch.float32)
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * table)
+        compare(fast, lambda x: x * table, lambda i: (rand(i, 3),), 4)
         fast.reset()
         fast.capture(rand(0, 3))
         assert_same(fast(rand(1, 3)), rand(1, 3) * table)
@@ -178,8 +171,7 @@ def test_capture_ahead_refuses_to_rebind_python_state(rand: Rand) -> None:
             fast.capture(rand(0, 3))
         assert not model.ready
         assert_same(fast(rand(0, 3)), rand(0, 3))
-        for i in range(3):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        compare(fast, lambda x: x * 2, lambda i: (rand(i, 3),), 3)
 
 
 @pytest.mark.parametrize("kind", [Lazy, LazyInDict])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,36 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import onelaunch as ol
-
-from .drop_in import assert_same
-
-World = tuple[Any, Callable[[Tensor], Tensor]]
-
-
-def as_eager(
-    device: torch.device,
-    world: Callable[[], World],
-    between: Callable[[Any, int], object] = lambda state, i: None,
-    calls: int = 24,
-    warmup: int = 1,
-    code: str | None = None,
-) -> None:
-    """Compare each call, until a refusal with this code."""
-    (mine, f), (theirs, eager) = world(), world()
-    fast = ol.graph(f, warmup=warmup)
-    try:
-        with torch.no_grad():
-            for i in range(calls):
-                between(mine, i)
-                between(theirs, i)
-                x = torch.full((3,), i + 1.0, device=device)
-                assert_same(fast(x), eager(x), f"call {i}")
-                assert repr(vars(mine)) == repr(vars(theirs)), f"call {i}"
-    except ol.CaptureError as error:
-        assert error.code == code, error  # noqa: PT017
-        return
-    assert code is None
+from .states import World, as_eager
 
 
 class Episode:
@@ -79,7 +49,7 @@ def test_a_count_that_another_function_resets(device: torch.device, how: str) ->
     def between(episode: Any, i: int) -> None:
         episode.over = i % 8 >= 5
 
-    as_eager(device, world, between)
+    as_eager(device, world, between, calls=24)
 
 
 @pytest.mark.parametrize("warmup", [1, 2, 3])
@@ -97,7 +67,7 @@ def test_counts_that_go_round(device: torch.device, slots: int, warmup: int) -> 
 
         return s, f
 
-    as_eager(device, world, calls=12, warmup=warmup)
+    as_eager(device, world, warmup=warmup)
 
 
 def test_a_number_that_is_stored_twice(device: torch.device) -> None:
@@ -115,7 +85,7 @@ def test_a_number_that_is_stored_twice(device: torch.device) -> None:
         if i in (8, 14):
             s.h = float(i)
 
-    as_eager(device, world, between)
+    as_eager(device, world, between, calls=24)
 
 
 class Gain:

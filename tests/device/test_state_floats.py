@@ -13,8 +13,7 @@ from torch import Tensor
 import onelaunch as ol
 
 from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .states import World, as_eager
 
 
 class State:
@@ -68,16 +67,12 @@ def infinite(s: State, x: Tensor) -> Tensor:
 ONE = [added, added_and_used, added_twice, decayed, cycled, by_a_size]
 
 
-def as_eager(
-    device: torch.device, f: Callable[[State, Tensor], Tensor], start: Any, calls: int = 14
-) -> Any:
-    worlds = State(start), State(start)
-    fast = ol.graph(lambda x: f(worlds[1], x), warmup=1)
-    for i in range(calls):
-        x = torch.full((3,), i + 0.5, device=device)
-        assert_same(fast(x), f(worlds[0], x), f"call {i}")
-        assert repr(worlds[1].v) == repr(worlds[0].v), f"call {i}"
-    return fast
+def world_of(f: Callable[[State, Tensor], Tensor], start: Any) -> Callable[[], World]:
+    def world() -> World:
+        state = State(start)
+        return state, lambda x: f(state, x)
+
+    return world
 
 
 @pytest.mark.cpu
@@ -86,7 +81,7 @@ def as_eager(
 def test_one_recording_moves_it_on(
     device: torch.device, f: Callable[[State, Tensor], Tensor], start: Any
 ) -> None:
-    fast = as_eager(device, f, start)
+    fast = as_eager(device, world_of(f, start), calls=14)
     assert len(fast.recordings) == 1
     assert replays(fast) >= 10
 
@@ -96,7 +91,7 @@ def test_one_recording_moves_it_on(
 def test_from_special_numbers(
     device: torch.device, f: Callable[[State, Tensor], Tensor], start: Any
 ) -> None:
-    as_eager(device, f, start)
+    as_eager(device, world_of(f, start), calls=14)
 
 
 def test_of_several_numbers(device: torch.device) -> None:
@@ -107,15 +102,10 @@ def test_of_several_numbers(device: torch.device) -> None:
         s.v += step[0]
         return x
 
-    fast = as_eager(device, f, 0.0, calls=6)
-    step[0] = 0.2
-    worlds = State(0.5), State(0.5)
-    fast = ol.graph(lambda x: f(worlds[1], x), warmup=1)
-    for i in range(12):
+    def between(s: State, i: int) -> None:
         step[0] = 0.1 + i // 4
-        x = torch.ones(3, device=device)
-        assert_same(fast(x), f(worlds[0], x))
-        assert worlds[1].v == worlds[0].v, f"call {i}"
+
+    as_eager(device, world_of(f, 0.5), between)
 
 
 def test_a_text_that_grows(device: torch.device) -> None:
@@ -123,7 +113,7 @@ def test_a_text_that_grows(device: torch.device) -> None:
         s.v += "x"
         return x * 2
 
-    as_eager(device, f, "", calls=8)
+    as_eager(device, world_of(f, ""), calls=8)
 
 
 def test_a_number_that_is_stored_as_it_was(device: torch.device) -> None:
@@ -136,15 +126,11 @@ def test_a_number_that_is_stored_as_it_was(device: torch.device) -> None:
             s.v += 1
         return x * 2
 
-    worlds = State(1), State(1)
-    fast = ol.graph(lambda x: f(worlds[1], x), warmup=1)
-    for i in range(20):
+    def between(s: State, i: int) -> None:
         if i in (10, 13, 16):
-            for world in worlds:
-                world.v = i
-        x = torch.ones(3, device=device)
-        assert_same(fast(x), f(worlds[0], x))
-        assert worlds[1].v == worlds[0].v, f"call {i}"
+            s.v = i
+
+    as_eager(device, world_of(f, 1), between, calls=20)
 
 
 def test_a_number_of_the_class_behind_that_of_the_object(device: torch.device) -> None:
@@ -182,12 +168,8 @@ def test_attributes_in_another_dict(device: torch.device, start: Any) -> None:
         s.v = s.v + 1
         return x * 2
 
-    worlds = State(start), State(start)
-    fast = ol.graph(lambda x: f(worlds[1], x), warmup=1)
-    for i in range(16):
+    def between(s: State, i: int) -> None:
         if i in (3, 7, 8, 12):
-            for world in worlds:
-                world.__dict__ = {"v": start + 3 * i}
-        x = torch.ones(3, device=device)
-        assert_same(fast(x), f(worlds[0], x))
-        assert worlds[1].v == worlds[0].v, f"call {i}"
+            s.__dict__ = {"v": start + 3 * i}
+
+    as_eager(device, world_of(f, start), between, calls=16)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, compare, replays
 
 Rand = Callable[..., Tensor]
 
@@ -92,9 +92,7 @@ def test_one_that_is_only_held(rand: Rand) -> None:
         return x * s.scale
 
     fast = ol.graph(f)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    compare(fast, f, lambda i: (rand(i, 3),), 6)
     assert replays(fast) == 3
     assert next(s.it) == 1
 
@@ -118,9 +116,7 @@ def test_one_that_another_thread_advances(rand: Rand) -> None:
     thread = threading.Thread(target=advance, daemon=True)
     thread.start()
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(3):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 2.0)
+    compare(fast, lambda x: x * 2.0, lambda i: (rand(i, 3),), 3)
     assert len(fast.recordings) == 1
 
 
@@ -188,7 +184,5 @@ def test_a_set_that_the_call_fills_itself(device: torch.device, rand: Rand) -> N
         return x
 
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    compare(fast, f, lambda i: (rand(i, 3),), 6)
     assert replays(fast) >= 4

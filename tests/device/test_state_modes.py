@@ -15,13 +15,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.call.ambient import noted_modes
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    drop_in_worlds,
-    on_cpu_and_cuda,
-    replays,
-)
+from .drop_in import assert_same, drop_in, drop_in_worlds, on_cpu_and_cuda, replays
 from .models import Norms
 
 Rand = Callable[..., Tensor]
@@ -105,12 +99,7 @@ REBOUND: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", REBOUND)
 def test_rebind_is_right(rand: Rand, name: str) -> None:
-    drop_in(
-        REBOUND[name],
-        lambda i: (rand(i, 8, 8), rand(100 + i, 8, 8)),
-        calls=7,
-        inputs="rebind",
-    )
+    drop_in(REBOUND[name], lambda i: (rand(i, 8, 8), rand(100 + i, 8, 8)), calls=7, inputs="rebind")
 
 
 LEFT: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,9 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same, replays
+from .states import World, as_eager
 
 Rand = Callable[..., Tensor]
-World = tuple[Any, Callable[[Tensor], Any]]
-
 READS: dict[str, Callable[[Any], Any]] = {
     "attribute": lambda t: t.scale,
     "getattr": lambda t: getattr(t, "scale", 1.0),
@@ -96,17 +96,17 @@ def test_what_hangs_on_a_weight(
             del weight.holder, weight.listed, weight.function
         return weight, model_of(owner, weight, READS[how])
 
-    (weight, eager), (weight_too, fn) = world(), world()
-    fast = ol.graph(fn)
-    for i in range(16):
-        for each in (weight, weight_too) if i in (5, 9) else ():
-            if how == "an unknown name":
-                each.scale = i + 1.0
-            else:
-                hang(each, i + 1.0)
+    def between(weight: Any, i: int) -> None:
+        if i in (5, 9) and how == "an unknown name":
+            weight.scale = i + 1.0
+        elif i in (5, 9):
+            hang(weight, i + 1.0)
         if i == 12 and how in ("getattr", "hasattr", "try", "vars", "dict"):
-            del weight.scale, weight_too.scale
-        assert_same(fast(rand(i, 3)), eager(rand(i, 3)), f"call {i}")
+            del weight.scale
+
+    fast = as_eager(
+        device, world, between, calls=16, shown=lambda weight: None, grad=True, warmup=3
+    )
     assert replays(fast)
 
 
@@ -120,15 +120,13 @@ def test_a_tensor_on_a_weight(device: torch.device, rand: Rand, kind: str) -> No
         weight.scale = rand(91, 3)
         return weight, lambda x: x * weight * weight.scale
 
-    (weight, eager), (weight_too, fn) = world(), world()
-    fast = ol.graph(fn)
-    for i in range(14):
-        for each in (weight, weight_too):
-            each.scale.mul_(1.25)
-            if i in (5, 9):
-                each.scale = rand(92 + i, 3)
-        assert_same(fast(rand(i, 3)), eager(rand(i, 3)), f"call {i}")
-    assert replays(fast)
+    def between(weight: Any, i: int) -> None:
+        weight.scale.mul_(1.25)
+        if i in (5, 9):
+            weight.scale = rand(92 + i, 3)
+
+    shown = operator.attrgetter("scale")
+    assert replays(as_eager(device, world, between, calls=14, shown=shown, grad=True, warmup=3))
 
 
 @pytest.mark.parametrize("graded", [False, True])
@@ -158,19 +156,15 @@ def test_what_a_callable_hangs_on_a_weight(
 
         return weight, step
 
-    (weight, eager), (weight_too, fn) = world(), world()
-    fast = ol.graph(fn)
-    for i in range(14):
+    def between(weight: Any, i: int) -> None:
         if i in (5, 9, 10):
-            weight.mark = weight_too.mark = None
-        x = rand(i, 3)
-        assert_same(fast(x), eager(x), f"call {i}")
-        for name in ("mark", "count"):
-            got, expected = getattr(weight_too, name, "none"), getattr(weight, name, "none")
-            assert got is torch.relu if expected is torch.relu else True
-            if expected is not torch.relu:
-                assert_same(got, expected, f"{name}, call {i}")
-    assert replays(fast)
+            weight.mark = None
+
+    def shown(weight: Any) -> list[Any]:
+        mark = getattr(weight, "mark", "none")
+        return [mark is torch.relu or mark, weight.count]
+
+    assert replays(as_eager(device, world, between, calls=14, shown=shown, grad=True, warmup=3))
 
 
 @pytest.mark.parametrize("mark", ["flag", "number", "missing"])

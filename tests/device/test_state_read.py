@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, drop_in, follows, replays
 
 Rand = Callable[..., Tensor]
 Scale = tuple[Callable[[], float], Callable[[float], object]]
@@ -31,6 +31,13 @@ LOCAL = threading.local()
 
 class Settings:
     scale = 2.0
+
+    def read(self) -> float:
+        return self.scale
+
+    @classmethod
+    def read_of_class(cls) -> float:
+        return cls.scale
 
 
 class Slotted:
@@ -55,73 +62,60 @@ class Triples:
         return 3.0
 
 
+class BehindGetattr:
+    def __init__(self) -> None:
+        self.__dict__["inside"] = {"scale": 2.0}
+
+    def __getattr__(self, name: str) -> float:
+        return self.__dict__["inside"][name]  # KeyError for all else
+
+
+class OfALibrary(torch.distributions.transforms.Transform):
+    """`__call__` of the base class calls `_call`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def _call(self, x: float) -> float:
+        return self.scale * x
+
+
+def modules() -> types.ModuleType:
+    """A module in a package of the user's."""
+    package, inside = types.ModuleType("settings"), types.ModuleType("settings.model")
+    package.__file__ = inside.__file__ = __file__
+    vars(package)["model"], vars(inside)["scale"] = inside, 2.0
+    sys.modules.update({"settings": package, "settings.model": inside})
+    return inside
+
+
+def defined(code: str, **namespace: Any) -> Callable[[], float]:
+    exec(f"def read():\n {code}", namespace)
+    return namespace["read"]
+
+
+def put(box: Any, value: Any) -> None:
+    box.scale = value
+
+
+def place(
+    make: Callable[[], Any],
+    read: Callable[[Any], Callable[[], float]] = lambda box: lambda: box.scale,
+    write: Callable[[Any, float], object] = put,
+) -> Callable[[], Scale]:
+    """A box, what reads a number of it, which has it in its closure, and what writes it."""
+
+    def made() -> Scale:
+        box = make()
+        return read(box), lambda value: write(box, value)
+
+    return made
+
+
 def of_a_global_class() -> Scale:
     Settings.scale = 2.0
     return lambda: Settings.scale, lambda v: setattr(Settings, "scale", v)
-
-
-def of_a_local_class() -> Scale:
-    class Here:
-        scale = 2.0
-
-    return lambda: Here.scale, lambda v: setattr(Here, "scale", v)
-
-
-def of_a_class_method() -> Scale:
-    class Here:
-        scale = 2.0
-
-        @classmethod
-        def read(cls) -> float:
-            return cls.scale
-
-    here = Here()
-    return lambda: here.read(), lambda v: setattr(Here, "scale", v)
-
-
-def of_slots() -> Scale:
-    box = Slotted(2.0)
-    return lambda: box.scale, lambda v: setattr(box, "scale", v)
-
-
-def of_a_dataclass_with_slots() -> Scale:
-    box = {"data": SlottedData(2.0)}
-    return lambda: box["data"].scale, lambda v: setattr(box["data"], "scale", v)
-
-
-def of_a_set() -> Scale:
-    box = {2.0}
-    return lambda: next(iter(box)), lambda v: (box.clear(), box.add(v))
-
-
-def of_a_set_replaced() -> Scale:
-    box = types.SimpleNamespace(scales={2.0})
-    return lambda: next(iter(box.scales)), lambda v: setattr(box, "scales", {v})
-
-
-def of_an_empty_list_replaced() -> Scale:
-    box = types.SimpleNamespace(scales=[])
-    return lambda: sum(box.scales), lambda v: setattr(box, "scales", [v])
-
-
-def of_an_empty_tuple_replaced() -> Scale:
-    box = types.SimpleNamespace(scales=())
-    return lambda: sum(box.scales), lambda v: setattr(box, "scales", (v,))
-
-
-def of_an_object_without_attributes() -> Scale:
-    box: Any = types.SimpleNamespace(strategy=Doubles())
-    return lambda: box.strategy.factor(), lambda v: setattr(box, "strategy", Triples())
-
-
-def of_bytes() -> Scale:
-    box = bytearray([2])
-    return lambda: box[0], lambda v: box.__setitem__(0, int(v))
-
-
-def of_a_decimal() -> Scale:
-    box = {"scale": Decimal(2)}
-    return lambda: float(box["scale"]), lambda v: box.update(scale=Decimal(v))
 
 
 def of_a_read_only_dict() -> Scale:
@@ -148,21 +142,91 @@ def of_a_context() -> Scale:
     return lambda: CONTEXT.get(), CONTEXT.set
 
 
-def of_a_big_dict() -> Scale:
-    box = dict.fromkeys([f"key{i}" for i in range(200)], 1.0) | {"scale": 2.0}
-    return lambda: box["scale"], lambda v: box.update(scale=v)
+def here(base: type = object) -> Any:
+    return type("Here", (base,), {"scale": 2.0} if base is object else {})
 
 
-def of_a_dict_behind_getattr() -> Scale:
-    class Reads:
-        def __init__(self) -> None:
-            self.__dict__["inside"] = {"scale": 2.0}
+def named(scale: Any) -> Any:
+    return types.SimpleNamespace(scale=scale)
 
-        def __getattr__(self, name: str) -> float:
-            return self.__dict__["inside"][name]  # KeyError for all else
 
-    box = Reads()
-    return lambda: box.scale, lambda v: box.__dict__["inside"].update(scale=v)
+def of_class(box: Any, value: float) -> None:
+    type(box).scale = value
+
+
+PLACES: dict[str, Callable[[], Scale]] = {
+    "a global class": of_a_global_class,
+    "a local class": place(here),
+    "a class method": place(
+        lambda: here(Settings)(), lambda box: lambda: box.read_of_class(), of_class
+    ),
+    "a class that had it of its base": place(
+        lambda: here(Settings)(), lambda box: lambda: box.read(), of_class
+    ),
+    "slots": place(lambda: Slotted(2.0)),
+    "a dataclass with slots": place(
+        lambda: {"data": SlottedData(2.0)},
+        lambda box: lambda: box["data"].scale,
+        lambda box, v: put(box["data"], v),
+    ),
+    "a set": place(
+        lambda: {2.0}, lambda box: lambda: next(iter(box)), lambda box, v: (box.clear(), box.add(v))
+    ),
+    "a set replaced": place(
+        lambda: named({2.0}),
+        lambda box: lambda: next(iter(box.scale)),
+        lambda box, v: put(box, {v}),
+    ),
+    "an empty list replaced": place(
+        lambda: named([]), lambda box: lambda: sum(box.scale), lambda box, v: put(box, [v])
+    ),
+    "an empty tuple replaced": place(
+        lambda: named(()), lambda box: lambda: sum(box.scale), lambda box, v: put(box, (v,))
+    ),
+    "an object without attributes": place(
+        lambda: named(Doubles()),
+        lambda box: lambda: box.scale.factor(),
+        lambda box, v: put(box, Triples()),
+    ),
+    "bytes": place(
+        lambda: bytearray([2]),
+        lambda box: lambda: box[0],
+        lambda box, v: box.__setitem__(0, int(v)),
+    ),
+    "a decimal": place(
+        lambda: {"scale": Decimal(2)},
+        lambda box: lambda: float(box["scale"]),
+        lambda box, v: box.update(scale=Decimal(v)),
+    ),
+    "a read-only dict": of_a_read_only_dict,
+    "a function": of_a_function,
+    "a thread": of_a_thread,
+    "a context": of_a_context,
+    "a big dict": place(
+        lambda: dict.fromkeys([f"key{i}" for i in range(200)], 1.0) | {"scale": 2.0},
+        lambda box: lambda: box["scale"],
+        lambda box, v: box.update(scale=v),
+    ),
+    "a dict behind getattr": place(
+        BehindGetattr, write=lambda box, v: box.__dict__["inside"].update(scale=v)
+    ),
+    "a module in a package": place(
+        modules, lambda _: defined("return settings.model.scale", settings=sys.modules["settings"])
+    ),
+    "a module imported inside": place(
+        modules, lambda _: defined("from settings.model import scale\n return scale")
+    ),
+    "a module of its own package": place(
+        modules,
+        lambda _: defined("from .model import scale\n return scale", __package__="settings"),
+    ),
+    "a module in an attribute": place(
+        lambda: types.SimpleNamespace(settings=modules()),
+        lambda box: lambda: box.settings.scale,
+        lambda box, v: put(box.settings, v),
+    ),
+    "a template": place(OfALibrary, lambda box: lambda: box(1.0)),
+}
 
 
 class Descriptor:
@@ -234,99 +298,15 @@ class Decorated:
         return self._described
 
 
-class OfALibrary(torch.distributions.transforms.Transform):
-    """`__call__` of the base class calls `_call`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 2.0
-
-    def _call(self, x: float) -> float:
-        return self.scale * x
-
-
-def _of(box: Any, read: Callable[[], float]) -> Scale:
-    return read, lambda v: setattr(box, "scale", v)
-
-
-def _modules() -> tuple[types.ModuleType, types.ModuleType]:
-    """A package of the user's, and a module in it."""
-    package, inside = types.ModuleType("settings"), types.ModuleType("settings.model")
-    package.__file__ = inside.__file__ = __file__
-    vars(package)["model"], vars(inside)["scale"] = inside, 2.0
-    sys.modules.update({"settings": package, "settings.model": inside})
-    return package, inside
-
-
-def of_a_module_in_a_package() -> Scale:
-    _, inside = _modules()
-    namespace: dict[str, Any] = {"settings": sys.modules["settings"]}
-    exec("def read(): return settings.model.scale", namespace)
-    return namespace["read"], lambda v: vars(inside).update(scale=v)
-
-
-def of_a_module_imported_inside() -> Scale:
-    _, inside = _modules()
-    namespace: dict[str, Any] = {}
-    exec("def read():\n from settings.model import scale\n return scale", namespace)
-    return namespace["read"], lambda v: vars(inside).update(scale=v)
-
-
-def of_a_module_of_its_own_package() -> Scale:
-    _, inside = _modules()
-    namespace: dict[str, Any] = {"__package__": "settings"}
-    exec("def read():\n from .model import scale\n return scale", namespace)
-    return namespace["read"], lambda v: vars(inside).update(scale=v)
-
-
-def of_a_module_in_an_attribute() -> Scale:
-    _, inside = _modules()
-    box = types.SimpleNamespace(settings=inside)
-    return lambda: box.settings.scale, lambda v: vars(inside).update(scale=v)
-
-
-def of_a_class_that_had_it_of_its_base() -> Scale:
-    class Base:
-        scale = 2.0
-
-        def read(self) -> float:
-            return self.scale
-
-    class Derived(Base):
-        pass
-
-    box = Derived()
-    return lambda: box.read(), lambda v: setattr(Derived, "scale", v)
-
-
-def of_a_template() -> Scale:
-    box = OfALibrary()
-    return _of(box, lambda: cast(Any, box)(1.0))
-
-
 METHODS = [name for name in vars(Decorated) if not name.startswith("_")]
-PLACES = {name: f for name, f in globals().items() if name.startswith("of_")}
 
 
-@pytest.mark.parametrize("place", [*PLACES, *METHODS])
-def test_a_number_that_changes(rand: Rand, place: str) -> None:
-    if place in PLACES:
-        read, write = PLACES[place]()
-    else:
-        box = Decorated()
-        read, write = _of(box, lambda: getattr(Decorated, place)(box))
-
-    def f(x: Tensor) -> Tensor:
-        return x * read() + 1
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
-        assert replays(fast) == 3
-        write(3.0)
-        for i in range(4):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+@pytest.mark.parametrize("name", [*PLACES, *METHODS])
+def test_a_number_that_changes(rand: Rand, name: str) -> None:
+    made = PLACES.get(name) or place(Decorated, lambda box: lambda: getattr(Decorated, name)(box))
+    read, write = made()
+    fast = follows(lambda x: x * read() + 1, lambda i: (rand(i, 3),), lambda: write(3.0))
+    assert fast.stats().replays >= 3
 
 
 SCALE = 2.0
@@ -434,31 +414,22 @@ def test_a_class_attribute_of_a_module_that_is_a_number(rand: Rand) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale + type(self).scale
 
-    model = Scaled()
-    fast = ol.graph(model, warmup=1)
-    with torch.no_grad():
-        for scale in (2.0, 3.0, 2.0):
-            Scaled.scale = scale
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), model(rand(i, 3)))
-    assert replays(fast) > 5
+    changes = [lambda scale=scale: setattr(Scaled, "scale", scale) for scale in (3.0, 2.0)]
+    assert replays(follows(Scaled(), lambda i: (rand(i, 3),), *changes)) > 5
 
 
 def test_a_number_array_that_changes(rand: Rand) -> None:
     numpy = pytest.importorskip("numpy")
-    box = {"array": numpy.full(2000, 2.0), "number": numpy.float32(2.0)}
+    box = {"array": numpy.full(2000, 2.0), "number": numpy.float32(5.0)}
 
     def f(x: Tensor) -> Tensor:
         return x * float(box["array"][0]) + float(box["number"])
 
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for step in range(3):
-            box["array"][0] = 2.0 + step
-            box["number"] = numpy.float32(5.0 - step)
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
-    assert replays(fast) > 5
+    def change() -> None:
+        box["array"][0] += 1
+        box["number"] = numpy.float32(box["number"] - 1)
+
+    assert replays(follows(f, lambda i: (rand(i, 3),), change, change)) > 5
 
 
 def test_an_attribute_that_is_only_stored_does_not_split_recordings(rand: Rand) -> None:
@@ -481,26 +452,21 @@ def test_attributes_named_much_as_those_of_torch(device: torch.device, rand: Ran
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self._state_h = torch.ones(3, device=device)
-            self._forward_scale = 2.0
-            self._load_state_flag = True
-            self._backward_w = torch.ones(3, device=device)
+            self.change(0)
+
+        def change(self, step: int) -> None:
+            self._state_h = rand(step, 3)
+            self._forward_scale = 2.0 + step % 2
+            self._load_state_flag = step != 2
+            self._backward_w = rand(step + 9, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             sign = 1 if self._load_state_flag else -1
             return (x * self._forward_scale + self._state_h) * self._backward_w * sign
 
     model = Named()
-    fast = ol.graph(model, warmup=1)
-    with torch.no_grad():
-        for step in range(4):
-            model._state_h = rand(step, 3)
-            model._forward_scale = 2.0 + step % 2
-            model._load_state_flag = step != 2
-            model._backward_w = rand(step + 9, 3)
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), model(rand(i, 3)))
-    assert replays(fast) > 5
+    changes = [functools.partial(model.change, step) for step in range(1, 4)]
+    assert replays(follows(model, lambda i: (rand(i, 3),), *changes)) > 5
 
 
 def imports() -> bool:
@@ -530,14 +496,7 @@ def test_a_finder_of_modules_that_counts_what_it_is_asked(
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
 
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if asks() else x * 2
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(5):
-            assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
-    assert replays(fast) == 4
+    drop_in(lambda x: x * 3 if asks() else x * 2, lambda i: (rand(i, 3),))
 
 
 def test_a_hook_that_came_is_named(device: torch.device, rand: Rand) -> None:

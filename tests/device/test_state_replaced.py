@@ -14,47 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import onelaunch as ol
-
-from .drop_in import assert_same
+from .states import World, as_eager
 
 Step = Callable[[Any], object]
 
 
-def a_longer_list(s: Any) -> None:
-    s.v = [*s.v, 1]
+def replaced(by: Callable[[Any], Any]) -> Step:
+    def step(s: Any) -> None:
+        s.v = by(s.v)
+
+    return step
 
 
-def a_sum_of_lists(s: Any) -> None:
-    s.v = s.v + [1]  # noqa: RUF005
-
-
-def a_window(s: Any) -> None:
-    s.v = ([*s.v, 1])[-3:]
-
-
-def a_window_of_a_deque(s: Any) -> None:
-    s.v = deque([*s.v, 1], maxlen=3)
-
-
-def a_turned_list(s: Any) -> None:
-    s.v = s.v[1:] + s.v[:1]
-
-
-def a_dict(s: Any) -> None:
-    s.v = {**s.v, "n": len(s.v)}
-
-
-def a_fraction(s: Any) -> None:
+def added(s: Any) -> None:
     s.v += 1
-
-
-def a_path(s: Any) -> None:
-    s.v = s.v / "b"
-
-
-def a_namespace(s: Any) -> None:
-    s.v = SimpleNamespace(n=s.v.n + 1)
 
 
 def counts(s: Any) -> None:
@@ -62,23 +35,24 @@ def counts(s: Any) -> None:
     s.v["b"] += 0.5
 
 
-def the_same_list(s: Any) -> None:
-    s.v = [*s.v[:2]]
-
-
 STEPS: dict[str, tuple[Step, Callable[[], Any]]] = {
-    "a longer list": (a_longer_list, lambda: [1]),
-    "a sum of lists": (a_sum_of_lists, lambda: [1]),
-    "a window": (a_window, lambda: [0]),
-    "a window of a deque": (a_window_of_a_deque, lambda: deque([0], maxlen=3)),
-    "a turned list": (a_turned_list, lambda: [1, 2, 3]),
-    "a dict": (a_dict, lambda: {"a": 1}),
-    "a fraction": (a_fraction, lambda: Fraction(1, 3)),
-    "a path": (a_path, lambda: pathlib.PurePosixPath("a")),
-    "a namespace": (a_namespace, lambda: SimpleNamespace(n=1)),
+    "a longer list": (replaced(lambda v: [*v, 1]), lambda: [1]),
+    "a sum of lists": (replaced(lambda v: v + [1]), lambda: [1]),  # noqa: RUF005
+    "a window": (replaced(lambda v: [*v, 1][-3:]), lambda: [0]),
+    "a window of a deque": (
+        replaced(lambda v: deque([*v, 1], maxlen=3)),
+        lambda: deque([0], maxlen=3),
+    ),
+    "a turned list": (replaced(lambda v: v[1:] + v[:1]), lambda: [1, 2, 3]),
+    "a dict": (replaced(lambda v: {**v, "n": len(v)}), lambda: {"a": 1}),
+    "a fraction": (added, lambda: Fraction(1, 3)),
+    "a path": (replaced(lambda v: v / "b"), lambda: pathlib.PurePosixPath("a")),
+    "a namespace": (replaced(lambda v: SimpleNamespace(n=v.n + 1)), lambda: SimpleNamespace(n=1)),
     "counts": (counts, Counter),
-    "the same list": (the_same_list, lambda: [1, 2]),
+    "the same list": (replaced(lambda v: [*v[:2]]), lambda: [1, 2]),
 }
+
+
 SERVED = ("counts", "the same list")
 
 
@@ -87,7 +61,7 @@ SERVED = ("counts", "the same list")
 def test_as_eager_or_refused(device: torch.device, step: str) -> None:
     move, start = STEPS[step]
 
-    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+    def world() -> World:
         s = SimpleNamespace(v=start())
 
         def f(x: Tensor) -> Tensor:
@@ -96,21 +70,8 @@ def test_as_eager_or_refused(device: torch.device, step: str) -> None:
 
         return s, f
 
-    (mine, f), (theirs, eager) = world(), world()
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(10):
-            x = torch.full((3,), i + 0.5, device=device)
-            try:
-                got = fast(x)
-            except ol.CaptureError as error:
-                assert error.code == "OL118", error  # noqa: PT017
-                assert step not in SERVED
-                return
-            assert_same(got, eager(x))
-            assert repr(mine.v) == repr(theirs.v), f"call {i}"
-    assert step in SERVED
-    assert any(recording.replays >= 5 for recording in fast.recordings)
+    fast = as_eager(device, world, calls=10, code=None if step in SERVED else "OL118")
+    assert step not in SERVED or any(recording.replays >= 5 for recording in fast.recordings)
 
 
 FRESH: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object]]] = {
@@ -127,8 +88,9 @@ FRESH: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object]]] = {
 def test_data_that_each_call_makes_anew(device: torch.device, kind: str) -> None:
     """What is added to it after a call is gone after the next."""
     make, add = FRESH[kind]
+    seen: dict[int, list[Any]] = {}
 
-    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
+    def world() -> World:
         s = SimpleNamespace(v=None)
 
         def f(x: Tensor) -> Tensor:
@@ -137,28 +99,24 @@ def test_data_that_each_call_makes_anew(device: torch.device, kind: str) -> None
 
         return s, f
 
-    (mine, f), (theirs, eager) = world(), world()
-    fast = ol.graph(f, warmup=1)
-    seen: list[Any] = []
-    with torch.no_grad():
-        for i in range(8):
-            x = torch.full((3,), i + 0.5, device=device)
-            assert_same(fast(x), eager(x))
-            assert repr(mine.v) == repr(theirs.v), f"call {i}"
-            assert all(mine.v is not v for v in seen)
-            seen.append(mine.v)
-            for s in (mine, theirs):
-                add(s.v, i + 1)
-    assert fast.recordings[0].replays == 7
+    def between(s: Any, i: int) -> None:
+        if i:
+            assert all(s.v is not v for v in seen.setdefault(id(s), []))
+            seen[id(s)].append(s.v)
+            add(s.v, i)
+
+    fast = as_eager(device, world, between, calls=9)
+    assert fast.recordings[0].replays == 8
 
 
 @pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("asks_more", [False, True])
 def test_an_object_that_comes_and_goes(device: torch.device, asks_more: bool) -> None:
     """A replay deletes nothing, so no recording of a deletion fits a call."""
+    mark = object()
 
-    def world() -> tuple[Any, Callable[[Tensor], Tensor]]:
-        s, mark = SimpleNamespace(), object()
+    def world() -> World:
+        s = SimpleNamespace()
 
         def f(x: Tensor) -> Tensor:
             if hasattr(s, "mark"):
@@ -169,9 +127,4 @@ def test_an_object_that_comes_and_goes(device: torch.device, asks_more: bool) ->
 
         return s, f
 
-    (mine, f), (theirs, eager) = world(), world()
-    fast = ol.graph(f, on_refusal="eager")
-    for i in range(12):
-        x = torch.full((3,), i + 0.5, device=device)
-        assert_same(fast(x), eager(x))
-        assert hasattr(mine, "mark") == hasattr(theirs, "mark"), f"call {i}"
+    as_eager(device, world, warmup=3, grad=True, on_refusal="eager")

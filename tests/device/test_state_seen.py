@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_accelerators, replays
+from .drop_in import (
+    assert_same,
+    compare,
+    drop_in,
+    drop_in_worlds,
+    follows,
+    on_accelerators,
+    replays,
+)
 
 Rand = Callable[..., Tensor]
 Place = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
@@ -28,53 +36,287 @@ class Config:
         self.scale = scale
 
 
-def of_a_partials_function() -> Place:
-    config = Config()
+class Reads:
+    """A descriptor."""
 
-    def f(x: Tensor, y: float) -> Tensor:
-        return x * config.scale + y
+    def __init__(self, value: float) -> None:
+        self.value = value
 
-    return functools.partial(f, y=1.0), lambda: setattr(config, "scale", 3.0)
-
-
-def of_the_defaults_of_a_partials_function() -> Place:
-    def f(x: Tensor, y: float, scale: float = 2.0) -> Tensor:
-        return x * scale + y
-
-    return functools.partial(f, y=1.0), lambda: setattr(f, "__defaults__", (3.0,))
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return self.value
 
 
-def of_the_code_of_a_partials_function() -> Place:
-    def f(x: Tensor, y: float) -> Tensor:
-        return x * 2 + y
-
-    def g(x: Tensor, y: float) -> Tensor:
-        return x * 3 + y
-
-    return functools.partial(f, y=1.0), lambda: setattr(f, "__code__", g.__code__)
+class Numbers(list[float]):
+    scale = 2.0
 
 
-def of_a_partials_module() -> Place:
-    scale = nn.PReLU(init=0.5)
-
-    def change() -> None:
-        scale.weight = nn.Parameter(torch.full_like(scale.weight, 0.1))
-
-    return functools.partial(scale.forward), change
+class Pair(tuple[float, ...]):
+    scale: float
 
 
-def of_a_module_of_a_partial() -> Place:
-    scale = nn.PReLU(init=0.5)
+class Counted(tuple[float, ...]):
+    """Whose length is not what Python asks for."""
 
-    def change() -> None:
-        scale.weight = nn.Parameter(torch.full_like(scale.weight, 0.1))
-
-    return functools.partial(scale), change
+    def __len__(self) -> int:
+        raise NotImplementedError
 
 
-def of_a_keyword_added_to_a_partial() -> Place:
-    partial = functools.partial(lambda x, y=1.0, z=0.0: x * y + z, y=2.0)
-    return partial, lambda: partial.keywords.update(z=1.0)
+class Slotted:
+    __slots__ = ("scale",)
+    scale: float
+
+
+class Doubling:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def __len__(self) -> int:
+        return 2
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * 3 if isinstance(self, Tripling) else x * 2
+
+    def factor(self) -> float:
+        return 2.0
+
+
+class Tripling(Doubling):
+    def factor(self) -> float:
+        return 3.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 3
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Settings(types.ModuleType):
+    @property
+    def scale(self) -> float:
+        return 3.0
+
+    def __len__(self) -> int:
+        return 3
+
+
+def scaled(box: Any) -> Any:
+    box.scale = 2.0
+    return box
+
+
+def times(x: Tensor, scale: float) -> Tensor:
+    return x * scale
+
+
+def derived(base: type = Doubling) -> Any:
+    return type("Derived", (base,), {})
+
+
+def sized(length: int) -> Any:
+    """A metaclass."""
+    return type("Meta", (type,), {"__len__": lambda cls: length})
+
+
+def mode(read: Callable[[Any], float]) -> Any:
+    class Mode(enum.Enum):
+        FAST = 1
+        scale = read
+
+    Mode.FAST.factor = 2.0  # type: ignore[attr-defined]
+    return Mode
+
+
+def with_config() -> Any:
+    return types.SimpleNamespace(config=Config())
+
+
+def with_cache() -> Any:
+    return types.SimpleNamespace(cache=torch.ones(3))
+
+
+def first(of: Any) -> Any:
+    return next(iter(of))
+
+
+def put(name: str, value: Any, of: Callable[[Any], Any] = lambda box: box) -> Callable[[Any], None]:
+    return lambda box: setattr(of(box), name, value)
+
+
+def triple(of: Callable[[Any], Any] = lambda box: box) -> Callable[[Any], None]:
+    return put("__class__", Tripling, of)
+
+
+def weaken(scale: Any) -> None:
+    scale.weight = nn.Parameter(torch.full_like(scale.weight, 0.1))
+
+
+OF_BOXES: dict[
+    str, tuple[Callable[[], Any], Callable[[Any], Callable[..., Tensor]], Callable[[Any], object]]
+] = {
+    "a partial's function": (
+        Config,
+        lambda box: functools.partial(lambda x, y: x * box.scale + y, y=1.0),
+        put("scale", 3.0),
+    ),
+    "the defaults of a partial's function": (
+        lambda: lambda x, y, scale=2.0: x * scale + y,
+        lambda f: functools.partial(f, y=1.0),
+        put("__defaults__", (3.0,)),
+    ),
+    "the code of a partial's function": (
+        lambda: lambda x, y: x * 2 + y,
+        lambda f: functools.partial(f, y=1.0),
+        put("__code__", (lambda x, y: x * 3 + y).__code__),
+    ),
+    "a partial's module": (
+        lambda: nn.PReLU(init=0.5),
+        lambda scale: functools.partial(scale.forward),
+        weaken,
+    ),
+    "a module of a partial": (lambda: nn.PReLU(init=0.5), functools.partial, weaken),
+    "a keyword added to a partial": (
+        lambda: functools.partial(lambda x, y=1.0, z=0.0: x * y + z, y=2.0),
+        lambda partial: partial,
+        lambda partial: partial.keywords.update(z=1.0),
+    ),
+    "a method of an object made inside": (
+        lambda: type("Local", (), {"times": lambda self, x: x * 2}),
+        lambda local: lambda x: local().times(x),
+        put("times", lambda self, x: x * 3),
+    ),
+    "an attribute of an enum": (
+        lambda: mode(lambda self: self.factor),
+        lambda mode: lambda x: x * mode.FAST.scale(),
+        lambda mode: setattr(mode.FAST, "factor", 3.0),
+    ),
+    "a method of an enum": (
+        lambda: mode(lambda self: 2.0),
+        lambda mode: lambda x: x * mode.FAST.scale(),
+        put("scale", lambda self: 3.0),
+    ),
+    "a property of a metaclass": (
+        lambda: type("M", (type,), {"at": 2.0, "scale": property(lambda c: c.at)})("C", (), {}),
+        lambda box: lambda x: x * box.scale,
+        put("at", 3.0, of=type),
+    ),
+    "a descriptor": (
+        lambda: type("Here", (), {"scale": Reads(2.0)})(),
+        lambda box: lambda x: x * box.scale,
+        lambda box: setattr(type(box), "scale", Reads(3.0)),
+    ),
+    "an attribute of a list": (
+        lambda: scaled(Numbers([1.0])),
+        lambda numbers: lambda x: x * numbers.scale,
+        put("scale", 3.0),
+    ),
+    "an attribute of a tuple": (
+        lambda: scaled(Pair((1.0, 2.0))),
+        lambda pair: lambda x: x * pair.scale + pair[0],
+        put("scale", 3.0),
+    ),
+    "a tuple without a length": (
+        lambda: types.SimpleNamespace(numbers=Counted((1.0, 2.0))),
+        lambda box: lambda x: x * box.numbers[1],
+        lambda box: setattr(box, "numbers", Counted((1.0, 3.0))),
+    ),
+    "a class by a method": (Doubling, lambda box: lambda x: x * box.factor(), triple()),
+    "a class by a call": (Doubling, lambda box: lambda x: box(x), triple()),
+    "a class by its length": (Doubling, lambda box: lambda x: x * len(box), triple()),
+    "a class that is asked for": (
+        Doubling,
+        lambda box: lambda x: x * 3 if isinstance(box, Tripling) else x * 2,
+        triple(),
+    ),
+    "the class of the callable": (Doubling, lambda box: box, triple()),
+    "the class of a method's object": (Doubling, lambda box: box.scale, triple()),
+    "the class of a module without attributes": (
+        nn.Tanh,
+        lambda tanh: lambda x: tanh(x),
+        put("__class__", nn.Sigmoid),
+    ),
+    "a special method that a subclass gets": (
+        lambda: derived()(),
+        lambda box: lambda x: box(x),
+        put("__call__", Tripling.__call__, of=type),
+    ),
+    "the class of an element of a set": (
+        lambda: {Doubling()},
+        lambda boxes: lambda x: x * 3 if any(isinstance(b, Tripling) for b in boxes) else x * 2,
+        triple(first),
+    ),
+    "the class of an element of a frozenset": (
+        lambda: frozenset([Doubling()]),
+        lambda boxes: lambda x: x * sum(map(len, boxes)),
+        triple(first),
+    ),
+    "the class of a key": (
+        lambda: {Doubling(): 1.0},
+        lambda boxes: lambda x: x * 3 if any(type(box) is Tripling for box in boxes) else x * 2,
+        triple(first),
+    ),
+    "the bases of a class": (
+        lambda: derived(derived())(),
+        lambda box: lambda x: x * 3 if isinstance(box, Tripling) else x * 2,
+        put("__bases__", (Tripling,), of=lambda box: type(box).__base__),
+    ),
+    "the bases by a special method": (
+        lambda: derived()(),
+        lambda box: lambda x: box(x),
+        put("__bases__", (Tripling,), of=type),
+    ),
+    "a metaclass": (
+        lambda: sized(2)("Sized", (), {}),
+        lambda box: lambda x: x * len(box),
+        put("__class__", sized(3)),
+    ),
+    "the class of a Python module": (
+        lambda: types.ModuleType("settings"),
+        lambda settings: lambda x: x * 3 if isinstance(settings, Settings) else x * 2,
+        put("__class__", Settings),
+    ),
+    "a slot filled later": (
+        Slotted,
+        lambda box: lambda x: x * getattr(box, "scale", 2.0),
+        put("scale", 3.0),
+    ),
+    "arguments from vars": (
+        Config,
+        lambda config: lambda x: times(x, **vars(config)),
+        put("scale", 3.0),
+    ),
+    "an object in vars": (
+        with_config,
+        lambda box: lambda x: x * vars(box)["config"].scale,
+        lambda box: setattr(box.config, "scale", 3.0),
+    ),
+    "an object in a list that is spread": (
+        lambda: [Config()],
+        lambda configs: lambda x: x * vars([*configs][-1])["scale"],
+        put("scale", 3.0, of=first),
+    ),
+    "a global in front of a builtin": (
+        dict,
+        lambda namespace: eval("lambda x: x * max(2.0, 1.0)", namespace),
+        lambda namespace: namespace.update(max=min),
+    ),
+    "whether there is a tensor": (
+        with_cache,
+        lambda box: lambda x: x * (2 if box.cache is None else 3),
+        put("cache", None),
+    ),
+    "the shape of a tensor that no kernel reads": (
+        with_cache,
+        lambda box: lambda x: x * box.cache.shape[0],
+        lambda box: setattr(box, "cache", torch.ones(2)),
+    ),
+    "the dtype of a tensor that no kernel reads": (
+        with_cache,
+        lambda box: lambda x: x * (2 if box.cache.dtype == torch.float32 else 3),
+        lambda box: setattr(box, "cache", box.cache.double()),
+    ),
+}
+"""What the callable reads of, the callable, which has it in its closure, and a change of it."""
 
 
 class Made:
@@ -94,271 +336,6 @@ def of_what_an_init_reads() -> Place:
     return lambda x: Made().times(x), lambda: setattr(Made.config, "scale", 3.0)
 
 
-def of_a_method_of_an_object_made_inside() -> Place:
-    class Local:
-        def times(self, x: Tensor) -> Tensor:
-            return x * 2
-
-    return lambda x: Local().times(x), lambda: setattr(Local, "times", lambda self, x: x * 3)
-
-
-def of_an_attribute_of_an_enum() -> Place:
-    class Mode(enum.Enum):
-        FAST = 1
-
-        def scale(self) -> float:
-            return self.factor  # type: ignore[attr-defined]
-
-    Mode.FAST.factor = 2.0  # type: ignore[attr-defined]
-    return lambda x: x * Mode.FAST.scale(), lambda: setattr(Mode.FAST, "factor", 3.0)
-
-
-def of_a_method_of_an_enum() -> Place:
-    class Mode(enum.Enum):
-        FAST = 1
-
-        def scale(self) -> float:
-            return 2.0
-
-    return lambda x: x * Mode.FAST.scale(), lambda: setattr(Mode, "scale", lambda self: 3.0)
-
-
-class Meta(type):
-    factor = 2.0
-
-    @property
-    def scale(cls) -> float:
-        return cls.factor
-
-
-def of_a_property_of_a_metaclass() -> Place:
-    Meta.factor = 2.0
-
-    class Here(metaclass=Meta):
-        pass
-
-    return lambda x: x * Here.scale, lambda: setattr(Meta, "factor", 3.0)
-
-
-def of_a_descriptor() -> Place:
-    class Reads:
-        def __init__(self, value: float) -> None:
-            self.value = value
-
-        def __get__(self, owner: Any, kind: Any = None) -> float:
-            return self.value
-
-    class Here:
-        scale = Reads(2.0)
-
-    here = Here()
-    return lambda x: x * here.scale, lambda: setattr(Here, "scale", Reads(3.0))
-
-
-class Numbers(list[float]):
-    scale = 2.0
-
-
-class Pair(tuple[float, ...]):
-    scale: float
-
-
-def of_an_attribute_of_a_list() -> Place:
-    numbers = Numbers([1.0])
-    numbers.scale = 2.0
-    return lambda x: x * numbers.scale, lambda: setattr(numbers, "scale", 3.0)
-
-
-def of_an_attribute_of_a_tuple() -> Place:
-    pair = Pair((1.0, 2.0))
-    pair.scale = 2.0
-    return lambda x: x * pair.scale + pair[0], lambda: setattr(pair, "scale", 3.0)
-
-
-class Counted(tuple[float, ...]):
-    """Whose length is not what Python asks for."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-
-def of_a_tuple_without_a_length() -> Place:
-    box = types.SimpleNamespace(numbers=Counted((1.0, 2.0)))
-    return lambda x: x * box.numbers[1], lambda: setattr(box, "numbers", Counted((1.0, 3.0)))
-
-
-class Twice:
-    def scale(self) -> float:
-        return 2.0
-
-
-class Thrice(Twice):
-    def scale(self) -> float:
-        return 3.0
-
-
-def of_a_class_assigned() -> Place:
-    box = Twice()
-    return lambda x: x * box.scale(), lambda: setattr(box, "__class__", Thrice)
-
-
-class Doubling:
-    def __call__(self, x: Tensor) -> Tensor:
-        return x * 2
-
-    def __len__(self) -> int:
-        return 2
-
-
-class Tripling(Doubling):
-    def __call__(self, x: Tensor) -> Tensor:
-        return x * 3
-
-    def __len__(self) -> int:
-        return 3
-
-
-def of_a_class_by_a_call() -> Place:
-    box = Doubling()
-    return lambda x: box(x), lambda: setattr(box, "__class__", Tripling)
-
-
-def of_a_class_by_its_length() -> Place:
-    box = Doubling()
-    return lambda x: x * len(box), lambda: setattr(box, "__class__", Tripling)
-
-
-def of_a_class_that_is_asked_for() -> Place:
-    box = Doubling()
-
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if isinstance(box, Tripling) else x * 2
-
-    return f, lambda: setattr(box, "__class__", Tripling)
-
-
-def of_the_class_of_the_callable() -> Place:
-    box = Doubling()
-    return box, lambda: setattr(box, "__class__", Tripling)
-
-
-def of_the_class_of_a_methods_object() -> Place:
-    class Doubled:
-        def scale(self, x: Tensor) -> Tensor:
-            return x * 3 if isinstance(self, Tripled) else x * 2
-
-    class Tripled(Doubled):
-        pass
-
-    box = Doubled()
-    return box.scale, lambda: setattr(box, "__class__", Tripled)
-
-
-def of_the_class_of_a_module_without_attributes() -> Place:
-    tanh = nn.Tanh()
-    return lambda x: tanh(x), lambda: setattr(tanh, "__class__", nn.Sigmoid)
-
-
-def of_a_special_method_that_a_subclass_gets() -> Place:
-    class Derived(Doubling):
-        pass
-
-    box = Derived()
-    return lambda x: box(x), lambda: setattr(Derived, "__call__", Tripling.__call__)
-
-
-def of_the_class_of_an_element_of_a_set() -> Place:
-    boxes = {Doubling()}
-
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if any(isinstance(box, Tripling) for box in boxes) else x * 2
-
-    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
-
-
-def of_the_class_of_an_element_of_a_frozenset() -> Place:
-    boxes = frozenset([Doubling()])
-
-    def f(x: Tensor) -> Tensor:
-        return x * sum(map(len, boxes))
-
-    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
-
-
-def of_the_class_of_a_key() -> Place:
-    boxes = {Doubling(): 1.0}
-
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if any(type(box) is Tripling for box in boxes) else x * 2
-
-    return f, lambda: setattr(next(iter(boxes)), "__class__", Tripling)
-
-
-def of_the_bases_of_a_class() -> Place:
-    class Base(Doubling):
-        pass
-
-    class Derived(Base):
-        pass
-
-    box = Derived()
-
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if isinstance(box, Tripling) else x * 2
-
-    return f, lambda: setattr(Base, "__bases__", (Tripling,))
-
-
-def of_the_bases_by_a_special_method() -> Place:
-    class Derived(Doubling):
-        pass
-
-    box = Derived()
-    return lambda x: box(x), lambda: setattr(Derived, "__bases__", (Tripling,))
-
-
-def of_a_metaclass() -> Place:
-    class Meta(type):
-        def __len__(cls) -> int:
-            return 2
-
-    class Longer(Meta):
-        def __len__(cls) -> int:
-            return 3
-
-    class Sized(metaclass=Meta):
-        pass
-
-    return lambda x: x * len(Sized), lambda: setattr(Sized, "__class__", Longer)
-
-
-def of_the_class_of_a_python_module() -> Place:
-    class Settings(types.ModuleType):
-        @property
-        def scale(self) -> float:
-            return 3.0
-
-        def __len__(self) -> int:
-            return 3
-
-    settings: Any = types.ModuleType("settings")
-
-    def f(x: Tensor) -> Tensor:
-        return x * 3 if isinstance(settings, Settings) else x * 2
-
-    return f, lambda: setattr(settings, "__class__", Settings)
-
-
-class Slotted:
-    __slots__ = ("scale",)
-    scale: float
-
-
-def of_a_slot_filled_later() -> Place:
-    box = Slotted()
-    return lambda x: x * getattr(box, "scale", 2.0), lambda: setattr(box, "scale", 3.0)
-
-
 def of_a_default_factory() -> Place:
     box: collections.defaultdict[int, float] = collections.defaultdict(lambda: 2.0)
 
@@ -370,22 +347,8 @@ def of_a_default_factory() -> Place:
     return f, lambda: setattr(box, "default_factory", lambda: 3.0)
 
 
-def of_arguments_from_vars() -> Place:
-    config = Config()
-
-    def inner(x: Tensor, scale: float) -> Tensor:
-        return x * scale
-
-    return lambda x: inner(x, **vars(config)), lambda: setattr(config, "scale", 3.0)
-
-
-def of_an_object_in_vars() -> Place:
-    box = types.SimpleNamespace(config=Config())
-    return lambda x: x * vars(box)["config"].scale, lambda: setattr(box.config, "scale", 3.0)
-
-
 def of_an_object_in_a_namespace() -> Place:
-    box = types.SimpleNamespace(config=Config())
+    box = with_config()
 
     def f(x: Tensor) -> Tensor:
         namespace = box.__dict__
@@ -394,28 +357,16 @@ def of_an_object_in_a_namespace() -> Place:
     return f, lambda: setattr(box.config, "scale", 3.0)
 
 
-def of_an_object_in_a_list_that_is_spread() -> Place:
-    configs = [Config()]
-    return lambda x: x * vars([*configs][-1])["scale"], lambda: setattr(configs[0], "scale", 3.0)
-
-
 def of_a_tuple_in_a_list_that_is_made() -> Place:
-    pairs = [types.SimpleNamespace(pair=Pair((1.0, 2.0)))]
-    pairs[0].pair.scale = 2.0
+    pairs = [types.SimpleNamespace(pair=scaled(Pair((1.0, 2.0))))]
 
     def pair(held: Any) -> Any:
         return held.pair
 
-    def f(x: Tensor) -> Tensor:
-        return x * list(map(pair, pairs))[-1].scale
-
-    return f, lambda: setattr(pairs[0].pair, "scale", 3.0)
-
-
-def of_a_global_in_front_of_a_builtin() -> Place:
-    namespace: dict[str, Any] = {}
-    exec("def f(x): return x * max(2.0, 1.0)", namespace)
-    return namespace["f"], lambda: namespace.update(max=min)
+    return (
+        lambda x: x * list(map(pair, pairs))[-1].scale,
+        lambda: setattr(pairs[0].pair, "scale", 3.0),
+    )
 
 
 def of_the_order_of_a_dict() -> Place:
@@ -427,25 +378,6 @@ def of_the_order_of_a_dict() -> Place:
         return x
 
     return f, lambda: steps.update(add=steps.pop("add"))
-
-
-def of_whether_there_is_a_tensor() -> Place:
-    box = types.SimpleNamespace(cache=torch.ones(3))
-    return lambda x: x * (2 if box.cache is None else 3), lambda: setattr(box, "cache", None)
-
-
-def of_the_shape_of_a_tensor_that_no_kernel_reads() -> Place:
-    box = types.SimpleNamespace(cache=torch.ones(3))
-    return lambda x: x * box.cache.shape[0], lambda: setattr(box, "cache", torch.ones(2))
-
-
-def of_the_dtype_of_a_tensor_that_no_kernel_reads() -> Place:
-    box = types.SimpleNamespace(cache=torch.ones(3))
-
-    def f(x: Tensor) -> Tensor:
-        return x * (2 if box.cache.dtype == torch.float32 else 3)
-
-    return f, lambda: setattr(box, "cache", box.cache.double())
 
 
 def of_the_code_of_a_decorated_function() -> Place:
@@ -472,6 +404,14 @@ def of_a_module_that_counts_in_a_library() -> Place:
 PLACES = {name: place for name, place in globals().items() if name.startswith("of_")}
 
 
+def place_of(name: str) -> Place:
+    if name in PLACES:
+        return PLACES[name]()
+    make, program, change = OF_BOXES[name]
+    box = make()
+    return program(box), lambda: change(box)
+
+
 def test_a_class_that_changes_from_call_to_call(device: torch.device, rand: Rand) -> None:
     """Any two runs in a row differ, and the class explains why: no false OL117."""
     boxes: set[Doubling] = {Doubling()}
@@ -488,22 +428,19 @@ def test_a_class_that_changes_from_call_to_call(device: torch.device, rand: Rand
     assert replays(fast)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*PLACES, *OF_BOXES])
 def test_a_change_is_seen(device: torch.device, rand: Rand, place: str) -> None:
-    (f, change), (other, change_other) = PLACES[place](), PLACES[place]()
+    (f, change), (other, change_other) = place_of(place), place_of(place)
     for one in (f, other):
         owner = getattr(one, "func", one)
         owner = getattr(owner, "__self__", owner)
         if isinstance(owner, nn.Module):
             owner.to(device)
     fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for step in range(2):
-            for i in range(8):
-                assert_same(fast(rand(i, 3)), other(rand(i, 3)), f"step {step}, call {i}")
-            change()
-            change_other()
-        assert_same(fast(rand(9, 3)), other(rand(9, 3)))
+    for calls in (8, 8, 1):
+        compare(fast, other, lambda i: (rand(i, 3),), calls)
+        change()
+        change_other()
     assert fast.stats().replays >= 5
 
 
@@ -518,6 +455,7 @@ def test_a_change_is_seen(device: torch.device, rand: Rand, place: str) -> None:
         lambda head: torch.utils.swap_tensors(head.weight, torch.ones(7, 7)),
     ],
 )
+@torch.no_grad()
 def test_what_a_tensor_of_the_host_is(
     device: torch.device, rand: Rand, change: Callable[[nn.Linear], object]
 ) -> None:
@@ -529,13 +467,7 @@ def test_what_a_tensor_of_the_host_is(
         x = x.to(weight.dtype) * weight.dim() + weight.shape[-1]
         return x * 2 if weight.requires_grad else x
 
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for _ in range(2):
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
-            change(head)
-    assert replays(fast) >= 3
+    assert replays(follows(f, lambda i: (rand(i, 3),), lambda: change(head))) >= 3
 
 
 def test_the_gradient_of_a_buffer_is_asked_for(device: torch.device, rand: Rand) -> None:
@@ -545,13 +477,10 @@ def test_the_gradient_of_a_buffer_is_asked_for(device: torch.device, rand: Rand)
     def f(x: Tensor) -> Tensor:
         return x * 2 if model.c.grad is None else x * 3
 
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for _ in range(2):
-            for i in range(4):
-                assert_same(fast(rand(i, 3)), f(rand(i, 3)))
-            model.c.grad = torch.ones(3, device=device)
-    assert replays(fast) >= 3
+    def change() -> None:
+        model.c.grad = torch.ones(3, device=device)
+
+    assert replays(follows(f, lambda i: (rand(i, 3),), change)) >= 3
 
 
 def test_names_of_unrelated_objects_are_no_state(rand: Rand) -> None:
@@ -644,11 +573,7 @@ def test_a_weak_proxy_of_what_is_gone(rand: Rand) -> None:
         proxy.close()
         return x * 2
 
-    fast = ol.graph(f)
-    with torch.no_grad():
-        for i in range(6):
-            assert torch.equal(fast(rand(i, 3)), rand(i, 3) * 2)
-    assert fast.stats().replays
+    drop_in(f, lambda i: (rand(i, 3),))
 
 
 class Turning:

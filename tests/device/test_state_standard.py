@@ -23,7 +23,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, compare, replays
 
 Rand = Callable[..., Tensor]
 Read = Callable[[Any], Any]
@@ -77,22 +77,16 @@ def values(held: Any) -> float:
 CASES = {
     "ChainMap": Case(lambda: ChainMap({"z": 1.0}, {"z": 2.0}), lambda h: h["z"], put("z", 11.0)),
     "ChainMap, more maps": Case(
-        lambda: ChainMap({"z": 1.0}),
-        lambda h: h["z"],
-        lambda h: h.maps.insert(0, {"z": 11.0}),
+        lambda: ChainMap({"z": 1.0}), lambda h: h["z"], lambda h: h.maps.insert(0, {"z": 11.0})
     ),
     "ChainMap, another map": Case(
-        lambda: ChainMap({}, {"z": 2.0}),
-        lambda h: h.get("z"),
-        lambda h: h.maps[1].update(z=11.0),
+        lambda: ChainMap({}, {"z": 2.0}), lambda h: h.get("z"), lambda h: h.maps[1].update(z=11.0)
     ),
     "UserDict": Case(lambda: UserDict(z=1.0), lambda h: h["z"], put("z", 11.0)),
     "UserDict of a new key": Case(lambda: UserDict(z=1.0), lambda h: h.get("y", 2), put("y", 11.0)),
     "UserDict gone through": Case(lambda: UserDict(z=1.0), values, put("y", 11.0)),
     "UserDict inside": Case(
-        lambda: UserDict(a=UserDict(z=1.0)),
-        lambda h: h["a"]["z"],
-        lambda h: h["a"].update(z=11.0),
+        lambda: UserDict(a=UserDict(z=1.0)), lambda h: h["a"]["z"], lambda h: h["a"].update(z=11.0)
     ),
     "UserList": Case(lambda: UserList([1.0]), lambda h: h[0], put(0, 11.0)),
     "UserList, its length": Case(lambda: UserList([1.0]), len, lambda h: h.append(1.0)),
@@ -102,14 +96,10 @@ CASES = {
         lambda h: setattr(h, "data", "b"),
     ),
     "ConfigParser": Case(
-        settings,
-        lambda h: h.getfloat("model", "scale"),
-        lambda h: h.set("model", "scale", "11"),
+        settings, lambda h: h.getfloat("model", "scale"), lambda h: h.set("model", "scale", "11")
     ),
     "ConfigParser, a section": Case(
-        settings,
-        lambda h: float(h["model"]["scale"]),
-        lambda h: h.set("model", "scale", "11"),
+        settings, lambda h: float(h["model"]["scale"]), lambda h: h.set("model", "scale", "11")
     ),
     "Queue": Case(lambda: filled(queue.Queue), lambda h: h.qsize(), lambda h: h.put(2)),
     "Template": Case(
@@ -118,30 +108,20 @@ CASES = {
         lambda h: setattr(h, "template", "$a$a"),
     ),
     "Counter of a new key": Case(
-        lambda: Counter("aab"),
-        lambda h: h["c"] + 1,
-        lambda h: h.update("c"),
+        lambda: Counter("aab"), lambda h: h["c"] + 1, lambda h: h.update("c")
     ),
     "dict of a new key": Case(lambda: {"z": 1.0}, tried, put("late", 11.0)),
     "OrderedDict, its order": Case(
-        lambda: OrderedDict(z=1.0, y=2.0),
-        lambda h: h[next(iter(h))],
-        lambda h: h.move_to_end("z"),
+        lambda: OrderedDict(z=1.0, y=2.0), lambda h: h[next(iter(h))], lambda h: h.move_to_end("z")
     ),
     "SimpleNamespace": Case(
-        lambda: types.SimpleNamespace(z=1.0),
-        lambda h: h.z,
-        lambda h: setattr(h, "z", 11.0),
+        lambda: types.SimpleNamespace(z=1.0), lambda h: h.z, lambda h: setattr(h, "z", 11.0)
     ),
     "WeakValueDictionary": Case(
-        lambda: weakref.WeakValueDictionary(a=FIRST),
-        lambda h: h["a"].value,
-        put("a", SECOND),
+        lambda: weakref.WeakValueDictionary(a=FIRST), lambda h: h["a"].value, put("a", SECOND)
     ),
     "WeakKeyDictionary": Case(
-        lambda: weakref.WeakKeyDictionary({KEY: 1.0}),
-        lambda h: h[KEY],
-        put(KEY, 11.0),
+        lambda: weakref.WeakKeyDictionary({KEY: 1.0}), lambda h: h[KEY], put(KEY, 11.0)
     ),
     "WeakSet": Case(
         lambda: weakref.WeakSet([FIRST]),
@@ -160,9 +140,7 @@ CASES = {
         lambda h: h.indices.append(2),
     ),
     "set of classes": Case(
-        lambda: {Box},
-        lambda h: 2.0 if Box in h else 3.0,
-        lambda h: (h.remove(Box), h.add(Case)),
+        lambda: {Box}, lambda h: 2.0 if Box in h else 3.0, lambda h: (h.remove(Box), h.add(Case))
     ),
     "list of many, from its end": Case(lambda: [1.0] * 200, lambda h: h[-1] + h[-7], put(-7, 11.0)),
     "deque of many, from its end": Case(
@@ -219,14 +197,12 @@ def test_state_in_what_the_standard_library_holds(
         return x * read(box.value)
 
     fast = ol.graph(f)
-    for i in range(6):
-        assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    compare(fast, f, lambda i: (rand(i, 3),), 6, torch.enable_grad)
     before = f(rand(0, 3))
     assert replays(fast) > 0
     change(box.value)
     assert not torch.equal(f(rand(0, 3)), before)
-    for i in range(6):
-        assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+    compare(fast, f, lambda i: (rand(i, 3),), 6, torch.enable_grad)
 
 
 def test_a_tensor_in_what_the_standard_library_holds(device: torch.device, rand: Rand) -> None:
@@ -238,8 +214,7 @@ def test_a_tensor_in_what_the_standard_library_holds(device: torch.device, rand:
     fast = ol.graph(f)
     for seed in range(3):
         box.value["z"] = rand(seed, 3)
-        for i in range(6):
-            assert_same(fast(rand(i, 3)), f(rand(i, 3)))
+        compare(fast, f, lambda i: (rand(i, 3),), 6, torch.enable_grad)
     assert replays(fast) > 0
 
 

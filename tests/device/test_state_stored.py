@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import assert_same, replays
+from .states import World, as_eager
 
 Rand = Callable[..., Tensor]
 
@@ -184,38 +185,34 @@ def test_a_variable_of_the_environment(device: torch.device, rand: Rand) -> None
 def test_a_view_of_a_dict(
     device: torch.device, rand: Rand, place: str, view: str, kind: Any
 ) -> None:
-    def world() -> tuple[Any, Callable[..., Any]]:
+    def total(x: Tensor, found: Any) -> Tensor:
+        for value in found:
+            if view == "keys":
+                value = float(ord(value))
+            elif view == "items":
+                value = value[1] * ord(value[0])
+            x = x * value
+        return x
+
+    def world() -> World:
         table: Any = kind(a=rand(90, 3), b=rand(91, 3))
         seen = getattr(table, view)()
-        module: Any = nn.Module()
-        module.seen = seen
-
-        def total(x: Tensor, found: Any) -> Tensor:
-            for value in found:
-                if view == "keys":
-                    value = float(ord(value))
-                elif view == "items":
-                    value = value[1] * ord(value[0])
-                x = x * value
-            return x
-
         if place == "argument":
             return table, lambda x, fn=total: fn(x, seen)
         if place == "closure":
             return table, lambda x: total(x, seen)
+        module: Any = nn.Module()
+        module.seen = seen
         module.forward = lambda x: total(x, module.seen)
         return table, module
 
-    (table, eager), (table_too, fn) = world(), world()
-    fast = ol.graph(fn)
-    with torch.no_grad():
-        for i in range(16):
-            for each in (table, table_too) if i in (5, 9) else ():
-                each["a" if i == 5 else "c"] = rand(92 + i, 3)
-            if i == 12:
-                del table["b"], table_too["b"]
-            assert_same(fast(rand(i, 3)), eager(rand(i, 3)), f"call {i}")
-    assert replays(fast)
+    def between(table: Any, i: int) -> None:
+        if i in (5, 9):
+            table["a" if i == 5 else "c"] = rand(92 + i, 3)
+        if i == 12:
+            del table["b"]
+
+    assert replays(as_eager(device, world, between, calls=16, shown=list, warmup=3))
 
 
 @pytest.mark.parametrize("kind", [SimpleNamespace, nn.Module])

@@ -15,33 +15,10 @@ from torch.optim import Optimizer
 
 import onelaunch as ol
 
-from .drop_in import assert_same
-from .steps import as_eager, batch, training
+from .drop_in import assert_same, compare
+from .steps import as_eager, batch, own, training
 
 O = torch.optim  # noqa: E741
-
-
-class Own(Optimizer):
-    """One whose class says what is done with a parameter."""
-
-    update: Callable[..., None]
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
-        self.kept: dict[str, Any] = {}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.update(group, p)
-
-    def descend(self, group: Any, p: Tensor, factor: float = 1.0) -> None:
-        p.sub_(p.grad, alpha=group["lr"] * factor)
-
-
-def own(update: Callable[..., None], params: Any) -> Optimizer:
-    return type("Own", (Own,), {"update": update})(params)
 
 
 def in_the_group(self: Any, group: Any, p: Tensor) -> None:
@@ -130,7 +107,7 @@ def test_a_count_that_the_step_does_not_compute_with(
         optimizer.param_groups[0]["lr"] = 0.1 if i < 10 else 0.05
         kept.append(plain(optimizer))
 
-    job = functools.partial(training, device, functools.partial(own, update))
+    job = functools.partial(training, device, own(update, lr=0.1))
     recordings = RECORDINGS.get(update, 1)
     as_eager(job, device, calls=16, between=between, recordings=recordings, min_replays=10)
     assert kept[::2] == kept[1::2]
@@ -141,6 +118,11 @@ def corrected(self: Any, group: Any, p: Tensor) -> None:
     state = self.state[p]
     state["step"] = state.get("step", 0) + 1
     self.descend(group, p, 1 / (1 - 0.9 ** state["step"]))
+
+
+def corrected_by_the_group(self: Any, group: Any, p: Tensor) -> None:
+    group["step"] = group.get("step", 0) + 1
+    self.descend(group, p, 1 / group["step"])
 
 
 def every_tenth(self: Any, group: Any, p: Tensor) -> None:
@@ -173,17 +155,20 @@ def a_rate_of_its_own(self: Any, group: Any, p: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "update", [corrected, every_tenth, as_a_tensor, as_a_name, a_float, a_rate_of_its_own]
+    "update",
+    [
+        *(corrected, corrected_by_the_group, every_tenth, as_a_tensor),
+        *(as_a_name, a_float, a_rate_of_its_own),
+    ],
 )
 def test_a_count_that_the_step_computes_with(
     device: torch.device, update: Callable[..., None]
 ) -> None:
     """It is refused, and eager goes on where it was."""
-    job = functools.partial(training, device, functools.partial(own, update))
+    job = functools.partial(training, device, own(update, lr=0.1))
     made, eager = job(), job()
     fast = ol.graph(made.step, warmup=2)
-    for i in range(2):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    compare(fast, eager.step, lambda i: batch(i, device), 2, torch.enable_grad)
     with pytest.raises(ol.CaptureError, match=r"OL120.*Own counts its steps in Python") as caught:
         fast(*batch(2, device))
     assert re.search(r'\["(step|lr)"\] (=|\*=) ', str(caught.value.where))
@@ -193,32 +178,13 @@ def test_a_count_that_the_step_computes_with(
     assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
 
 
-@pytest.mark.parametrize("where", ["state", "group"])
-def test_an_optimizer_that_counts_in_python_is_refused(device: torch.device, where: str) -> None:
-    class Decaying(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    kept = self.state[p] if where == "state" else group
-                    kept["n"] = kept.get("n", 0) + 1
-                    p.sub_(p.grad, alpha=group["lr"] / kept["n"])
-
-    job = training(device, lambda p: Decaying(p, {"lr": 0.1}))
-    fast = ol.graph(job.step, warmup=1)
-    fast(*batch(0, device))
-    with pytest.raises(ol.CaptureError, match=r"OL120.*counts its steps in Python"):
-        fast(*batch(1, device))
-    job.step(*batch(1, device))  # eager goes on
-
-
 @pytest.mark.parametrize("how", ["attribute", "list", "dict", "float"])
 def test_an_optimizer_that_counts_in_an_attribute_is_refused(
     device: torch.device, how: str
 ) -> None:
     class Decaying(Optimizer):
-        def __init__(self, params: Any, defaults: Any) -> None:
-            super().__init__(params, defaults)
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
             self.t: Any = {"list": [0], "dict": {"of": {"n": 0}}, "float": 0.5}.get(how, 0)
 
         def advance(self) -> float:
@@ -238,19 +204,15 @@ def test_an_optimizer_that_counts_in_an_attribute_is_refused(
                 for p in group["params"]:
                     p.sub_(p.grad, alpha=group["lr"] / t)
 
-    def job() -> Any:
-        return training(device, lambda p: Decaying(p, {"lr": 0.1}))
-
-    made, eager = job(), job()
+    made, eager = training(device, Decaying), training(device, Decaying)
     fast = ol.graph(made.step)
-    for i in range(3):
-        assert_same(fast(*batch(i, device)), eager.step(*batch(i, device)))
+    compare(fast, eager.step, lambda i: batch(i, device), 3, torch.enable_grad)
     before = [p.detach().clone() for p in made.model.parameters()]
     with pytest.raises(ol.CaptureError, match=r"counts its steps in Python, in `optimizer\.t\b"):
         fast(*batch(3, device))
     assert_same([p.detach() for p in made.model.parameters()], before)
-    for i in range(3, 6):  # eager goes on where it was
-        assert_same(made.step(*batch(i, device)), eager.step(*batch(i, device)))
+    # Eager goes on where it was.
+    compare(made.step, eager.step, lambda i: batch(i, device), 3, torch.enable_grad)
     assert_same(dict(made.model.state_dict()), dict(eager.model.state_dict()))
 
 

@@ -11,8 +11,16 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-from .steps import Training, as_eager, batch, small_model, training, training_of
+from .drop_in import assert_same, compare, replays
+from .steps import (
+    Training,
+    as_eager,
+    assert_same_training,
+    batch,
+    small_model,
+    training,
+    training_of,
+)
 
 SGD = torch.optim.SGD
 
@@ -21,9 +29,10 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return SGD(params, lr=0.1, momentum=0.9)
 
 
-def changed(device: torch.device, step: Callable[[Training], Callable[..., Any]]) -> Training:
+def changed(device: torch.device, step: Callable[..., Any]) -> Training:
+    """Another step in the place of the standard one, given the job too."""
     made = training(device, sgd)
-    made.step = step(made)
+    made.step = lambda x, y: step(made, x, y)
     return made
 
 
@@ -31,9 +40,9 @@ def loss_of(job: Training, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(job.model(x), y)
 
 
-def test_the_loss_cannot_be_used_again(device: torch.device) -> None:
-    job = training(device, sgd)
-    fast = ol.graph(job.step)
+@pytest.mark.parametrize("outputs", ["fresh", "static"])
+def test_the_loss_cannot_be_used_again(device: torch.device, outputs: Any) -> None:
+    fast = ol.graph(training(device, sgd).step, outputs=outputs)
     for i in range(6):
         loss = fast(*batch(i, device))
         assert loss.requires_grad
@@ -48,27 +57,54 @@ def test_the_loss_cannot_be_used_again(device: torch.device) -> None:
     assert replays(fast) == 3
 
 
-def test_static_results_are_spent_too(device: torch.device) -> None:
-    job = training(device, sgd)
-    fast = ol.graph(job.step, outputs="static")
-    for i in range(6):
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            fast(*batch(i, device)).backward()
+def of_several_losses(job: Training, x: Tensor, y: Tensor) -> Any:
+    job.optimizers[0].zero_grad()
+    out = job.model(x)
+    parts = {"mse": nn.functional.mse_loss(out, y), "l1": nn.functional.l1_loss(out, y)}
+    sum(parts.values()).backward()
+    job.optimizers[0].step()
+    return {**parts, "out": out, "norm": out.detach().norm()}
 
 
-def test_a_dictionary_of_losses(device: torch.device) -> None:
-    def step(job: Training) -> Callable[..., Any]:
-        def run(x: Tensor, y: Tensor) -> Any:
-            job.optimizers[0].zero_grad()
-            out = job.model(x)
-            parts = {"mse": nn.functional.mse_loss(out, y), "l1": nn.functional.l1_loss(out, y)}
-            sum(parts.values()).backward()
-            job.optimizers[0].step()
-            return {**parts, "out": out, "norm": out.detach().norm()}
+def of_microbatches(count: int) -> Callable[..., Tensor]:
+    def step(job: Training, x: Tensor, y: Tensor) -> Tensor:
+        job.optimizers[0].zero_grad()
+        total = torch.zeros((), device=x.device)
+        for a, b in zip(x.chunk(count), y.chunk(count), strict=True):
+            loss = loss_of(job, a, b) / count
+            loss.backward()
+            total = total + loss.detach()
+        job.optimizers[0].step()
+        return total
 
-        return run
+    return step
 
-    as_eager(lambda: changed(device, step), device)
+
+def clipped_by(norm: float) -> Callable[..., Any]:
+    def step(job: Training, x: Tensor, y: Tensor) -> Any:
+        job.optimizers[0].zero_grad()
+        loss = loss_of(job, x, y)
+        loss.backward()
+        total = nn.utils.clip_grad_norm_(job.model.parameters(), 0.1, norm_type=norm)
+        nn.utils.clip_grad_value_(job.model.parameters(), 0.05)
+        job.optimizers[0].step()
+        return loss, total
+
+    return step
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "a dictionary of losses": of_several_losses,
+    "two microbatches": of_microbatches(2),
+    "four microbatches": of_microbatches(4),
+    "clipped": clipped_by(2.0),
+    "clipped by the largest": clipped_by(float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_whole_step(device: torch.device, name: str) -> None:
+    as_eager(lambda: changed(device, STEPS[name]), device, rows=lambda i: 8)
 
 
 def test_a_graph_that_can_still_be_used_stays_usable(device: torch.device) -> None:
@@ -97,20 +133,15 @@ def test_a_graph_that_can_still_be_used_stays_usable(device: torch.device) -> No
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("where", ["inside", "outside", "at the end"])
 def test_zero_grad(device: torch.device, to_none: bool, where: str) -> None:
-    def step(job: Training) -> Callable[..., Any]:
-        optimizer = job.optimizers[0]
-
-        def run(x: Tensor, y: Tensor) -> Tensor:
-            if where == "inside":
-                optimizer.zero_grad(set_to_none=to_none)
-            loss = loss_of(job, x, y)
-            loss.backward()
-            optimizer.step()
-            if where == "at the end":
-                optimizer.zero_grad(set_to_none=to_none)
-            return loss
-
-        return run
+    def step(job: Training, x: Tensor, y: Tensor) -> Tensor:
+        if where == "inside":
+            job.optimizers[0].zero_grad(set_to_none=to_none)
+        loss = loss_of(job, x, y)
+        loss.backward()
+        job.optimizers[0].step()
+        if where == "at the end":
+            job.optimizers[0].zero_grad(set_to_none=to_none)
+        return loss
 
     def between(i: int, job: Training) -> None:
         if where == "outside":
@@ -150,14 +181,11 @@ def test_a_gradient_that_was_kept(device: torch.device) -> None:
 
 
 def test_a_gradient_that_is_also_a_result_is_fresh(device: torch.device) -> None:
-    def step(job: Training) -> Callable[..., Any]:
-        def run(x: Tensor, y: Tensor) -> Any:
-            job.optimizers[0].zero_grad()
-            loss = loss_of(job, x, y)
-            loss.backward()
-            return loss, job.model[0].weight.grad
-
-        return run
+    def step(job: Training, x: Tensor, y: Tensor) -> Any:
+        job.optimizers[0].zero_grad()
+        loss = loss_of(job, x, y)
+        loss.backward()
+        return loss, job.model[0].weight.grad
 
     eager, job = (changed(device, step) for _ in range(2))
     fast = ol.graph(job.step)
@@ -170,35 +198,15 @@ def test_a_gradient_that_is_also_a_result_is_fresh(device: torch.device) -> None
         assert_same(got, expected)
 
 
-@pytest.mark.parametrize("micro", [2, 4])
-def test_accumulation_inside(device: torch.device, micro: int) -> None:
-    def step(job: Training) -> Callable[..., Any]:
-        def run(x: Tensor, y: Tensor) -> Tensor:
-            job.optimizers[0].zero_grad()
-            total = torch.zeros((), device=device)
-            for a, b in zip(x.chunk(micro), y.chunk(micro), strict=True):
-                loss = loss_of(job, a, b) / micro
-                loss.backward()
-                total = total + loss.detach()
-            job.optimizers[0].step()
-            return total
-
-        return run
-
-    as_eager(lambda: changed(device, step), device, rows=lambda i: 8)
+def accumulate(job: Training, x: Tensor, y: Tensor) -> Tensor:
+    loss = loss_of(job, x, y)
+    loss.backward()
+    return loss
 
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_accumulation_outside(device: torch.device, to_none: bool) -> None:
     """Forward and backward recorded; the optimizer steps at every fourth call, eagerly."""
-
-    def step(job: Training) -> Callable[..., Any]:
-        def run(x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(job, x, y)
-            loss.backward()
-            return loss
-
-        return run
 
     def between(i: int, job: Training) -> None:
         if i and i % 4 == 0:
@@ -206,7 +214,7 @@ def test_accumulation_outside(device: torch.device, to_none: bool) -> None:
             job.optimizers[0].zero_grad(set_to_none=to_none)
 
     fast, _ = as_eager(
-        lambda: changed(device, step),
+        lambda: changed(device, accumulate),
         device,
         calls=40,
         between=between,
@@ -221,31 +229,22 @@ def test_accumulation_outside(device: torch.device, to_none: bool) -> None:
 
 def test_the_step_itself_at_every_fourth_call(device: torch.device) -> None:
     """Two callables, one that accumulates and one that accumulates and steps."""
-    jobs = [training(device, sgd) for _ in range(2)]
+    eager, job = (training(device, sgd) for _ in range(2))
 
-    def pair(job: Training, graph: Callable[..., Any]) -> tuple[Any, Any]:
-        def accumulate(x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(job, x, y)
-            loss.backward()
-            return loss
-
+    def pair(job: Training) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def finish(x: Tensor, y: Tensor) -> Tensor:
-            loss = accumulate(x, y)
+            loss = accumulate(job, x, y)
             job.optimizers[0].step()
             job.optimizers[0].zero_grad()
             return loss
 
-        return graph(accumulate), graph(finish)
+        return lambda x, y: accumulate(job, x, y), finish
 
-    eager, fast = pair(jobs[0], lambda f: f), pair(jobs[1], ol.graph)
+    steps, fast = pair(eager), [ol.graph(f) for f in pair(job)]
     for i in range(48):
         which = i % 4 == 3
-        assert_same(fast[which](*batch(i, device)), eager[which](*batch(i, device)), f"call {i}")
-        assert_same(
-            [p.grad for p in jobs[1].model.parameters()],
-            [p.grad for p in jobs[0].model.parameters()],
-        )
-    assert_same(dict(jobs[1].model.state_dict()), dict(jobs[0].model.state_dict()))
+        assert_same(fast[which](*batch(i, device)), steps[which](*batch(i, device)), f"call {i}")
+        assert_same_training(job, eager, f"call {i}")
     assert replays(fast[0]) >= 12
     assert replays(fast[1]) >= 5
 
@@ -313,23 +312,6 @@ def test_a_backward_hook_of_a_submodule_comes(device: torch.device, everywhere: 
             handle.remove()
 
 
-@pytest.mark.parametrize("norm", [2.0, float("inf")])
-def test_clipping(device: torch.device, norm: float) -> None:
-    def step(job: Training) -> Callable[..., Any]:
-        def run(x: Tensor, y: Tensor) -> Any:
-            job.optimizers[0].zero_grad()
-            loss = loss_of(job, x, y)
-            loss.backward()
-            total = nn.utils.clip_grad_norm_(job.model.parameters(), 0.1, norm_type=norm)
-            nn.utils.clip_grad_value_(job.model.parameters(), 0.05)
-            job.optimizers[0].step()
-            return loss, total
-
-        return run
-
-    as_eager(lambda: changed(device, step), device)
-
-
 def test_a_frozen_layer_and_an_unused_one(device: torch.device) -> None:
     def job() -> Training:
         model: Any = small_model(device)
@@ -360,20 +342,16 @@ def test_a_layer_frozen_and_unfrozen_between(device: torch.device) -> None:
 
 def test_gradients_of_an_input(device: torch.device) -> None:
     """An adversarial step: the input's own gradient is used inside."""
-    model, expected = (small_model(device) for _ in range(2))
+    model = small_model(device)
 
-    def attack(model: nn.Module) -> Callable[..., Tensor]:
-        def run(x: Tensor, y: Tensor) -> Tensor:
-            x = x.detach().requires_grad_()
-            loss = nn.functional.mse_loss(model(x), y)
-            (gradient,) = torch.autograd.grad(loss, x)
-            return (x + 0.1 * gradient.sign()).detach()
+    def attack(x: Tensor, y: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        loss = nn.functional.mse_loss(model(x), y)
+        (gradient,) = torch.autograd.grad(loss, x)
+        return (x + 0.1 * gradient.sign()).detach()
 
-        return run
-
-    fast, eager = ol.graph(attack(model)), attack(expected)
-    for i in range(6):
-        assert_same(fast(*batch(i, device)), eager(*batch(i, device)))
+    fast = ol.graph(attack)
+    compare(fast, attack, lambda i: batch(i, device), 6, torch.enable_grad)
     assert replays(fast) == 3
 
 
@@ -441,17 +419,14 @@ def test_an_argument_that_gets_a_gradient_after_the_capture(device: torch.device
 
     fast: Any = ol.graph(step)
     w, x = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
-    for _ in range(5):
-        assert_same(fast(w, x), step(w, x))
+    compare(fast, step, lambda _: (w, x), 5, torch.enable_grad)
     assert replays(fast) == 2
     w.grad = torch.ones(3, device=device)
-    for _ in range(3):
-        assert_same(fast(w, x), step(w, x))
+    compare(fast, step, lambda _: (w, x), 3, torch.enable_grad)
     with pytest.raises(ol.CaptureError, match="OL115"):
         fast(w, x)
     w.grad = None
-    for _ in range(4):
-        assert_same(fast(w, x), step(w, x))
+    compare(fast, step, lambda _: (w, x), 4, torch.enable_grad)
 
 
 def test_a_gradient_of_an_argument_that_is_used_up(device: torch.device) -> None:
@@ -475,38 +450,28 @@ def test_a_gradient_of_an_argument_that_is_used_up(device: torch.device) -> None
 
 def test_an_optimizer_beside_that_eager_code_uses(device: torch.device) -> None:
     """Whole steps, and eager ones in between, over the same parameters."""
-    jobs = [training(device, sgd) for _ in range(2)]
-    fast = ol.graph(jobs[1].step)
+    eager, job = (training(device, sgd) for _ in range(2))
+    fast = ol.graph(job.step)
     for i in range(14):
-        run = jobs[1].step if i % 5 == 4 else fast
-        assert_same(run(*batch(i, device)), jobs[0].step(*batch(i, device)))
-        assert_same(
-            [p.grad for p in jobs[1].model.parameters()],
-            [p.grad for p in jobs[0].model.parameters()],
-        )
+        run = job.step if i % 5 == 4 else fast
+        assert_same(run(*batch(i, device)), eager.step(*batch(i, device)))
+        assert_same_training(job, eager, f"call {i}")
     assert replays(fast) >= 8
 
 
 def test_static_results_and_state_behind_lasting_gradients(device: torch.device) -> None:
     """Gradients in the recording's memory are no results that are handed out."""
 
-    def keeping() -> Training:
-        made = training(device, sgd)
-        kept = made.others
+    def keeping(job: Training, x: Tensor, y: Tensor) -> Tensor:
+        job.optimizers[0].zero_grad()
+        out = job.model(x)
+        job.others["twice"], job.others["thrice"] = out.detach() * 2, out.detach() * 3
+        loss = nn.functional.mse_loss(out, y)
+        loss.backward()
+        job.optimizers[0].step()
+        return loss
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            made.optimizers[0].zero_grad()
-            out = made.model(x)
-            kept["twice"], kept["thrice"] = out.detach() * 2, out.detach() * 3
-            loss = nn.functional.mse_loss(out, y)
-            loss.backward()
-            made.optimizers[0].step()
-            return loss
-
-        made.step = step
-        return made
-
-    eager, job = keeping(), keeping()
+    eager, job = (changed(device, keeping) for _ in range(2))
     fast = ol.graph(job.step, outputs="static")
     for i in range(8):
         expected, got = eager.step(*batch(i, device)), fast(*batch(i, device))

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 import onelaunch as ol
 from onelaunch.optimizers.capturable import watching_steps
 
-from .drop_in import assert_same, on_accelerators
-from .steps import Randomness, Training, as_eager, batch, small_model
+from .drop_in import assert_same, compare, on_accelerators
+from .steps import Randomness, Training, as_eager, batch, own, small_model
 
 Make = Callable[[Any], Optimizer]
 O = torch.optim  # noqa: E741
@@ -65,18 +65,14 @@ def test_an_optimizer_step_in_the_backward(device: torch.device, make: Make) -> 
 def test_many_optimizers_whose_numbers_are_constants(device: torch.device) -> None:
     """All are learned of in one more capture, however many there are."""
 
-    class Own(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:  # pyright: ignore
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.add_(p.grad * math.sqrt(group["beta"]), alpha=-group["lr"])
+    def update(self: Any, group: Any, p: Any) -> None:
+        p.add_(p.grad * math.sqrt(group["beta"]), alpha=-group["lr"])
 
     def job() -> Training:
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)), nn.Linear(4, 3)).to(device)
         for n, p in enumerate(model.parameters()):
             nn.init.constant_(p, 0.1 * n)
-        made = [Own([p], {"lr": 0.1, "beta": 0.25}) for p in model.parameters()]
+        made = [own(update, lr=0.1, beta=0.25)([p]) for p in model.parameters()]
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             loss = nn.functional.mse_loss(model(x), y)
@@ -306,8 +302,7 @@ def test_a_hook_comes_and_goes(device: torch.device, name: str, how: str) -> Non
     made: list[Any] = []
     eager = world(lambda f: f)
     fast = world(lambda f: made.append(ol.graph(f, warmup=1)) or made[0])
-    for i in range(13):
-        assert_same(fast(i), eager(i), f"call {i}")
+    compare(fast, eager, lambda i: (i,), 13, torch.enable_grad)
     assert sum(recording.replays for recording in made[0].recordings) >= 8
 
 
@@ -342,8 +337,7 @@ def test_a_hook_goes_with_the_node_that_nobody_holds(device: torch.device, name:
     made: list[Any] = []
     fast = world(lambda f: made.append(ol.graph(f, warmup=1)) or made[0])
     eager = world(lambda f: f)
-    for i in range(14):
-        assert_same(fast(i), eager(i), f"call {i}")
+    compare(fast, eager, lambda i: (i,), 14, torch.enable_grad)
     assert sum(recording.replays for recording in made[0].recordings) >= 7
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from torch.optim import Optimizer, lr_scheduler
 import onelaunch as ol
 
 from .drop_in import Runs, assert_same, replays
-from .steps import Training, as_eager, batch, training
+from .steps import Training, as_eager, batch, own, training
 
 O = torch.optim  # noqa: E741
 Make = Callable[[Any], Optimizer]
+Turn = Callable[[int, Training], None]
 
 MAKES: dict[str, Make] = {
     "SGD": lambda p: O.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -68,7 +70,7 @@ def test_a_scheduler_makes_no_recordings(device: torch.device, name: str, optimi
     assert fast.recordings[0].replays == 11
 
 
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("name", list(MAKES))
 def test_every_number_by_hand(device: torch.device, name: str) -> None:
     def turn(i: int, job: Training) -> None:
         for group in job.optimizers[0].param_groups:
@@ -85,9 +87,113 @@ def test_every_number_by_hand(device: torch.device, name: str) -> None:
     as_eager(lambda: training(device, MAKES[name]), device, calls=12, between=turn)
 
 
-def test_gradients_that_are_dropped_after_the_step(device: torch.device) -> None:
+@torch.library.custom_op("onelaunch_tests::descend", mutates_args=("p",))
+def descend(p: Tensor, g: Tensor, rate: float) -> None:
+    p.sub_(g, alpha=rate)
+
+
+def by_an_operation(self: Any, group: Any, p: Any) -> None:
+    torch.ops.onelaunch_tests.descend(p, p.grad, 2 * group["lr"])
+
+
+def decayed(self: Any, group: Any, p: Any) -> None:
+    rate = group["lr"] * numpy.float64(0.7)
+    p.mul_(1 - group["lr"] * group["decay"]).sub_(p.grad, alpha=rate)
+
+
+def asking(self: Any, group: Any, p: Any) -> None:
+    rate = group["lr"]
+    p.sub_(p.grad, alpha=rate if isinstance(rate, float) else -0.5 * rate)
+
+
+def rooted(self: Any, group: Any, p: Any) -> None:
+    p.sub_(p.grad, alpha=math.sqrt(group["lr"]))
+    p.mul_(1 - group["decay"])
+
+
+ROOTED = own(rooted, lr=0.01, decay=0.001)
+MAKES["decayed"] = own(decayed, lr=0.1, decay=0.013)
+
+
+def of_two_groups(params: Any) -> Optimizer:
+    first, *rest = params
+    groups = [{"params": [first], "lr": 0.2}, {"params": rest, "weight_decay": 0.1}]
+    return O.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def at(**numbers: Callable[[int], Any]) -> Turn:
+    """Numbers of the first group at each call."""
+
+    def turn(i: int, job: Training) -> None:
+        for name, value in numbers.items():
+            job.optimizers[0].param_groups[0][name] = value(i)
+
+    return turn
+
+
+def falling(i: int) -> float:
+    return 0.1 / (1 + i)
+
+
+def one_group_each(i: int, job: Training) -> None:
+    job.optimizers[0].param_groups[i % 2]["lr"] *= 0.8
+
+
+RISING = at(lr=lambda i: max(0.0, (i - 6) / 100))
+TURNED: dict[str, tuple[Make, Turn]] = {
+    "groups of their own": (of_two_groups, one_group_each),
+    "zero and back": (MAKES["SGD"], at(lr=lambda i: 0.0 if i in (5, 6) else 0.1)),
+    "zero at first, SGD": (MAKES["SGD"], RISING),
+    "zero at first, Adam": (MAKES["Adam"], RISING),
+    "zero at first, fused": (MAKES["Adam fused"], RISING),
+    "integer, infinite": (MAKES["SGD"], at(lr=lambda i: {5: 1, 11: math.inf}.get(i, 0.1))),
+    "for an operation of one's own": (
+        own(by_an_operation, lr=0.1),
+        at(lr=lambda i: 0.0 if i == 9 else falling(i)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_number_that_is_turned(device: torch.device, name: str) -> None:
+    make, turn = TURNED[name]
+    as_eager(lambda: training(device, make), device, calls=12, between=turn)
+
+
+RECORDED_ANEW: dict[str, tuple[Make, Turn]] = {
+    "is asked for its class": (own(asking, lr=0.1), at(lr=lambda i: 1 if i >= 6 else falling(i))),
+    "decides what runs": (MAKES["SGD"], at(weight_decay=lambda i: 0.0 if i >= 6 else 0.01)),
+    "is a flag": (MAKES["SGD"], at(maximize=lambda i: i >= 6)),
+    "cannot be followed": (
+        ROOTED,
+        at(decay=lambda i: 0.001 * (i + 1), lr=lambda i: 0.02 if i >= 7 else 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED_ANEW)
+def test_a_number_that_makes_another_recording(device: torch.device, name: str) -> None:
+    make, turn = RECORDED_ANEW[name]
+    job = functools.partial(training, device, make)
+    fast, _ = as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
+    assert "an optimizer's numbers" in fast.recordings[0].why or name != "decides what runs"
+
+
+def wrapped(
+    device: torch.device, make: Make, wrap: Callable[[Training], Callable[..., Any]]
+) -> Callable[[], Training]:
+    """A job whose step is made of the standard one."""
+
     def job() -> Training:
-        made = training(device, MAKES["Adam"])
+        made = training(device, make)
+        made.step = wrap(made)
+        return made
+
+    return job
+
+
+def test_gradients_that_are_dropped_after_the_step(device: torch.device) -> None:
+    def wrap(made: Training) -> Callable[..., Any]:
         inner = made.step
 
         def step(x: Tensor, y: Tensor) -> Tensor:
@@ -95,40 +201,41 @@ def test_gradients_that_are_dropped_after_the_step(device: torch.device) -> None
             made.optimizers[0].zero_grad()
             return loss
 
-        made.step = step
-        return made
+        return step
+
+    as_eager(wrapped(device, MAKES["Adam"], wrap), device, calls=10, between=at(lr=falling))
+
+
+def test_a_parameter_without_elements(device: torch.device) -> None:
+    def wrap(made: Training) -> Callable[..., Any]:
+        none, inner = nn.Parameter(torch.zeros(0, device=device)), made.step
+        none.grad = torch.zeros_like(none)
+        made.optimizers[0].add_param_group({"params": [none]})
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            none.grad = torch.zeros_like(none)
+            return inner(x, y)
+
+        return step
 
     def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 0.1 / (1 + i)
+        for group in job.optimizers[0].param_groups:
+            group["lr"] = falling(i)
 
+    job = wrapped(device, lambda p: O.SGD(p, lr=0.1, momentum=0.9, foreach=False), wrap)
     as_eager(job, device, calls=10, between=turn)
 
 
-def test_groups_of_their_own(device: torch.device) -> None:
-    def make(params: Any) -> Optimizer:
-        first, *rest = params
-        groups = [{"params": [first], "lr": 0.2}, {"params": rest, "weight_decay": 0.1}]
-        return O.SGD(groups, lr=0.1, momentum=0.9)
+def test_a_rate_that_the_callable_returns(device: torch.device) -> None:
+    """The callable's own code reads it, so it is a constant of the recording."""
 
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[i % 2]["lr"] *= 0.8
+    def wrap(made: Training) -> Callable[..., Any]:
+        inner, optimizer = made.step, made.optimizers[0]
+        return lambda x, y: (inner(x, y), optimizer.param_groups[0]["lr"])
 
-    as_eager(lambda: training(device, make), device, calls=10, between=turn)
-
-
-def test_a_rate_of_zero_and_back(device: torch.device) -> None:
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 0.0 if i in (5, 6) else 0.1
-
-    as_eager(lambda: training(device, MAKES["SGD"]), device, calls=10, between=turn)
-
-
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam fused"])
-def test_a_rate_that_is_zero_at_first(device: torch.device, optimizer: str) -> None:
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = max(0.0, (i - 6) / 100)
-
-    as_eager(lambda: training(device, MAKES[optimizer]), device, calls=12, between=turn)
+    turn = at(lr=lambda i: 0.05 if i >= 6 else 0.1)
+    job = wrapped(device, MAKES["SGD"], wrap)
+    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -155,25 +262,6 @@ def test_a_rate_whose_reciprocal_is_no_float(device: torch.device, foreach: bool
     assert replays(fast) >= 7
 
 
-def test_an_infinite_and_an_integer_rate(device: torch.device) -> None:
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = {5: 1, 7: math.inf}.get(i, 0.1)
-
-    as_eager(lambda: training(device, MAKES["SGD"]), device, calls=8, between=turn)
-
-
-def decayed(params: Any) -> Optimizer:
-    class Decayed(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    rate = group["lr"] * numpy.float64(0.7)
-                    p.mul_(1 - group["lr"] * group["decay"]).sub_(p.grad, alpha=rate)
-
-    return Decayed(params, {"lr": 0.1, "decay": 0.013})
-
-
 @pytest.mark.parametrize("kind", [numpy.float64, numpy.float32])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adam fused", "decayed"])
 def test_numbers_of_numpy(device: torch.device, optimizer: str, kind: type[Any]) -> None:
@@ -186,97 +274,15 @@ def test_numbers_of_numpy(device: torch.device, optimizer: str, kind: type[Any])
             if "betas" in group:
                 group["betas"] = (kind(0.9 - 0.01 * i), kind(0.99))
 
-    make = {**MAKES, "decayed": decayed}[optimizer]
-    as_eager(lambda: training(device, make), device, calls=12, between=turn, min_replays=7)
-
-
-@torch.library.custom_op("onelaunch_tests::descend", mutates_args=("p",))
-def descend(p: Tensor, g: Tensor, rate: float) -> None:
-    p.sub_(g, alpha=rate)
-
-
-def test_an_operation_of_ones_own_takes_a_number(device: torch.device) -> None:
-    class Fused(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    torch.ops.onelaunch_tests.descend(p, p.grad, 2 * group["lr"])
-
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 0.0 if i == 9 else 0.1 / (1 + i)
-
-    job = functools.partial(training, device, lambda p: Fused(p, {"lr": 0.1}))
-    as_eager(job, device, calls=12, between=turn)
-
-
-def test_a_number_that_is_asked_for_its_class(device: torch.device) -> None:
-    """Another class is another call."""
-
-    class Asking(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                rate = group["lr"]
-                for p in group["params"]:
-                    p.sub_(p.grad, alpha=rate if isinstance(rate, float) else -0.5 * rate)
-
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 1 if i >= 6 else 0.1 / (1 + i)
-
-    job = functools.partial(training, device, lambda p: Asking(p, {"lr": 0.1}))
-    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
-
-
-def test_a_parameter_without_elements(device: torch.device) -> None:
-    def job() -> Training:
-        made = training(device, lambda p: O.SGD(p, lr=0.1, momentum=0.9, foreach=False))
-        none = nn.Parameter(torch.zeros(0, device=device))
-        none.grad = torch.zeros_like(none)
-        made.optimizers[0].add_param_group({"params": [none]})
-        inner = made.step
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            none.grad = torch.zeros_like(none)
-            return inner(x, y)
-
-        made.step = step
-        return made
-
-    def turn(i: int, job: Training) -> None:
-        for group in job.optimizers[0].param_groups:
-            group["lr"] = 0.1 / (1 + i)
-
-    as_eager(job, device, calls=10, between=turn)
+    job = functools.partial(training, device, MAKES[optimizer])
+    as_eager(job, device, calls=12, between=turn, min_replays=7)
 
 
 def test_a_number_of_another_precision(device: torch.device) -> None:
     """As large as the one before, and another number once something is computed with it."""
-
-    def turn(i: int, job: Training) -> None:
-        kind = (float, numpy.float32, numpy.float64, int)[i % 4]
-        job.optimizers[0].param_groups[0]["lr"] = kind(1)
-
-    as_eager(lambda: training(device, decayed), device, calls=12, between=turn, min_replays=7)
-
-
-def test_a_number_that_decides_what_runs(device: torch.device) -> None:
-    """Without weight decay other kernels run: another recording."""
-
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["weight_decay"] = 0.0 if i >= 6 else 0.01
-
-    job = functools.partial(training, device, MAKES["SGD"])
-    fast, _ = as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
-    assert "an optimizer's numbers" in fast.recordings[0].why
-
-
-def test_a_flag_makes_another_recording(device: torch.device) -> None:
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["maximize"] = i >= 6
-
-    job = functools.partial(training, device, MAKES["SGD"])
-    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
+    turn = at(lr=lambda i: (float, numpy.float32, numpy.float64, int)[i % 4](1))
+    job = functools.partial(training, device, MAKES["decayed"])
+    as_eager(job, device, calls=12, between=turn, min_replays=7)
 
 
 @pytest.mark.cpu
@@ -293,50 +299,8 @@ def test_a_tensor_learning_rate_is_read_where_it_is(device: torch.device) -> Non
     as_eager(lambda: training(device, make), device, between=turn)
 
 
-def test_a_rate_that_the_callable_returns(device: torch.device) -> None:
-    """The callable's own code reads it, so it is a constant of the recording."""
-
-    def job() -> Training:
-        made = training(device, MAKES["SGD"])
-        step, optimizer = made.step, made.optimizers[0]
-
-        def with_rate(x: Tensor, y: Tensor) -> Any:
-            loss = step(x, y)
-            return loss, optimizer.param_groups[0]["lr"]
-
-        made.step = with_rate
-        return made
-
-    def turn(i: int, job: Training) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 0.05 if i >= 6 else 0.1
-
-    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
-
-
-def untraceable(params: Any) -> Optimizer:
-    class Rooted(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.sub_(p.grad, alpha=math.sqrt(group["lr"]))
-                    p.mul_(1 - group["decay"])
-
-    return Rooted(params, {"lr": 0.01, "decay": 0.001})
-
-
-def test_a_number_that_cannot_be_followed_is_a_constant(device: torch.device) -> None:
-    def turn(i: int, job: Training) -> None:
-        group = job.optimizers[0].param_groups[0]
-        group["decay"] = 0.001 * (i + 1)  # turned
-        group["lr"] = 0.02 if i >= 7 else 0.01  # recorded anew
-
-    job = functools.partial(training, device, untraceable)
-    as_eager(job, device, calls=14, between=turn, recordings=2, min_replays=7)
-
-
 def test_one_that_changes_at_every_call_is_refused_by_name(device: torch.device) -> None:
-    job, eager = (training(device, untraceable) for _ in range(2))
+    job, eager = (training(device, ROOTED) for _ in range(2))
     fast = ol.graph(job.step)
 
     def call(i: int) -> None:
@@ -347,7 +311,7 @@ def test_one_that_changes_at_every_call_is_refused_by_name(device: torch.device)
     for i in range(7):  # the last of them runs eagerly, for its new number
         call(i)
     assert replays(fast) == 3
-    with pytest.raises(ol.CaptureError, match=r"OL123.*`lr` of Rooted"):
+    with pytest.raises(ol.CaptureError, match=r"OL123.*`lr` of Own"):
         call(7)
 
 
@@ -416,13 +380,7 @@ def test_state_dict_loaded_between(device: torch.device) -> None:
     def reload(i: int, job: Training) -> None:
         optimizer = job.optimizers[0]
         if i == 4:
-            saved[id(job)] = {
-                "state": {
-                    k: {n: t.clone() if isinstance(t, Tensor) else t for n, t in v.items()}
-                    for k, v in optimizer.state_dict()["state"].items()
-                },
-                "param_groups": optimizer.state_dict()["param_groups"],
-            }
+            saved[id(job)] = copy.deepcopy(optimizer.state_dict())
         if i == 7:
             optimizer.load_state_dict(saved[id(job)])
 

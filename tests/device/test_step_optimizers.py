@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators, random_tensor
-from .steps import as_eager, batch, small_model, step_over, training
+from .drop_in import assert_same, compare, on_accelerators
+from .steps import Training, as_eager, batch, own, small_model, training, training_of
 
 Make = Callable[[Any], Optimizer]
 O = torch.optim  # noqa: E741
@@ -173,8 +173,7 @@ def test_made_capturable_where_it_steps(device: torch.device, name: str) -> None
         with pytest.raises(ol.CaptureError, match="OL120"):
             fast(*batch(0, device))
         return
-    for i in range(5):
-        assert_same(fast(*batch(i, device)), before.step(*batch(i, device)), f"call {i}")
+    compare(fast, before.step, lambda i: batch(i, device), 5, torch.enable_grad)
     assert_same(dict(ours.model.state_dict()), dict(before.model.state_dict()))
     assert sum(recording.replays for recording in fast.recordings) == 4
     found, expected = (t.optimizers[0].param_groups[0] for t in (ours, before))
@@ -259,67 +258,52 @@ def test_capturable_takes_optimizers_only() -> None:
         ol.capturable(nn.Linear(1, 1))  # pyright: ignore
 
 
-def test_an_optimizer_of_ones_own(device: torch.device) -> None:
-    class Sign(Optimizer):
-        def __init__(self, params: Any, lr: float, beta: float) -> None:
-            super().__init__(params, {"lr": lr, "beta": beta})
+def lion(self: Any, group: Any, p: Any) -> None:
+    state = self.state[p]
+    if "m" not in state:
+        state["m"] = torch.zeros_like(p)
+    p.add_(state["m"].lerp(p.grad, 1 - group["beta"]).sign(), alpha=-group["lr"])
+    state["m"].lerp_(p.grad, 0.01)
 
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    state = self.state[p]
-                    if "m" not in state:
-                        state["m"] = torch.zeros_like(p)
-                    p.add_(state["m"].lerp(p.grad, 1 - group["beta"]).sign(), alpha=-group["lr"])
-                    state["m"].lerp_(p.grad, 0.01)
+
+def if_there_is_a_gradient(self: Any, group: Any, p: Any) -> None:
+    if p.grad is not None:
+        self.descend(group, p)
+
+
+def with_a_frozen_group(params: Any) -> Optimizer:
+    params = list(params)
+    frozen = nn.Parameter(torch.ones(2, device=params[0].device))
+    groups = [{"params": params}, {"params": [frozen]}]
+    return own(if_there_is_a_gradient, lr=0.1)(groups)
+
+
+@pytest.mark.parametrize(
+    "make", [own(lion, lr=0.1, beta=0.9), with_a_frozen_group], ids=["Lion", "a frozen group"]
+)
+def test_an_optimizer_of_ones_own(device: torch.device, make: Make) -> None:
+    """A group without gradients makes no constants."""
 
     def schedule(i: int, job: Any) -> None:
-        job.optimizers[0].param_groups[0]["lr"] = 0.1 / (i + 1)
+        for group in job.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (i + 1)
 
-    as_eager(lambda: training(device, lambda p: Sign(p, 0.1, 0.9)), device, between=schedule)
+    as_eager(lambda: training(device, make), device, calls=10, between=schedule)
 
 
 def test_a_number_that_a_sign_hides_is_a_constant(device: torch.device) -> None:
     """It reaches no kernel as itself, and others near it lead to the same step."""
 
-    class Sign(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    m = self.state[p].setdefault("m", torch.ones_like(p))
-                    p.add_((p.grad - m * math.sqrt(group["beta"])).sign(), alpha=-group["lr"])
+    def update(self: Any, group: Any, p: Any) -> None:
+        m = self.state[p].setdefault("m", torch.ones_like(p))
+        p.add_((p.grad - m * math.sqrt(group["beta"])).sign(), alpha=-group["lr"])
 
     def schedule(i: int, job: Any) -> None:
         job.optimizers[0].param_groups[0]["lr"] = 0.1 / (i + 1)
         job.optimizers[0].param_groups[0]["beta"] = 0.25 if i < 6 else 0.0001
 
-    def make(params: Any) -> Optimizer:
-        return Sign(params, {"lr": 0.1, "beta": 0.25})
-
-    job = functools.partial(training, device, make)
+    job = functools.partial(training, device, own(update, lr=0.1, beta=0.25))
     as_eager(job, device, calls=10, between=schedule, recordings=2, min_replays=4)
-
-
-class Own(Optimizer):
-    """One whose class says what is done with a parameter."""
-
-    update: Callable[..., None]
-
-    def __init__(self, params: Any, **numbers: Any) -> None:
-        super().__init__(params, numbers)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.update(group, p)
-
-
-def own(update: Callable[..., None], params: Any, **numbers: Any) -> Optimizer:
-    """The function is one of the class: what the optimizer itself reads is not the callable's."""
-    return type("Own", (Own,), {"update": update})(params, **numbers)
 
 
 def noisy(self: Any, group: Any, p: Any) -> None:
@@ -362,7 +346,7 @@ def test_a_trial_of_an_optimizer_of_ones_own(
 
     def make(params: Any) -> Optimizer:
         count = torch.zeros((), device=device)
-        return own(update, params, lr=0.1, beta=0.25, count=count)
+        return own(update, lr=0.1, beta=0.25, count=count)(params)
 
     def schedule(i: int, job: Any) -> None:
         job.optimizers[0].param_groups[0]["lr"] = 0.1 if i < 6 else 0.05
@@ -379,42 +363,15 @@ def test_a_number_that_large_parameters_alone_lead_astray(device: torch.device) 
         factor = math.sqrt(group["beta"]) if p.numel() > 5000 else group["beta"]
         p.add_(p.grad * factor * group["beta"], alpha=-group["lr"])
 
-    def world() -> tuple[nn.Module, Optimizer, Callable[[Tensor], Tensor]]:
+    def job() -> Training:
         torch.manual_seed(3)
-        model = nn.Linear(64, 128).to(device)
-        optimizer = own(update, model.parameters(), lr=0.1, beta=0.25)
-        return model, optimizer, step_over(model, optimizer)
-
-    (model, optimizer, step), (other, second, eager) = world(), world()
-    fast: Any = ol.graph(step, warmup=1)
-    for i in range(12):
-        for each in (optimizer, second):
-            each.param_groups[0]["beta"] = 0.25 if i < 6 else 0.5
-        x = random_tensor(i, 4, 64, device=device)
-        assert_same(fast(x), eager(x))
-        assert_same(dict(model.state_dict()), dict(other.state_dict()))
-    assert sum(r.replays for r in fast.recordings) >= 6
-
-
-def test_a_group_without_gradients_makes_no_constants(device: torch.device) -> None:
-    class Reading(Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                lr = group["lr"]
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.sub_(p.grad, alpha=lr)
-
-    def make(params: Any) -> Optimizer:
-        frozen = nn.Parameter(torch.ones(2, device=device))
-        return Reading([{"params": list(params)}, {"params": [frozen]}], {"lr": 0.1})
+        model = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)).to(device)
+        return training_of(model, own(update, lr=0.01, beta=0.25)(model.parameters()))
 
     def schedule(i: int, job: Any) -> None:
-        for group in job.optimizers[0].param_groups:
-            group["lr"] = 0.1 / (i + 1)
+        job.optimizers[0].param_groups[0]["beta"] = 0.25 if i < 6 else 0.5
 
-    as_eager(functools.partial(training, device, make), device, calls=10, between=schedule)
+    as_eager(job, device, calls=12, between=schedule, recordings=None, min_replays=6, warmup=1)
 
 
 @pytest.mark.parametrize("key", ["progress", "dampening"])
@@ -452,7 +409,7 @@ def test_an_optimizer_made_in_the_call_is_captured_in_the_end(device: torch.devi
 
     def step_of(model: Any) -> Callable[..., Any]:
         def step(x: Tensor, y: Tensor) -> Tensor:
-            runs.append(made := own(by_size, model.parameters(), lr=0.1, beta=0.25))
+            runs.append(made := own(by_size, lr=0.1, beta=0.25)(model.parameters()))
             made.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()

@@ -15,35 +15,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 import onelaunch as ol
 
 from .drop_in import replays
-from .steps import Training, as_eager, assert_same_training, batch, training
+from .steps import Training, as_eager, assert_same_training, batch, own, training
 
 KEPT: dict[str, Any] = {}
 """Where some of them keep numbers."""
 
 
-class Own(Optimizer):
-    """One whose class says what is done with a parameter."""
-
-    update: Callable[..., None]
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1, "beta": 0.9, "betas": (0.0, 0.9)})
-        self.kept: dict[str, Any] = {}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.update(group, p)
-
-
-def own(update: Callable[..., None], params: Any) -> Optimizer:
-    return type("Own", (Own,), {"update": update})(params)
+NUMBERS: dict[str, Any] = {"lr": 0.1, "beta": 0.9, "betas": (0.0, 0.9)}
 
 
 def momentum(self: Any, group: Any, p: Tensor, key: Any) -> None:
@@ -87,7 +69,7 @@ def a_branch(self: Any, group: Any, p: Tensor) -> None:
 def a_check(self: Any, group: Any, p: Tensor) -> None:
     if group["beta"] not in {0.9, 0.95} or group["lr"] > 0.1:
         raise ValueError(group["beta"])
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def an_index(self: Any, group: Any, p: Tensor) -> None:
@@ -136,27 +118,27 @@ def its_type(self: Any, group: Any, p: Tensor) -> None:
 
 def kept_in_an_attribute(self: Any, group: Any, p: Tensor) -> None:
     self.kept["rate"] = 2 * group["lr"]
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def kept_in_the_state(self: Any, group: Any, p: Tensor) -> None:
     self.state[p]["rate"] = group["lr"]
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def kept_in_the_group(self: Any, group: Any, p: Tensor) -> None:
     group["rate"] = group["lr"]
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def kept_in_a_global(self: Any, group: Any, p: Tensor) -> None:
     KEPT["rate"] = group["lr"]
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def logged(self: Any, group: Any, p: Tensor) -> None:
     KEPT["rate"], KEPT["text"] = math.log(group["lr"]), f"rate {group['lr']:.4f}"
-    p.sub_(p.grad, alpha=group["lr"])
+    self.descend(group, p)
 
 
 def contents(optimizer: Any) -> str:
@@ -195,7 +177,7 @@ def same_numbers(device: torch.device, jobs: Sequence[Training]) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 def test_numbers_are_found_as_they_are(device: torch.device, update: Callable[..., None]) -> None:
     KEPT.clear()
-    job = functools.partial(training, device, functools.partial(own, update))
+    job = functools.partial(training, device, own(update, **NUMBERS))
     same_numbers(device, (job(), job()))
 
 
@@ -204,7 +186,7 @@ def test_numbers_are_found_as_they_are(device: torch.device, update: Callable[..
     "update", [keys, a_key_that_is_made, a_branch, a_check, an_assigned_number]
 )
 def test_the_other_numbers_are_followed(device: torch.device, update: Callable[..., None]) -> None:
-    job = functools.partial(training, device, functools.partial(own, update))
+    job = functools.partial(training, device, own(update, **NUMBERS))
     as_eager(job, device, calls=12, between=schedule)
 
 
@@ -222,7 +204,7 @@ def test_an_error_of_ones_own_is_raised_as_it_is(
         if calls[0] > 13:
             raise KeyError(group["lr"])
 
-    job = training(device, functools.partial(own, fails))
+    job = training(device, own(fails, **NUMBERS))
     fast = ol.graph(job.step)
     for i in range(3):  # of four parameters each
         fast(*batch(i, device))

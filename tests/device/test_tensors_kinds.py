@@ -12,13 +12,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    on_cpu_and_cuda,
-    replays,
-    right_or_refused,
-)
+from .drop_in import assert_same, drop_in, on_cpu_and_cuda, replays, right_or_refused
 
 Rand = Callable[..., Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import warnings
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    drop_in_worlds,
-    replays,
-)
+from .drop_in import assert_same, compare, drop_in, drop_in_worlds, follows, replays
 
 Rand = Callable[..., Tensor]
 
@@ -54,49 +49,9 @@ def junk(device: torch.device) -> None:
         torch.full((4,), float("nan"), device=device)
 
 
-def assign_state(m: Any, i: int) -> None:
-    m.load_state_dict({k: new(v, i) for k, v in m.state_dict().items()}, assign=True)
-
-
-def set_data(m: Any, i: int) -> None:
-    m.linear.weight.data = new(m.linear.weight, i)
-
-
-def restride(m: Any, i: int) -> None:
-    m.linear.weight.data = new(m.linear.weight, i).t().contiguous().t()
-
-
-def new_parameter(m: Any, i: int) -> None:
-    m.linear.weight = nn.Parameter(new(m.linear.weight, i))
-
-
-def swap(m: Any, i: int) -> None:
-    torch.utils.swap_tensors(m.linear.bias, nn.Parameter(new(m.linear.bias, i)))
-
-
 def set_storage(m: Any, i: int) -> None:
     with torch.no_grad():
         m.linear.bias.set_(new(m.linear.bias, i))
-
-
-def new_buffer(m: Any, i: int) -> None:
-    m.scale = new(m.scale, i)
-
-
-def new_plain(m: Any, i: int) -> None:
-    m.plain = new(m.plain, i)
-
-
-def new_in_list(m: Any, i: int) -> None:
-    m.listed[0] = new(m.listed[0], i)
-
-
-def new_list(m: Any, i: int) -> None:
-    m.listed = [new(m.listed[0], i)]
-
-
-def new_in_dict(m: Any, i: int) -> None:
-    m.named["shift"] = new(m.named["shift"], i)
 
 
 def new_submodule(m: Any, i: int) -> None:
@@ -113,33 +68,37 @@ def to_and_back(m: Any, i: int) -> None:
 
 
 def fewer(m: Any, i: int) -> None:
-    m.linear.bias = (
-        None if i % 4 else nn.Parameter(torch.full((4,), float(i), device=m.scale.device))
-    )
+    bias = nn.Parameter(torch.full((4,), float(i), device=m.scale.device))
+    m.linear.bias = None if i % 4 else bias
 
 
-def aliased(m: Any, i: int) -> None:
-    """Two slots that were apart hold one tensor now."""
-    m.plain = m.scale
+def put(owner: str, name: str, by: Callable[[Tensor, int], Any]) -> Callable[[Any, int], None]:
+    """Assign to an attribute what is made of the tensor in it."""
+    owner_of = operator.attrgetter(owner)
+    return lambda m, i: setattr(owner_of(m), name, by(getattr(owner_of(m), name), i))
 
 
-MOVES = [
-    assign_state,
-    set_data,
-    restride,
-    new_parameter,
-    swap,
-    set_storage,
-    new_buffer,
-    new_plain,
-    new_in_list,
-    new_list,
-    new_in_dict,
-    new_submodule,
-    to_and_back,
-    fewer,
-    aliased,
-]
+MOVES: dict[str, Callable[[Any, int], object]] = {
+    "load_state_dict": lambda m, i: m.load_state_dict(
+        {k: new(v, i) for k, v in m.state_dict().items()}, assign=True
+    ),
+    "data": put("linear.weight", "data", new),
+    "other strides": put("linear.weight", "data", lambda t, i: new(t, i).t().contiguous().t()),
+    "parameter": put("linear", "weight", lambda t, i: nn.Parameter(new(t, i))),
+    "swapped": lambda m, i: torch.utils.swap_tensors(
+        m.linear.bias, nn.Parameter(new(m.linear.bias, i))
+    ),
+    "storage": set_storage,
+    "buffer": lambda m, i: setattr(m, "scale", new(m.scale, i)),
+    "attribute": lambda m, i: setattr(m, "plain", new(m.plain, i)),
+    "in a list": lambda m, i: m.listed.__setitem__(0, new(m.listed[0], i)),
+    "list": lambda m, i: setattr(m, "listed", [new(m.listed[0], i)]),
+    "in a dict": lambda m, i: m.named.update(shift=new(m.named["shift"], i)),
+    "submodule": new_submodule,
+    "to and back": to_and_back,
+    "fewer": fewer,
+    "two that were apart in one": lambda m, i: setattr(m, "plain", m.scale),
+}
 
 
 def world_of_model(device: torch.device, rand: Rand) -> Any:
@@ -149,12 +108,10 @@ def world_of_model(device: torch.device, rand: Rand) -> Any:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_state_that_moved(
-    device: torch.device, rand: Rand, move: Callable[[Any, int], None]
-) -> None:
+def test_state_that_moved(device: torch.device, rand: Rand, move: str) -> None:
     def between(i: int, model: Any) -> None:
         if i in (4, 8):
-            move(model, i)
+            MOVES[move](model, i)
             junk(device)
 
     fast = drop_in_worlds(
@@ -168,32 +125,23 @@ def test_state_that_moved(
     assert len(fast.recordings) < 6
 
 
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 @pytest.mark.parametrize("move", MOVES)
-def test_state_that_moves_before_every_call(
-    device: torch.device, rand: Rand, move: Callable[[Any, int], None]
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        drop_in_worlds(
-            lambda: world_of_model(device, rand),
-            calls=6,
-            recordings=None,
-            min_replays=0,
-            between=lambda i, model: move(model, i),
-        )
+def test_state_that_moves_before_every_call(device: torch.device, rand: Rand, move: str) -> None:
+    drop_in_worlds(
+        lambda: world_of_model(device, rand),
+        calls=6,
+        recordings=None,
+        min_replays=0,
+        between=lambda i, model: MOVES[move](model, i),
+    )
 
 
 def test_moved_and_moved_back(device: torch.device, rand: Rand) -> None:
     model = nn.Linear(4, 4, device=device)
-    fast = ol.graph(model, warmup=1)
     a, b = model.weight.data, new(model.weight, 3)
-    with torch.no_grad():
-        for i in range(12):
-            model.weight.data = b if (i // 3) % 2 else a
-            assert_same(
-                fast(rand(i, 2, 4)),
-                torch.nn.functional.linear(rand(i, 2, 4), model.weight, model.bias),
-            )
+    changes = [lambda to=to: setattr(model.weight, "data", to) for to in (b, a, b)]
+    fast = follows(model, lambda i: (rand(i, 2, 4),), *changes, calls=3)
     assert replays(fast) >= 2
 
 
@@ -204,11 +152,12 @@ def test_what_a_recording_reads_stays_alive(device: torch.device, rand: Rand) ->
         weight = rand(5, 4, 4)
         return ol.graph(lambda x: x @ weight, warmup=1)
 
+    def eager(x: Tensor) -> Tensor:
+        junk(device)
+        return x @ rand(5, 4, 4)
+
     fast = build()
-    with torch.no_grad():
-        for i in range(4):
-            junk(device)
-            assert_same(fast(rand(i, 2, 4)), rand(i, 2, 4) @ rand(5, 4, 4))
+    compare(fast, eager, lambda i: (rand(i, 2, 4),), 4)
     assert replays(fast) >= 3
 
 
@@ -237,84 +186,68 @@ def test_functional_call_inside(device: torch.device, rand: Rand) -> None:
     drop_in(f, lambda i: (rand(i, 2, 4), rand(40 + i, 4, 4), rand(60 + i, 4)))
 
 
-def test_a_closure_cell_rebound(device: torch.device, rand: Rand) -> None:
-    def world() -> Any:
-        weight = rand(0, 4)
+class Engine:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
 
-        def f(x: Tensor) -> Tensor:
-            return x * weight
-
-        def arguments(i: int) -> tuple[Tensor]:
-            nonlocal weight
-            if i in (4, 7):
-                weight = rand(i, 4)
-                junk(device)
-            return (rand(i, 4),)
-
-        return f, arguments
-
-    drop_in_worlds(world, calls=10, recordings=None, min_replays=2)
+    def step(self, x: Tensor) -> Tensor:
+        return x * self.weight
 
 
-GLOBAL_WEIGHT: Tensor
+GLOBAL_WEIGHT: Any = None
 
 
 def reads_global(x: Tensor) -> Tensor:
     return x * GLOBAL_WEIGHT
 
 
-def test_a_global_rebound(device: torch.device, rand: Rand) -> None:
-    global GLOBAL_WEIGHT
-    GLOBAL_WEIGHT = rand(0, 4)
-    fast = ol.graph(reads_global, warmup=1)
-    with torch.no_grad():
-        for i in range(10):
-            if i in (4, 7):
-                GLOBAL_WEIGHT = rand(i, 4)
-                junk(device)
-            assert_same(fast(rand(i, 4)), rand(i, 4) * GLOBAL_WEIGHT)
-    assert replays(fast) >= 2
+Rebound = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], object]]
 
 
-def test_a_tensor_of_an_object_in_a_closure(device: torch.device, rand: Rand) -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.weight = rand(0, 4)
+def a_cell(weight: Tensor) -> Rebound:
+    def rebind(new: Tensor) -> None:
+        nonlocal weight
+        weight = new
 
-    def world() -> Any:
-        holder = Holder()
-
-        def arguments(i: int) -> tuple[Tensor]:
-            if i in (4, 7):
-                holder.weight = rand(i, 4)
-                junk(device)
-            return (rand(i, 4),)
-
-        return (lambda x: x * holder.weight), arguments
-
-    drop_in_worlds(world, calls=10, recordings=None, min_replays=2)
+    return lambda x: x * weight, rebind
 
 
-def test_a_tensor_of_a_bound_methods_owner(device: torch.device, rand: Rand) -> None:
-    class Engine:
-        def __init__(self) -> None:
-            self.weight = rand(0, 4)
+def an_object_in_a_cell(weight: Tensor) -> Rebound:
+    engine = Engine(weight)
+    return lambda x: x * engine.weight, lambda new: setattr(engine, "weight", new)
 
-        def step(self, x: Tensor) -> Tensor:
-            return x * self.weight
 
-    def world() -> Any:
-        engine = Engine()
+def the_object_of_a_method(weight: Tensor) -> Rebound:
+    engine = Engine(weight)
+    return engine.step, lambda new: setattr(engine, "weight", new)
 
-        def arguments(i: int) -> tuple[Tensor]:
-            if i in (4, 7):
-                engine.weight = rand(i, 4)
-                junk(device)
-            return (rand(i, 4),)
 
-        return engine.step, arguments
+def a_global(weight: Tensor) -> Rebound:
+    globals().update(GLOBAL_WEIGHT=weight)
+    return reads_global, lambda new: globals().update(GLOBAL_WEIGHT=new)
 
-    drop_in_worlds(world, calls=10, recordings=None, min_replays=2)
+
+def a_default(weight: Tensor) -> Rebound:
+    def f(x: Tensor, w: Tensor = weight) -> Tensor:
+        return x * w
+
+    return f, lambda new: setattr(f, "__defaults__", (new,))
+
+
+@pytest.mark.parametrize(
+    "place", [a_cell, an_object_in_a_cell, the_object_of_a_method, a_global, a_default]
+)
+def test_a_place_that_is_rebound(
+    device: torch.device, rand: Rand, place: Callable[[Tensor], Rebound]
+) -> None:
+    f, rebind = place(rand(0, 4))
+
+    def change(seed: int) -> None:
+        rebind(rand(seed, 4))
+        junk(device)
+
+    fast = follows(f, lambda i: (rand(i, 4),), lambda: change(40), lambda: change(70))
+    assert replays(fast) >= 3
 
 
 def test_a_default_argument_and_a_partial(rand: Rand) -> None:
@@ -325,19 +258,6 @@ def test_a_default_argument_and_a_partial(rand: Rand) -> None:
 
     drop_in(f, lambda i: (rand(i, 4),))
     drop_in(functools.partial(f, w=rand(1, 4)), lambda i: (rand(i, 4),))
-
-
-def test_a_default_argument_rebound(rand: Rand) -> None:
-    def f(x: Tensor, w: Tensor = rand(0, 4)) -> Tensor:  # noqa: B008
-        return x * w
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(8):
-            if i == 4:
-                f.__defaults__ = (rand(99, 4),)
-            assert_same(fast(rand(i, 4)), f(rand(i, 4)))
-    assert replays(fast) >= 3
 
 
 def test_a_tensor_that_no_slot_holds_is_named(rand: Rand) -> None:
@@ -351,15 +271,7 @@ def test_a_tensor_that_no_slot_holds_is_named(rand: Rand) -> None:
             self.get = get
 
     opaque = Opaque(iter(lambda: hidden["weight"], None).__next__)
-
-    def f(x: Tensor) -> Tensor:
-        return x * opaque.get()
-
-    fast = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            assert_same(fast(rand(i, 4)), rand(i, 4) * hidden["weight"])
-    assert len(fast.recordings) == 1
+    fast = drop_in(lambda x: x * opaque.get(), lambda i: (rand(i, 4),))
     assert len(fast.recordings[0].untraced) == 1
 
 
@@ -394,8 +306,7 @@ def test_what_a_library_kept_is_lost(device: torch.device, rand: Rand) -> None:
         for _ in range(4):
             fast(x)
         fast._table.entries[0].captured.graph.lost = "the library freed its tables"
-        for _ in range(3):
-            assert_same(fast(x), net(x))
+        compare(fast, net, lambda _: (x,), 3)
     stats = fast.stats()
     assert (stats.captures, stats.warmup_calls, stats.replays) == (2, 3, 4)
     assert stats.recordings[0].why == "the library freed its tables"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import compare, follows, replays
 
 Rand = Callable[..., Tensor]
 WEIGHT: Any = None
@@ -64,12 +64,6 @@ class Holder(nn.Module):
         return x * self.get(self.box)
 
 
-def at_once(fast: Any, eager: Callable[[Tensor], Tensor], rand: Rand, calls: int = 4) -> None:
-    with torch.no_grad():
-        for i in range(calls):
-            assert_same(fast(rand(i, 3)), eager(rand(i, 3)))
-
-
 def set_in(box: Any, path: tuple[Any, ...], value: Any) -> None:
     for key in path[:-1]:
         box = box[key] if not isinstance(key, str) or isinstance(box, dict) else getattr(box, key)
@@ -104,60 +98,30 @@ def get_in(box: Any, path: tuple[Any, ...]) -> Any:
     return box
 
 
+def holder_of(kind: str, value: Any) -> tuple[Any, Callable[[Any], Callable[[], None]]]:
+    """A module that reads a value in a container, and what puts another one there."""
+    make, path = BOXES[kind]
+    model = Holder(make(value), lambda box: get_in(box, path))
+    return model, lambda new: lambda: set_in(model.box, path, new)
+
+
 @pytest.mark.parametrize("kind", BOXES)
 def test_a_tensor_in_a_container_of_a_module(rand: Rand, kind: str) -> None:
-    make, path = BOXES[kind]
-    box = make(rand(50, 3))
-    model = Holder(box, lambda b: get_in(b, path))
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
+    """It is replaced in its container, and then with it."""
+    model, put = holder_of(kind, rand(50, 3))
+    changes = [put(rand(51, 3)), put(rand(52, 3))]
+    for seed in (53, 54):
+        changes.append(lambda seed=seed: setattr(model, "box", BOXES[kind][0](rand(seed, 3))))
+    fast = follows(model, lambda i: (rand(i, 3),), *changes)
     assert replays(fast) > 0
-    if not fast.recordings[0].untraced:
-        set_in(box, path, rand(51, 3))
-        at_once(fast, model, rand)
-        set_in(box, path, rand(52, 3))
-        at_once(fast, model, rand)
+    assert not fast.recordings[0].untraced
 
 
 @pytest.mark.parametrize("kind", [k for k in BOXES if k not in ("object with slots", "deque")])
 def test_a_number_in_a_container_of_a_module(rand: Rand, kind: str) -> None:
     """Constants that forward reads are in the recording as tensors are."""
-    make, path = BOXES[kind]
-    box: Any = make(2.0)  # type: ignore[arg-type]
-    model = Holder(box, lambda b: get_in(b, path))
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
-    for value in (3.0, 3, True, 2.0):
-        set_in(box, path, value)
-        at_once(fast, model, rand)
-
-
-@pytest.mark.parametrize("kind", BOXES)
-def test_a_container_replaced_whole(rand: Rand, kind: str) -> None:
-    make, path = BOXES[kind]
-    model = Holder(make(rand(50, 3)), lambda b: get_in(b, path))
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
-    if not fast.recordings[0].untraced:
-        for seed in (51, 52):
-            model.box = make(rand(seed, 3))
-            at_once(fast, model, rand)
-
-
-def assign(m: Any, value: Any) -> None:
-    m.box = value
-
-
-def through_dict(m: Any, value: Any) -> None:
-    m.__dict__["box"] = value
-
-
-def through_vars(m: Any, value: Any) -> None:
-    vars(m).update(box=value)
-
-
-def through_object(m: Any, value: Any) -> None:
-    object.__setattr__(m, "box", value)
+    model, put = holder_of(kind, 2.0)
+    follows(model, lambda i: (rand(i, 3),), *map(put, (3.0, 3, True, 2.0)))
 
 
 def deleted_and_set(m: Any, value: Any) -> None:
@@ -178,30 +142,24 @@ def many_changes(m: Any, value: Any) -> None:
     m.box = value
 
 
-WAYS = [
-    assign,
-    through_dict,
-    through_vars,
-    through_object,
-    deleted_and_set,
-    popped,
-    many_changes,
-]
+WAYS: dict[str, Callable[[Any, Any], object]] = {
+    "assigned": lambda m, value: setattr(m, "box", value),
+    "through __dict__": lambda m, value: m.__dict__.__setitem__("box", value),
+    "through vars": lambda m, value: vars(m).update(box=value),
+    "through object": lambda m, value: object.__setattr__(m, "box", value),
+    "deleted and set": deleted_and_set,
+    "popped": popped,
+    "among many changes": many_changes,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["tensor", "number"])
-def test_an_attribute_set_in_every_way(
-    rand: Rand, way: Callable[[Any, Any], None], what: str
-) -> None:
+def test_an_attribute_set_in_every_way(rand: Rand, way: str, what: str) -> None:
     values: list[Any] = [rand(50 + i, 3) if what == "tensor" else 2.0 + i for i in range(4)]
     model = Holder(values[0], lambda b: b)
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
-    for value in values[1:]:
-        way(model, value)
-        at_once(fast, model, rand)
-    assert replays(fast) > 0
+    changes = [lambda value=value: WAYS[way](model, value) for value in values[1:]]
+    assert replays(follows(model, lambda i: (rand(i, 3),), *changes)) > 0
 
 
 @pytest.mark.parametrize("dictionary", ["_parameters", "_buffers", "_modules"])
@@ -210,18 +168,16 @@ def test_the_dicts_of_a_module_written_directly(
 ) -> None:
     model = nn.BatchNorm1d(3).to(device).eval()
     outer = nn.Sequential(model)
-    fast = ol.graph(outer, warmup=1)
-    x = rand(0, 4, 3)
-    with torch.no_grad():
-        for i in range(9):
-            if i == 4 and dictionary == "_parameters":
-                model._parameters["weight"] = nn.Parameter(rand(50, 3))
-            elif i == 4 and dictionary == "_buffers":
-                model._buffers["running_mean"] = rand(50, 3)
-            elif i == 4:
-                outer._modules["0"] = nn.Tanh()
-            assert_same(fast(x), outer(x))
-    assert replays(fast) > 0
+
+    def change() -> None:
+        if dictionary == "_parameters":
+            model._parameters["weight"] = nn.Parameter(rand(50, 3))
+        elif dictionary == "_buffers":
+            model._buffers["running_mean"] = rand(50, 3)
+        else:
+            outer._modules["0"] = nn.Tanh()
+
+    assert replays(follows(outer, lambda i: (rand(0, 4, 3),), change)) > 0
 
 
 def test_a_class_attribute_rebound(rand: Rand) -> None:
@@ -232,47 +188,35 @@ def test_a_class_attribute_rebound(rand: Rand) -> None:
             return x * self.weight
 
     model = Model()
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
-    if not fast.recordings[0].untraced:
-        Model.weight = rand(51, 3)
-        at_once(fast, model, rand)
-        model.weight = rand(52, 3)
-        at_once(fast, model, rand)
+    changes = [
+        lambda i=i, of=of: setattr(of, "weight", rand(51 + i, 3))
+        for i, of in enumerate((Model, model))
+    ]
+    assert not follows(model, lambda i: (rand(i, 3),), *changes).recordings[0].untraced
 
 
-def test_a_global_that_a_helper_reads(rand: Rand) -> None:
-    global WEIGHT, SCALE
-    WEIGHT, SCALE = rand(50, 3), 2.0
-    fast = ol.graph(scaled_by_global, warmup=1)
-    at_once(fast, scaled_by_global, rand)
-    if not fast.recordings[0].untraced:
-        WEIGHT = rand(51, 3)
-        at_once(fast, scaled_by_global, rand)
-
-
-def test_a_number_in_a_global(rand: Rand) -> None:
-    global WEIGHT, SCALE
-    WEIGHT, SCALE = rand(50, 3), 2.0
-    fast = ol.graph(scaled_by_global, warmup=1)
-    at_once(fast, scaled_by_global, rand)
-    for value in (3.0, 2.0, 3):
-        SCALE = value
-        at_once(fast, scaled_by_global, rand)
-    SCALE = 2.0
+@pytest.mark.parametrize("name", ["WEIGHT", "SCALE"])
+def test_a_global_that_a_helper_or_the_callable_reads(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.WEIGHT", rand(50, 3))
+    values = (3.0, 2.0, 3) if name == "SCALE" else (rand(51, 3), rand(52, 3))
+    changes = [lambda v=v: monkeypatch.setattr(f"{__name__}.{name}", v) for v in values]
+    fast = follows(scaled_by_global, lambda i: (rand(i, 3),), *changes)
+    assert not fast.recordings[0].untraced
 
 
 def test_a_number_in_a_closure(rand: Rand) -> None:
     k = 2.0
 
-    def f(x: Tensor) -> Tensor:
-        return x * k
+    def change(value: float) -> Callable[[], None]:
+        def to() -> None:
+            nonlocal k
+            k = value
 
-    fast = ol.graph(f, warmup=1)
-    at_once(fast, f, rand)
-    for value in (3.0, 2.0, 3):
-        k = value
-        at_once(fast, f, rand)
+        return to
+
+    follows(lambda x: x * k, lambda i: (rand(i, 3),), *map(change, (3.0, 2.0, 3)))
 
 
 def test_a_function_in_a_closure_with_its_own_closure(rand: Rand) -> None:
@@ -290,18 +234,16 @@ def test_a_function_in_a_closure_with_its_own_closure(rand: Rand) -> None:
         return inner(x) + 1
 
     fast = ol.graph(f, warmup=1)
-    at_once(fast, f, rand)
+    compare(fast, f, lambda i: (rand(i, 3),), 4)
     weight = rand(51, 3)
-    at_once(fast, f, rand)
-
+    compare(fast, f, lambda i: (rand(i, 3),), 4)
     inner = second
-    at_once(fast, f, rand)
+    compare(fast, f, lambda i: (rand(i, 3),), 4)
 
 
 def test_a_partial_among_the_attributes(rand: Rand) -> None:
-    scale = functools.partial(torch.mul, rand(50, 3))
-    model = Holder(scale, lambda p: p(torch.ones_like(p.args[0])))
-    fast = ol.graph(model, warmup=1)
-    at_once(fast, model, rand)
-    model.box = functools.partial(torch.mul, rand(51, 3))
-    at_once(fast, model, rand)
+    def scale(seed: int) -> Any:
+        return functools.partial(torch.mul, rand(seed, 3))
+
+    model = Holder(scale(50), lambda p: p(torch.ones_like(p.args[0])))
+    follows(model, lambda i: (rand(i, 3),), lambda: setattr(model, "box", scale(51)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import (
-    assert_same,
-    drop_in,
-    drop_in_worlds,
-    replays,
-)
+from .drop_in import assert_same, compare, drop_in, drop_in_worlds, replays
 
 Rand = Callable[..., Tensor]
 
@@ -25,28 +19,66 @@ Rand = Callable[..., Tensor]
 # Inputs that are written.
 
 
-def test_an_input_mutated_in_place(rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        x.mul_(2)
-        return x.sum()
-
-    drop_in(f, lambda i: (rand(i, 4, 3),))
+def in_place(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sum()
 
 
-def test_an_input_mutated_through_a_view(rand: Rand) -> None:
-    def f(x: Tensor) -> Tensor:
-        x[1:3].t().zero_()
-        x.view(-1)[0] = 5
-        return x + 0
-
-    drop_in(f, lambda i: (rand(i, 4, 3),))
+def through_a_view(x: Tensor) -> Tensor:
+    x[1:3].t().zero_()
+    x.view(-1)[0] = 5
+    return x + 0
 
 
-def test_an_input_mutated_by_an_out_argument(rand: Rand) -> None:
-    def f(x: Tensor, out: Tensor) -> Tensor:
-        return torch.add(x, 1, out=out)
+def in_part(x: Tensor) -> None:
+    x[::2] = 0
 
-    drop_in(f, lambda i: (rand(i, 4), rand(100 + i, 4)))
+
+def one_and_read_both(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x + y
+
+
+def both(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    y.mul_(2)
+    return x + y
+
+
+def both_of_two_dtypes(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    y.bitwise_and_(0x7FFFFFFF)
+    return x * 2
+
+
+def read_before_and_after(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    before = x + y
+    x.copy_(y)
+    y.zero_()
+    return before, x + 1, y + 1
+
+
+WRITTEN: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Tensor, ...]]]] = {
+    "in place": (in_place, lambda t: (t,)),
+    "through a view": (through_a_view, lambda t: (t.view(4, 3),)),
+    "by an out argument": (lambda x, out: torch.add(x, 1, out=out), lambda t: (t, t * 2)),
+    "in part": (in_part, lambda t: (t,)),
+    "sliced, and what lies between": (
+        lambda x, base: x.add_(1) * 2,
+        lambda t: (t.view(2, 6)[:, ::3], t.view(2, 6)),
+    ),
+    "in an order": (read_before_and_after, lambda t: (t, t * 2)),
+    "overlapping": (both, lambda t: (t[:8], t[4:])),
+    "overlapping, of two dtypes": (both_of_two_dtypes, lambda t: (t, t.view(torch.int32)[4:])),
+    "adjacent": (one_and_read_both, lambda t: (t[:4], t[4:8])),
+    "interleaved": (one_and_read_both, lambda t: (t[::2], t[1::2])),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_an_input_that_is_written(rand: Rand, how: str) -> None:
+    f, arguments = WRITTEN[how]
+    drop_in(f, lambda i: arguments(rand(i, 12)))
 
 
 def test_a_kv_cache(rand: Rand) -> None:
@@ -83,106 +115,28 @@ def test_another_cache_in_its_place(rand: Rand) -> None:
     drop_in_worlds(world, calls=9)
 
 
+class Accumulates(nn.Module):
+    total: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, device=device))
+        self.register_buffer("total", torch.zeros(3, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(x)
+        return self.total * self.weight
+
+
 def test_a_cache_on_the_module(device: torch.device, rand: Rand) -> None:
-    class Accumulates(nn.Module):
-        total: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("total", torch.zeros(3, device=device))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.total.add_(x)
-            return self.total * 2
-
-    drop_in_worlds(lambda: (Accumulates(), lambda i: (rand(i, 3),)), calls=8)
-
-
-def test_an_input_written_in_part_keeps_the_rest(rand: Rand) -> None:
-    def f(x: Tensor) -> None:
-        x[::2] = 0
-
-    drop_in(f, lambda i: (rand(i, 6),))
-
-
-def test_what_lies_between_a_sliced_inputs_elements_is_untouched(rand: Rand) -> None:
-    def growing(i: int) -> tuple[Tensor, ...]:
-        base = rand(i, 4, 6)
-        return base[:, ::3], base
-
-    drop_in(lambda x, base: x.add_(1) * 2, growing)
-
-
-def test_the_order_of_reads_and_writes(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        before = x + y
-        x.copy_(y)
-        y.zero_()
-        return before, x + 1, y + 1
-
-    drop_in(f, lambda i: (rand(i, 4), rand(50 + i, 4)))
-
-
-def test_two_arguments_that_overlap(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        y.mul_(2)
-        return x + y
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        base = rand(i, 10)
-        return base[:8], base[2:]
-
-    drop_in(f, arguments)
-
-
-def test_overlapping_arguments_of_different_dtype(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        y.bitwise_and_(0x7FFFFFFF)
-        return x * 2
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        x = rand(i, 8)
-        return x, x.view(torch.int32)[4:]
-
-    drop_in(f, arguments)
-
-
-def test_adjacent_arguments_that_do_not_overlap(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return x + y
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        base = rand(i, 8)
-        return base[:4], base[4:]
-
-    drop_in(f, arguments)
-
-
-def test_interleaved_arguments(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return x + y
-
-    def arguments(i: int) -> tuple[Tensor, Tensor]:
-        base = rand(i, 8)
-        return base[::2], base[1::2]
-
-    drop_in(f, arguments)
+    drop_in_worlds(lambda: (Accumulates(device), lambda i: (rand(i, 3),)), calls=8)
 
 
 # Versions, and what autograd makes of them.
 
 
 def test_the_version_of_a_written_input_rises(rand: Rand) -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        x.mul_(2)
-        x.add_(1)
-        return x + y
-
-    fast = ol.graph(f, warmup=1)
+    fast = ol.graph(one_and_read_both, warmup=1)
     with torch.no_grad():
         for i in range(5):
             x, y = rand(i, 3), rand(i, 3)
@@ -194,19 +148,7 @@ def test_the_version_of_a_written_input_rises(rand: Rand) -> None:
 
 
 def test_the_version_of_a_written_buffer_rises(device: torch.device, rand: Rand) -> None:
-    class Accumulates(nn.Module):
-        total: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3, device=device))
-            self.register_buffer("total", torch.zeros(3, device=device))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.total.add_(x)
-            return self.total * self.weight
-
-    model = Accumulates()
+    model = Accumulates(device)
     fast = ol.graph(model, warmup=1)
     with torch.no_grad():
         for i in range(5):
@@ -235,79 +177,52 @@ def test_a_saved_tensor_written_by_a_replay_is_an_error_in_backward(rand: Rand) 
 # Metadata changed in place.
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.t_(),
-        lambda x: x.transpose_(0, 1),
-        lambda x: x.unsqueeze_(0),
-        lambda x: x.squeeze_(),
-        lambda x: x.resize_(2, 2),
-        lambda x: x.resize_(8, 8),
-        lambda x: x.set_(torch.ones_like(x)),
-        lambda x: setattr(x, "data", x.data * 2),
-        lambda x: setattr(x, "data", x.data.t()),
-    ],
-    ids=[
-        "t_",
-        "transpose_",
-        "unsqueeze_",
-        "squeeze_",
-        "shrink",
-        "grow",
-        "set_",
-        "data",
-        "data view",
-    ],
-)
-def test_metadata_of_an_argument(rand: Rand, change: Callable[[Tensor], Any]) -> None:
+METADATA: dict[str, Callable[[Tensor], Any]] = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "squeeze_": lambda x: x.squeeze_(),
+    "shrink": lambda x: x.resize_(2, 2),
+    "grow": lambda x: x.resize_(8, 8),
+    "set_": lambda x: x.set_(torch.ones_like(x)),
+    "data": lambda x: setattr(x, "data", x.data * 2),
+    "data view": lambda x: setattr(x, "data", x.data.t()),
+}
+
+
+@pytest.mark.parametrize("change", METADATA)
+def test_metadata_of_an_argument(rand: Rand, change: str) -> None:
+    """Right or refused; grown memory has no values to compare."""
+
     def f(x: Tensor) -> Tensor:
-        change(x)
+        METADATA[change](x)
         return x.clone() if x.numel() <= 12 else x[:2, :2].clone() * 0
 
-    def world() -> Any:
-        # Grown memory is not initialised: compare what was there before.
-        return f, lambda i: (rand(i, 3, 4),)
-
-    refused = right_or_refused_shape(world)
-    assert refused in (None, "OL107")
-
-
-def right_or_refused_shape(world: Callable[[], Any]) -> str | None:
-    """As `right_or_refused`, but of arguments only the metadata (grown memory has no values)."""
-    eager, eager_arguments = world()
-    f, arguments = world()
-    fast = ol.graph(f, warmup=1)
+    fast, refused = ol.graph(f, warmup=1), None
     with torch.no_grad():
         for i in range(4):
-            expected_args, args = eager_arguments(i), arguments(i)
-            expected = eager(*expected_args)
+            x, y = rand(i, 3, 4), rand(i, 3, 4)
+            expected = f(x)
             try:
-                got = fast(*args)
+                assert_same(fast(y), expected, f"call {i}")
             except ol.CaptureError as error:
-                return error.code
-            assert_same(got, expected, f"call {i}")
-            for a, b in zip(args, expected_args, strict=True):
-                assert (a.shape, a.stride()) == (b.shape, b.stride()), f"call {i}"
-    return None
+                refused = error
+                break
+            assert (y.shape, y.stride()) == (x.shape, x.stride()), f"call {i}"
+    assert refused is None or refused.code == "OL107"
 
 
 def test_metadata_of_a_new_tensor_is_its_own(rand: Rand) -> None:
     drop_in(lambda x: (x * 2).t_().unsqueeze_(0), lambda i: (rand(i, 3, 4),))
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_requires_grad_switched_on_inside(rand: Rand, grad: bool) -> None:
-    def world() -> Any:
-        return lambda x: x.mul(2).requires_grad_(), lambda i: (rand(i, 3),)
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad], ids=str)
+def test_requires_grad_switched_on_inside(rand: Rand, mode: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.mul(2).requires_grad_()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ol.GraphWarning)
-        eager, arguments = world()
-        fast = ol.graph(eager, warmup=1)
-        with torch.set_grad_enabled(grad):
-            for i in range(4):
-                assert_same(fast(*arguments(i)), eager(*arguments(i)))
+    compare(ol.graph(f, warmup=1), f, lambda i: (rand(i, 3),), 4, mode)
 
 
 def test_an_argument_given_other_memory_is_refused(rand: Rand) -> None:

@@ -16,7 +16,7 @@ from onelaunch.frames import watch
 from onelaunch.frames.reads import Reads
 from onelaunch.source import PACKAGE
 
-from .drop_in import assert_same, replays
+from .drop_in import assert_same, compare, replays
 
 Rand = Callable[..., Tensor]
 
@@ -96,8 +96,7 @@ def test_one_that_always_fails(
     program, twin = Program(), Program()
     Failing(*PARTS[part], 10**9).put(monkeypatch)
     fast: Any = ol.graph(program, warmup=2)
-    for call in range(2):
-        assert_same(fast(rand(call, 4)), twin(rand(call, 4)))
+    compare(fast, twin, lambda call: (rand(call, 4),), 2, torch.enable_grad)
     with pytest.raises(ol.CaptureError, match="could not watch the call: KeyError") as caught:
         fast(rand(0, 4))
     assert caught.value.code == "OL117"
@@ -160,8 +159,7 @@ def test_one_that_is_called_in_its_own_work(
     monkeypatch.setattr(watch.RanFrame, "note", again)
     program, twin = Program(), Program()
     fast: Any = ol.graph(program, warmup=2)
-    for call in range(2):
-        assert_same(fast(rand(call, 4)), twin(rand(call, 4)))
+    compare(fast, twin, lambda call: (rand(call, 4),), 2, torch.enable_grad)
     assert str(found[0].failed).startswith("RuntimeError")
     with pytest.raises(ol.CaptureError, match="called in its own work"):
         fast(rand(0, 4))

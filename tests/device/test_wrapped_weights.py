@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_accelerators, random_tensor, replays
+from .drop_in import assert_same, compare, drop_in_worlds, on_accelerators, replays
 
 Rand = Callable[..., Tensor]
 
@@ -104,6 +104,10 @@ def by(rand: Rand) -> Callable[[int], tuple[Tensor]]:
     return lambda i: (rand(100 + i, 4, 16),)
 
 
+def quantised(device: torch.device, rand: Rand) -> Callable[[], Any]:
+    return lambda: (quantise(network(device)), by(rand))
+
+
 def refused(fast: Any, rand: Rand, code: str) -> ol.CaptureError:
     """Call until the call is refused, and return the refusal."""
     with pytest.raises(ol.CaptureError) as caught:  # noqa: PT012
@@ -118,40 +122,33 @@ MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], i
 
 @MODES
 def test_weights_made_of_two_tensors(device: torch.device, rand: Rand, mode: Any) -> None:
-    def world() -> Any:
-        return quantise(network(device)), by(rand)
-
-    drop_in_worlds(world, mode=mode)
+    drop_in_worlds(quantised(device, rand), mode=mode)
 
 
-def torchao_configs() -> dict[str, Callable[[Any], Any]]:
-    return {
-        "int8": lambda q: q.Int8WeightOnlyConfig(),
-        "int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
-        "float8": lambda q: q.Float8WeightOnlyConfig(),
-        "intx": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int8),
-    }
+TORCHAO: dict[str, Callable[[Any], Any]] = {
+    "int8": lambda q: q.Int8WeightOnlyConfig(),
+    "int8 dynamic": lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+    "float8": lambda q: q.Float8WeightOnlyConfig(),
+    "intx": lambda q: q.IntxWeightOnlyConfig(weight_dtype=torch.int8),
+}
 
 
 @MODES
-@pytest.mark.parametrize("config", torchao_configs())
+@pytest.mark.parametrize("config", TORCHAO)
 def test_torchao(device: torch.device, rand: Rand, config: str, mode: Any) -> None:
     quantization = pytest.importorskip("torchao.quantization")
 
     def world() -> Any:
         net = network(torch.device("cpu"))
-        quantization.quantize_(net, torchao_configs()[config](quantization))
+        quantization.quantize_(net, TORCHAO[config](quantization))
         return net.to(device), by(rand)
 
     drop_in_worlds(world, mode=mode)
 
 
 def test_compiled(device: torch.device, rand: Rand) -> None:
-    def world() -> Any:
-        return quantise(network(device)), by(rand)
-
     torch._dynamo.reset()
-    drop_in_worlds(world, compile=True, min_replays=2)
+    drop_in_worlds(quantised(device, rand), compile=True, min_replays=2)
 
 
 def test_grad_mode_with_frozen_weights(device: torch.device, rand: Rand) -> None:
@@ -171,9 +168,7 @@ def test_gradient_of_a_weight_is_refused(device: torch.device, rand: Rand) -> No
     net[0].weight.requires_grad_()
     fast: Any = ol.graph(net, warmup=1)
     assert "0.weight" in refused(fast, rand, "OL114").what
-    with torch.no_grad():
-        for i in range(3):
-            assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
+    compare(fast, net, by(rand), 3)
     assert replays(fast)
 
 
@@ -190,48 +185,46 @@ def test_whole_step_with_a_weight_that_learns_is_refused(device: torch.device, r
         refused(step, rand, "OL114")
 
 
-def changes() -> dict[str, Callable[[Any, Rand], Any]]:
-    def assigned(net: Any, rand: Rand) -> None:
-        net[0].weight = frozen(scaled(rand, 7, 32, 16))
-
-    def loaded(net: Any, rand: Rand) -> None:
-        net[0].load_state_dict({**net[0].state_dict(), "weight": scaled(rand, 8, 32, 16)})
-
-    def replaced(net: Any, rand: Rand) -> None:
-        state = {**net[0].state_dict(), "weight": frozen(scaled(rand, 9, 32, 16))}
-        net[0].load_state_dict(state, assign=True)
-
-    return {
-        "a part, in place": lambda net, rand: net[0].weight.s.mul_(2),
-        "a part, by data": lambda net, rand: setattr(net[0].weight.s, "data", rand(5, 32, 1)),
-        "a part, replaced": lambda net, rand: setattr(net[0].weight, "s", rand(5, 32, 1)),
-        "a number beside the parts": lambda net, rand: setattr(net[0].weight, "bias", 0.5),
-        "the weight": assigned,
-        "load_state_dict": loaded,
-        "load_state_dict(assign=True)": replaced,
-        "swap_tensors": lambda net, rand: torch.utils.swap_tensors(
-            net[0].weight, frozen(scaled(rand, 6, 32, 16))
-        ),
-        "quantised again": lambda net, rand: quantise(
-            net.load_state_dict(network(net[2].bias.device).state_dict(), assign=True) and net
-        ),
-    }
+def put(net: Any, name: str, value: Any) -> None:
+    setattr(net[0].weight, name, value)
 
 
-@pytest.mark.parametrize("change", changes())
+def load(seed: int, made: Callable[[Tensor], Any], **options: Any) -> Callable[[Any, Rand], Any]:
+    return lambda net, rand: net[0].load_state_dict(
+        {**net[0].state_dict(), "weight": made(scaled(rand, seed, 32, 16))}, **options
+    )
+
+
+CHANGES: dict[str, Callable[[Any, Rand], Any]] = {
+    "a part, in place": lambda net, rand: net[0].weight.s.mul_(2),
+    "a part, by data": lambda net, rand: setattr(net[0].weight.s, "data", rand(5, 32, 1)),
+    "a part, replaced": lambda net, rand: put(net, "s", rand(5, 32, 1)),
+    "a number beside the parts": lambda net, rand: put(net, "bias", 0.5),
+    "the weight": lambda net, rand: setattr(net[0], "weight", frozen(scaled(rand, 7, 32, 16))),
+    "load_state_dict": load(8, lambda t: t),
+    "load_state_dict(assign=True)": load(9, frozen, assign=True),
+    "swap_tensors": lambda net, rand: torch.utils.swap_tensors(
+        net[0].weight, frozen(scaled(rand, 6, 32, 16))
+    ),
+    "quantised again": lambda net, rand: quantise(
+        net.load_state_dict(network(net[2].bias.device).state_dict(), assign=True) and net
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @MODES
 def test_a_change_between_calls_is_seen(
     device: torch.device, rand: Rand, change: str, mode: Any
 ) -> None:
-    def world() -> Any:
-        return quantise(network(device)), by(rand)
-
     def between(i: int, net: Any) -> None:
         if i == 3:
             with torch.no_grad():
-                changes()[change](net, rand)
+                CHANGES[change](net, rand)
 
-    drop_in_worlds(world, calls=8, recordings=None, min_replays=3, between=between, mode=mode)
+    drop_in_worlds(
+        quantised(device, rand), calls=8, recordings=None, min_replays=3, between=between, mode=mode
+    )
 
 
 def test_another_dtype(device: torch.device, rand: Rand) -> None:
@@ -249,107 +242,94 @@ def test_another_dtype(device: torch.device, rand: Rand) -> None:
 
 
 def test_a_weight_that_starts_to_require_grad(device: torch.device, rand: Rand) -> None:
-    net = quantise(network(device))
-    for p in net.parameters():
-        p.requires_grad_(False)
+    net = quantise(network(device)).requires_grad_(False)
     fast: Any = ol.graph(net, warmup=1)
-    for i in range(3):
-        assert_same(fast(*by(rand)(i)), net(*by(rand)(i)))
+    compare(fast, net, by(rand), 3, torch.enable_grad)
     assert replays(fast)
     net[2].weight.requires_grad_()
     refused(fast, rand, "OL114")
 
 
-def places(device: torch.device, rand: Rand) -> dict[str, Callable[[], Any]]:
-    class Holder:
-        def __init__(self) -> None:
-            self.w = scaled(rand, 1, 16, 16)
-            self.more = {"w": [scaled(rand, 3, 16, 16)]}
+class Holder:
+    def __init__(self, rand: Rand) -> None:
+        self.w = scaled(rand, 1, 16, 16)
+        self.more = {"w": [scaled(rand, 3, 16, 16)]}
 
-        def __call__(self, x: Tensor) -> Tensor:
-            return x @ self.w + x @ self.more["w"][0]
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.w + x @ self.more["w"][0]
 
-    def closure() -> Any:
-        w, more = scaled(rand, 1, 16, 16), (scaled(rand, 2, 16, 16, bias=0.25),)
 
-        def f(x: Tensor) -> Tensor:
-            return x @ w @ more[0]
+class Buffered(nn.Module):
+    w: Tensor
 
-        return f
+    def __init__(self, rand: Rand) -> None:
+        super().__init__()
+        self.register_buffer("w", scaled(rand, 1, 16, 16))
 
-    def of_global() -> Any:
-        def f(x: Tensor) -> Tensor:
-            return x @ HELD[device]
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
 
-        return f
 
-    def nested() -> Any:
-        w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
+class Double(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w * 2
 
-        def f(x: Tensor) -> Tensor:
-            return x @ w
 
-        return f
+def closure(device: torch.device, rand: Rand) -> Any:
+    w, more = scaled(rand, 1, 16, 16), (scaled(rand, 2, 16, 16, bias=0.25),)
+    return lambda x: x @ w @ more[0]
 
-    def shared() -> Any:
-        net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
-        net[1].weight = net[0].weight
-        return net
 
-    def parametrized() -> Any:
-        class Double(nn.Module):
-            def forward(self, w: Tensor) -> Tensor:
-                return w * 2
+def nested(device: torch.device, rand: Rand) -> Any:
+    w = Twice(scaled(rand, 1, 16, 16), rand(4, 16, 1))
+    return lambda x: x @ w
 
-        net = quantise(network(device))
-        parametrize.register_parametrization(net[0], "bias", Double())
-        return net
 
-    def buffer() -> Any:
-        class Buffered(nn.Module):
-            w: Tensor
+def shared(device: torch.device, rand: Rand) -> Any:
+    net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
+    net[1].weight = net[0].weight
+    return net
 
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("w", scaled(rand, 1, 16, 16))
 
-            def forward(self, x: Tensor) -> Tensor:
-                return x @ self.w
+def parametrized(device: torch.device, rand: Rand) -> Any:
+    net = quantise(network(device))
+    parametrize.register_parametrization(net[0], "bias", Double())
+    return net
 
-        return Buffered()
 
-    def swapped() -> Any:
-        inner = scaled(rand, 1, 16, 16)
-        w = Twice(inner, rand(4, 16, 1))
+def written(device: torch.device, rand: Rand) -> Any:
+    inner = scaled(rand, 1, 16, 16)
+    w = Twice(inner, rand(4, 16, 1))
 
-        def f(x: Tensor) -> Tensor:
-            inner.s.mul_(1.5)
-            return x @ w
+    def f(x: Tensor) -> Tensor:
+        inner.s.mul_(1.5)
+        return x @ w
 
-        return f
+    return f
 
-    return {
-        "an object": Holder,
-        "a closure": closure,
-        "in another": nested,
-        "shared": shared,
-        "beside a parametrisation": parametrized,
-        "a buffer": buffer,
-        "written in the call": swapped,
-        "a global": of_global,
-    }
+
+PLACES: dict[str, Callable[[torch.device, Rand], Any]] = {
+    "an object": lambda device, rand: Holder(rand),
+    "a closure": closure,
+    "in another": nested,
+    "shared": shared,
+    "beside a parametrisation": parametrized,
+    "a buffer": lambda device, rand: Buffered(rand),
+    "written in the call": written,
+    "a global": lambda device, rand: lambda x: x @ HELD[device],
+}
 
 
 HELD: dict[torch.device, Tensor] = {}
 
 
-@pytest.mark.parametrize("place", places(torch.device("cpu"), random_tensor))
+@pytest.mark.parametrize("place", PLACES)
 def test_where_it_is_held(device: torch.device, rand: Rand, place: str) -> None:
     HELD[device] = scaled(rand, 1, 16, 16)
 
     def world() -> Any:
         torch.manual_seed(1)
-        return places(device, rand)[place](), by(rand)
+        return PLACES[place](device, rand), by(rand)
 
     drop_in_worlds(world)
 
@@ -370,38 +350,32 @@ def test_as_result_it_is_refused(device: torch.device, rand: Rand) -> None:
         assert "dequantize" in error.fix
 
 
-def test_made_and_kept_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
-    net = quantise(network(device))
-
-    def f(x: Tensor) -> Tensor:
-        y = net(x)
-        net[0].weight = frozen(Scaled(net[0].weight.q + 1, net[0].weight.s * 2))
-        return y
-
-    fast: Any = ol.graph(f, warmup=1)
-    with torch.no_grad():
-        assert "Scaled" in refused(fast, rand, "OL105").what
+def kept(net: Any) -> None:
+    net[0].weight = frozen(Scaled(net[0].weight.q + 1, net[0].weight.s * 2))
 
 
-def test_put_elsewhere_in_a_call_it_is_refused(device: torch.device, rand: Rand) -> None:
+def exchanged(net: Any) -> None:
+    net[0].weight, net[1].weight = net[1].weight, net[0].weight
+
+
+@pytest.mark.parametrize("store", [kept, exchanged])
+def test_stored_in_a_call_it_is_refused(
+    device: torch.device, rand: Rand, store: Callable[[Any], None]
+) -> None:
     net = quantise(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))).to(device)
 
     def f(x: Tensor) -> Tensor:
         y = net(x)
-        net[0].weight, net[1].weight = net[1].weight, net[0].weight
+        store(net)
         return y
 
-    fast: Any = ol.graph(f, warmup=1)
     with torch.no_grad():
-        assert "Scaled" in refused(fast, rand, "OL105").what
+        assert "Scaled" in refused(ol.graph(f, warmup=1), rand, "OL105").what
 
 
 def test_as_argument_the_call_is_inlined(device: torch.device, rand: Rand) -> None:
     fast: Any = ol.graph(torch.matmul, warmup=1)
-    with torch.no_grad():
-        for i in range(4):
-            w = scaled(rand, i, 16, 16)
-            assert_same(fast(*by(rand)(i), w), by(rand)(i)[0] @ w)
+    compare(fast, torch.matmul, lambda i: (*by(rand)(i), scaled(rand, i, 16, 16)), 4)
     assert not fast.recordings
 
 

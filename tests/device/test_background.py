@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import random
@@ -9,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,3 +283,80 @@ def test_nothing_stays_of_a_callable_that_is_gone(device: torch.device, rand: Ra
     assert captures.graphed() is None
     captures.worker.end()
     assert not captures.worker.alive
+
+
+def held_in_a_capture(fast: Any, x: Tensor, entered: threading.Event) -> None:
+    """Call until a capture beside the calls has entered the callable, and waits there."""
+    end = time.monotonic() + 60
+    while not entered.is_set() and time.monotonic() < end:
+        fast(x)
+        time.sleep(0.002)
+    assert entered.is_set()
+
+
+def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Rand) -> None:
+    """A capture puts nothing back: other threads made the changes."""
+    entered, go = threading.Event(), threading.Event()
+    norm = nn.BatchNorm1d(3).to(device).eval()
+    state = SimpleNamespace(scale=2.0, dice=random.Random(5))
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside():
+            entered.set()
+            go.wait(60)
+        return norm(x) * state.scale + (state.dice is None)
+
+    fast = ol.graph(f, capture="background")
+    with torch.no_grad():
+        held_in_a_capture(fast, rand(0, 2, 3), entered)
+        state.scale = 5.0
+        norm.train()
+        drawn = state.dice.random()
+        torch.set_default_dtype(torch.float64)
+        go.set()
+        end = time.monotonic() + 60
+        while fast._captures.worker.busy and time.monotonic() < end:
+            time.sleep(0.002)
+        changed = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        assert changed is torch.float64
+        assert (state.scale, norm.training) == (5.0, True)
+        assert state.dice.random() != drawn
+        other = copy.deepcopy(norm)
+        for i in range(6):
+            assert_same(fast(rand(i, 2, 3)), other(rand(i, 2, 3)) * 5.0)
+            assert_same(norm.running_mean, other.running_mean)
+
+
+@pytest.mark.parametrize("kind", ["count", "buffer", "draw"])
+def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str) -> None:
+    """The first call changes nothing; then the caller turns something on."""
+
+    def world() -> tuple[SimpleNamespace, Callable[[Tensor], Tensor]]:
+        state = SimpleNamespace(on=False, count=0, buffer=rand(0, 3))
+
+        def f(x: Tensor) -> Tensor:
+            time.sleep(0.002)
+            y = x * 2
+            if state.on and kind == "count":
+                state.count += 1
+            elif state.on and kind == "buffer":
+                state.buffer.add_(1)
+            elif state.on:
+                y = y + torch.rand_like(y)
+            return y
+
+        return state, f
+
+    for late in (1, 2, 3, 12):
+        (mine, f), (theirs, g) = world(), world()
+        fast = ol.graph(g, capture="background")
+        found: list[Any] = []
+        for state, call in ((mine, f), (theirs, fast)):
+            torch.manual_seed(3)
+            values: list[Any] = []
+            for i in range(20):
+                state.on = i >= late
+                values.append((call(rand(i, 3)), state.count, state.buffer.clone()))
+            found.append(values)
+        assert_same(found[1], found[0])

@@ -68,7 +68,8 @@ def beside_calls(under_way: Callable[[], object]) -> Generator[None]:
     runs draws no random numbers: states that are put back would be those of other threads.
 
     Args:
-        under_way: returns whether a call is under way, for which the capture makes way.
+        under_way: returns whether a call is under way, for which the capture makes way. What it
+            raises ends the capture.
     """
     thread = get_ident()
     _BESIDE[thread] = under_way

@@ -103,7 +103,7 @@ class CompilesLater(Graphed[P, R]):
         compiled: Any = self._compiled
         fn: Any = self.fn
         try:
-            with capturing(modes, driver, device, self._table):
+            with capturing(modes, driver, device, lambda: self._table.running):
                 compiled.capture(*args, **kwargs)
                 found, made = _replayed(compiled, args, kwargs)
                 agrees = _agree(found, fn(*args, **kwargs))

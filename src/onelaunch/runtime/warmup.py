@@ -35,6 +35,7 @@ from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
@@ -413,7 +414,7 @@ def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
         read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
         iterators = [found for found in iterators if found[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
-    if names := changed():
+    if not is_beside() and (names := changed()):  # by other threads
         attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"

@@ -18,7 +18,6 @@ from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import beside_calls
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.table import Table
 
 _IDLE_S = 5.0
 """The seconds after which a thread without jobs ends; the next job starts another."""
@@ -156,13 +155,15 @@ def _switching() -> Generator[None]:
 
 
 @contextmanager
-def capturing(modes: Modes, driver: Driver, device: torch.device, table: Table) -> Generator[None]:
+def capturing(
+    modes: Modes, driver: Driver, device: torch.device, under_way: Callable[[], object]
+) -> Generator[None]:
     """Return a context for captures beside the calls of a callable, under the modes of a call.
 
     Args:
-        table: the recordings of the callable.
+        under_way: see `beside_calls`.
     """
     with modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
-        with beside_calls(lambda: table.running):
+        with beside_calls(under_way):
             yield

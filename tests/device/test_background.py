@@ -336,7 +336,6 @@ def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str
         state = SimpleNamespace(on=False, count=0, buffer=rand(0, 3))
 
         def f(x: Tensor) -> Tensor:
-            time.sleep(0.002)
             y = x * 2
             if state.on and kind == "count":
                 state.count += 1
@@ -344,6 +343,7 @@ def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str
                 state.buffer.add_(1)
             elif state.on:
                 y = y + torch.rand_like(y)
+            time.sleep(0.002)
             return y
 
         return state, f

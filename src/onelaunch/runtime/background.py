@@ -1,10 +1,10 @@
 """`graph(f, capture="background")`: captures in a thread of their own, while calls run eagerly.
 
 The first call of a signature is watched, in its own thread. If it has changed nothing and drawn no
-random number, another thread may run the callable at the same time, for as long as the state that it
-read stays as it was. Then the signature is captured beside the calls, which run eagerly meanwhile. A
-callable that changes state, draws, or has a backward is captured as without this option, in the
-thread of a call: its capture puts stand-ins into state that other calls would read.
+random number, another thread may run the callable too, while the state that it read stays as it
+was. Then the signature is captured beside the calls, which run eagerly meanwhile. A callable that
+changes state, draws, or has a backward is captured as without this option, in the thread of a call:
+its capture puts stand-ins into state that other calls would read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
-from onelaunch.state.found import StateWalk
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,12 +63,12 @@ class _Wanted:
     moves: int = 0
     example: Flat | None = None
     modes: Modes | None = None
-    found: StateWalk | None = None
+    found: Unmoved | None = None
 
     @property
     def is_known(self) -> bool:
         """True while a run would do as the watched call."""
-        return self.found is not None and self.found.is_current()
+        return self.found is not None and self.found.holds()
 
 
 class Captures:
@@ -188,7 +187,7 @@ class Captures:
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         if example is not None and free and before.none():
             wanted.example, wanted.modes = example, Modes()
-            wanted.found = graphed._callee.reached(flat).walk()
+            wanted.found = Unmoved(graphed, flat)
             wanted.state = _State.WANTED
             graphed._table.unserved.clear()  # its recording is on the way
         else:
@@ -237,7 +236,7 @@ class Captures:
             return running
 
         try:
-            with capturing(modes, driver, device, under_way), driver.exclusive():
+            with capturing(modes, driver, device, under_way):
                 if not wanted.is_known:
                     self._forget(wanted)
                     return

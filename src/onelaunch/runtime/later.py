@@ -23,6 +23,7 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
+from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
@@ -31,7 +32,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,31 +91,42 @@ class CompilesLater(Graphed[P, R]):
             if example is None or entry.captured.pair is not None or not before.none():
                 self._tell("it changes state, draws random numbers, or has a backward")
             else:
-                job = functools.partial(self._compile, attempt.spec, example, Modes())
+                read = Unmoved(self, attempt.flat)
+                job = functools.partial(self._compile, attempt.spec, example, Modes(), read)
                 with self._worker.changed:
                     self._due.append(job)
                     self._worker.wake()
         return result
 
-    def _compile(self, spec: CallSpec, example: Flat, modes: Modes) -> None:
-        """Compile and capture a call, and have it replayed if it agrees with eager."""
+    def _compile(self, spec: CallSpec, example: Flat, modes: Modes, read: Unmoved) -> None:
+        """Compile and capture a call, and have it replayed if it agrees with eager. The state that
+        the call has read must stay as it was: else a run could change it, or draw."""
         args, kwargs = unflatten(example.tree, example.tensors)
         driver, device = self._callee.driver_and_device(example)
         compiled: Any = self._compiled
         fn: Any = self.fn
+
+        def under_way() -> list[int]:
+            if not read.holds():
+                raise CaptureError("OL109", "its state has moved")
+            return self._table.running
+
         try:
-            with capturing(modes, driver, device, lambda: self._table.running):
+            with capturing(modes, driver, device, under_way):
+                make_way()
                 compiled.capture(*args, **kwargs)
                 found, made = _replayed(compiled, args, kwargs)
+                make_way()
                 agrees = _agree(found, fn(*args, **kwargs))
-        except CaptureError as error:
-            let_go(error)
-            self._tell(f"compiled, it is refused: [{error.code}] {error.what}")
-            return
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
-            self._tell(f"the compiler failed, {type(error).__name__}: {line}")
+            if not read.holds():
+                return
+            if isinstance(error, CaptureError):
+                self._tell(f"compiled, it is refused: [{error.code}] {error.what}")
+            else:
+                self._tell(f"the compiler failed, {type(error).__name__}: {line}")
             return
         if made is None:
             return  # what it relies on has moved meanwhile

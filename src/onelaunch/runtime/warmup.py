@@ -35,7 +35,7 @@ from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import is_beside
+from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
@@ -289,6 +289,7 @@ class Warmup:
             shown = functools.partial(callee.eager_form, *args, **kwargs)
             run = _NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
             run = callee.with_read_watch(run, device)
+            make_way()
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
@@ -316,6 +317,7 @@ class Warmup:
                 run = on_its_stream(compiled)
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
+                    make_way()
                     with accesses.noting(driver, device, _now(attempt)):
                         run()
         if accesses is not None:

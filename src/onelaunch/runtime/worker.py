@@ -122,6 +122,21 @@ class Footprint:
         )
 
 
+class Unmoved:
+    """The state that a call has read, as it is now."""
+
+    def __init__(self, graphed: Graphed[..., Any], flat: Flat) -> None:
+        self._reached = graphed._callee.reached(flat)
+        self._walk = self._reached.walk()
+
+    def holds(self) -> bool:
+        """Return whether it is still so: then another run does as the call did."""
+        after, changes = self._reached.changed(self._walk)
+        if not changes:
+            self._walk = after
+        return not changes
+
+
 def _version(t: Tensor) -> int | None:
     """Return the number of in-place writes; None if torch does not count them."""
     return None if t.is_inference() else t._version
@@ -158,12 +173,13 @@ def _switching() -> Generator[None]:
 def capturing(
     modes: Modes, driver: Driver, device: torch.device, under_way: Callable[[], object]
 ) -> Generator[None]:
-    """Return a context for captures beside the calls of a callable, under the modes of a call.
+    """Return a context for captures beside the calls of a callable, under the modes of a call. No
+    other capture runs meanwhile.
 
     Args:
         under_way: see `beside_calls`.
     """
-    with modes.entered(), _on(device), _switching():
+    with driver.exclusive(), modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
         with beside_calls(under_way):
             yield

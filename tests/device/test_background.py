@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.driver.select import is_beside
 from onelaunch.runtime.background import CapturesBeside
+from onelaunch.runtime.worker import Worker
 
 from .drop_in import assert_same, random_tensor, replays
 
@@ -360,3 +362,24 @@ def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str
                 values.append((call(rand(i, 3)), state.count, state.buffer.clone()))
             found.append(values)
         assert_same(found[1], found[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
+    """On the host's tensors alone, as no accelerator outlives a fork."""
+    parts = threading.Event()
+    jobs = [parts.wait]
+    worker = Worker("test", lambda: jobs.pop() if jobs else None)
+    with worker.changed:
+        worker.wake()
+    while not worker.busy:
+        time.sleep(0.002)
+    child = os.fork()
+    if child == 0:
+        ended = not (worker.alive or worker.busy)
+        with worker.changed:
+            worker.wake()
+        os._exit(0 if ended and worker.alive else 1)
+    parts.set()
+    worker.end()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -34,12 +34,11 @@ class Worker:
         next_job: returns the next job, or None. Called under `changed`.
 
     Attributes:
-        busy: True during a job.
         changed: to be held while jobs are added, and notified of each.
     """
 
     def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
-        self.busy = False
+        self._busy = False
         self.changed = threading.Condition()
         self._name, self._next = name, next_job
         self._thread: threading.Thread | None = None
@@ -47,7 +46,7 @@ class Worker:
 
     def wake(self) -> None:
         """Start the thread, or tell it of a job. Hold `changed`."""
-        if self._thread is None and not self._ended:
+        if not self.alive and not self._ended:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
             _running.add(self)
@@ -63,7 +62,7 @@ class Worker:
                 if self._ended or job is None:
                     self._thread = None
                     return
-                self.busy = True
+                self._busy = True
             try:
                 job()
             except Exception:  # noqa: BLE001  shown as any thread's; the thread goes on
@@ -71,7 +70,7 @@ class Worker:
             finally:
                 del job  # it keeps tensors
                 with self.changed:
-                    self.busy = False
+                    self._busy = False
                     self.changed.notify_all()
 
     def end(self) -> None:
@@ -84,8 +83,14 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True while there is a thread."""
-        return self._thread is not None
+        """True while there is a thread: the child of a fork has none."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """True during a job."""
+        return self._busy and self.alive
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

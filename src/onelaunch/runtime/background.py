@@ -185,7 +185,8 @@ class Captures:
         before = Footprint(graphed, flat, device)
         result = normal()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
-        if example is not None and free and before.none():
+        alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
+        if example is not None and free and alone and before.none():
             wanted.example, wanted.modes = example, Modes()
             wanted.found = Unmoved(graphed, flat)
             wanted.state = _State.WANTED

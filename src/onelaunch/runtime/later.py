@@ -88,7 +88,8 @@ class CompilesLater(Graphed[P, R]):
         result = super()._replay_new(entry, attempt, args, kwargs)
         if entry in self._table.entries and self._tried[attempt.spec] < _MOST:
             self._tried[attempt.spec] += 1
-            if example is None or entry.captured.pair is not None or not before.none():
+            apart = self._ranks.several or entry.captured.pair is not None
+            if example is None or apart or not before.none():
                 self._tell("it changes state, draws random numbers, or has a backward")
             else:
                 read = Unmoved(self, attempt.flat)

@@ -290,6 +290,12 @@ def guard_fails() -> Report:
     return calls(ol.graph(f), before, 16)
 
 
+def in_the_background() -> Report:
+    """A thread's runs would meet calls of the other process."""
+    fast = ol.graph(reduced, capture="background")
+    return calls(fast, lambda i: time.sleep(0.01), count=20)
+
+
 def other_mode() -> Report:
     """All processes change the same state at the same call, and record anew."""
     scale = Flag()
@@ -420,6 +426,7 @@ SITUATIONS: dict[str, Callable[[], Report]] = {
     "raises": raises,
     "guard-fails": guard_fails,
     "other-mode": other_mode,
+    "in-the-background": in_the_background,
     "ddp": lambda: trained(DDP, False, 18),
     "ddp-refused": lambda: trained(DDP, last(), 18),
     "ddp-unused": lambda: trained(unused, False, 18),

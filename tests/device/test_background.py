@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import os
 import random
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.driver.select import is_beside
 from onelaunch.runtime.background import CapturesBeside
+from onelaunch.runtime.worker import Worker
 
 from .drop_in import assert_same, random_tensor, replays
 
@@ -281,3 +285,101 @@ def test_nothing_stays_of_a_callable_that_is_gone(device: torch.device, rand: Ra
     assert captures.graphed() is None
     captures.worker.end()
     assert not captures.worker.alive
+
+
+def held_in_a_capture(fast: Any, x: Tensor, entered: threading.Event) -> None:
+    """Call until a capture beside the calls has entered the callable, and waits there."""
+    end = time.monotonic() + 60
+    while not entered.is_set() and time.monotonic() < end:
+        fast(x)
+        time.sleep(0.002)
+    assert entered.is_set()
+
+
+def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Rand) -> None:
+    """A capture puts nothing back: other threads made the changes."""
+    entered, go = threading.Event(), threading.Event()
+    norm = nn.BatchNorm1d(3).to(device).eval()
+    state = SimpleNamespace(scale=2.0, dice=random.Random(5))
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside():
+            entered.set()
+            go.wait(60)
+        return norm(x) * state.scale + (state.dice is None)
+
+    fast = ol.graph(f, capture="background")
+    with torch.no_grad():
+        held_in_a_capture(fast, rand(0, 2, 3), entered)
+        state.scale = 5.0
+        norm.train()
+        drawn = state.dice.random()
+        torch.set_default_dtype(torch.float64)
+        go.set()
+        end = time.monotonic() + 60
+        while fast._captures.worker.busy and time.monotonic() < end:
+            time.sleep(0.002)
+        changed = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        assert changed is torch.float64
+        assert (state.scale, norm.training) == (5.0, True)
+        assert state.dice.random() != drawn
+        other = copy.deepcopy(norm)
+        for i in range(6):
+            assert_same(fast(rand(i, 2, 3)), other(rand(i, 2, 3)) * 5.0)
+            assert_same(norm.running_mean, other.running_mean)
+
+
+@pytest.mark.parametrize("kind", ["count", "buffer", "draw"])
+def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str) -> None:
+    """The first call changes nothing; then the caller turns something on."""
+
+    def world() -> tuple[SimpleNamespace, Callable[[Tensor], Tensor]]:
+        state = SimpleNamespace(on=False, count=0, buffer=rand(0, 3))
+
+        def f(x: Tensor) -> Tensor:
+            y = x * 2
+            if state.on and kind == "count":
+                state.count += 1
+            elif state.on and kind == "buffer":
+                state.buffer.add_(1)
+            elif state.on:
+                y = y + torch.rand_like(y)
+            time.sleep(0.002)
+            return y
+
+        return state, f
+
+    for late in (1, 2, 3, 12):
+        (mine, f), (theirs, g) = world(), world()
+        fast = ol.graph(g, capture="background")
+        found: list[Any] = []
+        for state, call in ((mine, f), (theirs, fast)):
+            torch.manual_seed(3)
+            values: list[Any] = []
+            for i in range(20):
+                state.on = i >= late
+                values.append((call(rand(i, 3)), state.count, state.buffer.clone()))
+            found.append(values)
+        assert_same(found[1], found[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
+    """On the host's tensors alone, as no accelerator outlives a fork."""
+    parts = threading.Event()
+    jobs = [parts.wait]
+    worker = Worker("test", lambda: jobs.pop() if jobs else None)
+    with worker.changed:
+        worker.wake()
+    while not worker.busy:
+        time.sleep(0.002)
+    child = os.fork()
+    if child == 0:
+        ended = not (worker.alive or worker.busy)
+        with worker.changed:
+            worker.wake()
+        os._exit(0 if ended and worker.alive else 1)
+    parts.set()
+    worker.end()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import subprocess
 import sys
 import threading
@@ -385,3 +386,19 @@ def test_bad_arguments(rand: Rand) -> None:
         fast.batcher(max_wait_ms=1, max_waiting=0)
     with pytest.raises(ol.ArgumentError, match="without buckets"):
         ol.graph(rowwise).batcher(max_wait_ms=1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_the_child_of_a_fork_has_no_thread(rand: Rand) -> None:
+    """A server that loads before it forks its workers: a request there would wait for good."""
+    fast = ol.graph(lambda x: x * 2, buckets=ol.Buckets.powers_of_two(2))
+    with fast.batcher(max_wait_ms=1.0) as batcher:
+        batcher.put(rand(0, 1, 3)).result(60)
+        child = os.fork()
+        if child == 0:
+            try:
+                batcher.put(rand(0, 1, 3))
+            except ol.GraphError as error:
+                os._exit(0 if error.code == "OL211" else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

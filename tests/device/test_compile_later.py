@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.capture.callee import Callee
+from onelaunch.driver.select import is_beside
 
 from .drop_in import assert_same, random_tensor, replays
 
@@ -232,3 +235,66 @@ def test_dynamos_marks_are_no_state(device: torch.device, rand: Rand) -> None:
         fast.capture(rand(0, 2, 4))
         assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))
     assert replays(fast) == 1
+
+
+def test_random_numbers_of_other_threads(device: torch.device, rand: Rand) -> None:
+    """Dynamo puts generators back to where they were before a compilation."""
+    net = network(device)
+    fast = ol.graph(net, compile="later")
+
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), torch.rand(1).item(), torch.rand(1, device=device).item()
+
+    def seed() -> None:
+        random.seed(5)
+        torch.manual_seed(5)
+
+    seed()
+    expected = [drawn() for _ in range(400)]
+    seed()
+    found: list[Any] = []
+    with torch.inference_mode():
+        own = getattr(fast, "__graphed__", fast)
+        while len(found) < 6 or (len(found) < 400 and (own._due or own._worker.busy)):
+            fast(rand(0, 2, 4))
+            found.append(drawn())
+            time.sleep(0.02)
+        finished(fast)
+        found.append(drawn())
+    assert_same(found, expected[: len(found)])
+
+
+def test_state_that_moves_while_it_is_compiled(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler runs nothing from then on, and what the caller changed stays."""
+    entered, go = threading.Event(), threading.Event()
+    form = Callee.captured_form
+
+    def slow(callee: Any, driver: Any) -> Any:
+        if callee.compile and is_beside():
+            entered.set()
+            go.wait(60)
+        return form(callee, driver)
+
+    monkeypatch.setattr(Callee, "captured_form", slow)
+    state = SimpleNamespace(on=False, count=0, scale=2.0)
+
+    def f(x: Tensor) -> Tensor:
+        if state.on:
+            state.count += 1
+        return x * state.scale
+
+    fast = ol.graph(f, compile="later")
+    for i in range(5):
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2.0)
+    assert entered.wait(60)
+    state.on, state.scale = True, 3.0
+    go.set()
+    finished(fast)
+    assert (state.on, state.count, state.scale) == (True, 0, 3.0)
+    with warnings.catch_warnings(record=True, action="always") as told:
+        for i in range(8):
+            torch.testing.assert_close(fast(rand(i, 3)), rand(i, 3) * 3.0)
+            assert state.count == i + 1
+    assert {getattr(t.message, "code", "") for t in told} == {"OL316"}

@@ -95,7 +95,9 @@ def test_nobody_hangs_and_results_are_eagers(name: str) -> None:
         assert found.get("right", True), found
 
 
-@pytest.mark.parametrize("name", ["alike", "other-mode", "ahead-of-all", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "name", ["alike", "in-the-background", "other-mode", "ahead-of-all", "ddp", "fsdp"]
+)
 def test_processes_that_do_the_same_record_the_same(name: str) -> None:
     first, second = of_two(name)
     assert first == second

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators
-from onelaunch.driver.select import preserved_random_state
+from onelaunch.driver.select import is_beside, preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.state.rollback import RunRollback
@@ -62,7 +62,8 @@ def rolled_back(
         try:
             yield effects
         finally:
-            settings.restore()
+            if not is_beside():
+                settings.restore()
             generators.restore()
             effects.observer.memory.restore()
             _, effects.found = reached.changed(before)

@@ -66,7 +66,7 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import HostGenerators, seeded_once, watching_seeds
-from onelaunch.driver.select import is_beside
+from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
@@ -324,6 +324,7 @@ class CaptureRun:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
             noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
+            make_way()
             with leaves_refused(), around, noting:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)

@@ -22,6 +22,7 @@ import torch
 
 from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.driver.refusals import DRAWN
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
@@ -126,7 +127,9 @@ class HostGenerators:
 
     def restore(self) -> None:
         """Restore the states from the start: of the process's only if no other thread ran since,
-        which would draw its numbers again."""
+        which would draw its numbers again; none beside calls."""
+        if is_beside():
+            return
         sure = self._sure()
         for one in self._all:
             if sure or one.shared is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name
 from threading import get_ident
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,18 +65,49 @@ _LONGEST_S, _LOOK_S = 1e-3, 2e-4
 """The seconds that an operation of a capture waits for calls, and between looks at them."""
 
 
+_SETTERS: Any = (
+    (torch.random, "set_rng_state"),
+    (torch.cuda, "set_rng_state"),
+    (torch, "set_default_dtype"),
+    (random, "setstate"),
+)
+"""The functions by which Dynamo puts back what a compilation may have changed in the process."""
+_setters = threading.RLock()
+
+
+@contextmanager
+def _setting_nothing() -> Generator[None]:
+    """Have those functions do nothing in captures beside calls: other threads draw meanwhile."""
+
+    def unless_beside(write: Callable[..., object], *args: object) -> None:
+        if not is_beside():
+            write(*args)
+
+    with _setters:
+        own = [(module, name, getattr(module, name)) for module, name in _SETTERS]
+        for module, name, write in own:
+            setattr(module, name, partial(unless_beside, write))
+        try:
+            yield
+        finally:
+            for module, name, write in own:
+                setattr(module, name, write)
+
+
 @contextmanager
 def beside_calls(under_way: Callable[[], object]) -> Generator[None]:
     """Mark this thread as one that captures while other threads call the same callable. What it
     runs draws no random numbers: states that are put back would be those of other threads.
 
     Args:
-        under_way: returns whether a call is under way, for which the capture makes way.
+        under_way: returns whether a call is under way, for which the capture makes way. What it
+            raises ends the capture.
     """
     thread = get_ident()
     _BESIDE[thread] = under_way
     try:
-        yield
+        with _setting_nothing():
+            yield
     finally:
         del _BESIDE[thread]
 

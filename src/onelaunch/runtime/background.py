@@ -1,15 +1,14 @@
 """`graph(f, capture="background")`: captures in a thread of their own, while calls run eagerly.
 
 The first call of a signature is watched, in its own thread. If it has changed nothing and drawn no
-random number, another thread may run the callable at the same time. Then the signature is captured
-beside the calls, which run eagerly meanwhile. A callable that changes state, draws, or has a
-backward is captured as without this option, in the thread of a call: its capture puts stand-ins
-into state that other calls would read.
+random number, another thread may run the callable too, while the state that it read stays as it
+was. Then the signature is captured beside the calls, which run eagerly meanwhile. A callable that
+changes state, draws, or has a backward is captured as without this option, in the thread of a call:
+its capture puts stand-ins into state that other calls would read.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import weakref
@@ -28,7 +27,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,8 +35,7 @@ R = TypeVar("R")
 _TRY_S = 5e-4
 """The seconds between looks at who has the lock."""
 _MOST = 8
-"""The recordings of a signature that are made beside calls. After so many its state moves too
-often."""
+"""The calls of a signature that are watched. After so many its state moves too often."""
 
 
 class _State(Enum):
@@ -56,14 +54,21 @@ class _Wanted:
 
     Attributes:
         calls: the calls that found no recording.
-        made: its recordings.
+        moves: how often its state had moved since a call was watched.
+        found: the state that the watched call has read.
     """
 
     state: _State = _State.NEW
     calls: int = 0
-    made: int = 0
+    moves: int = 0
     example: Flat | None = None
     modes: Modes | None = None
+    found: Unmoved | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True while a run would do as the watched call."""
+        return self.found is not None and self.found.holds()
 
 
 class Captures:
@@ -108,12 +113,16 @@ class Captures:
         if wanted is None:
             return normal()
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
-        if wanted.state is _State.DONE and not served:  # what it relies on has moved
-            wanted.state = _State.ITS_OWN if wanted.made >= _MOST else _State.WANTED
-        if wanted.state is _State.WANTED:
+        wants = wanted.state is _State.WANTED
+        moved = not served if wanted.state is _State.DONE else wants and not wanted.is_known
+        if moved:
+            self._forget(wanted)
+            if self.off:
+                return self._alone(normal)
+        elif wants:
             self._want(wanted, flat)
             return self._beside(eager, normal)
-        if not self._lock(driver):
+        if not self._lock(driver, moved):
             return self._beside(eager, normal)
         try:
             if wanted.state is not _State.NEW:
@@ -152,10 +161,14 @@ class Captures:
             wanted.calls += 1
             return wanted
 
-    def _lock(self, driver: Driver) -> bool:
-        """Take the lock of warm-ups and captures. Return False if a capture beside calls has it."""
+    def _lock(self, driver: Driver, waits: bool) -> bool:
+        """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
+
+        Args:
+            waits: whether to wait for that capture, too: the call may do what it disturbs.
+        """
         while not driver.lock.acquire(timeout=_TRY_S):
-            if self.worker.busy:
+            if self.worker.busy and not waits:
                 return False
         return True
 
@@ -172,13 +185,26 @@ class Captures:
         before = Footprint(graphed, flat, device)
         result = normal()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
-        if example is not None and free and before.none():
+        alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
+        if example is not None and free and alone and before.none():
             wanted.example, wanted.modes = example, Modes()
+            wanted.found = Unmoved(graphed, flat)
             wanted.state = _State.WANTED
             graphed._table.unserved.clear()  # its recording is on the way
         else:
             self.off = True
         return result
+
+    def _forget(self, wanted: _Wanted) -> None:
+        """Have a call of a signature watched again, as its state has moved."""
+        with self._changed:
+            wanted.state, wanted.moves = _State.NEW, wanted.moves + 1
+            self.off |= wanted.moves >= _MOST
+
+    def _became(self, wanted: _Wanted, state: _State) -> None:
+        with self._changed:
+            if wanted.state is _State.WANTED:  # else it has moved meanwhile
+                wanted.state = state
 
     def _want(self, wanted: _Wanted, flat: Flat) -> None:
         """Have a signature captured."""
@@ -189,7 +215,7 @@ class Captures:
 
     def _next(self) -> Callable[[], None] | None:
         """Return the capture of the signature that was called most."""
-        wanted = self._wanted.values()
+        wanted = () if self.off else self._wanted.values()
         due = [w for w in wanted if w.state is _State.WANTED and w.example and w.modes]
         if not due:
             return None
@@ -203,39 +229,30 @@ class Captures:
             return
         args, kwargs = unflatten(example.tree, example.tensors)
         driver, device = graphed._callee.driver_and_device(example)
+        running, spec = graphed._table.running, None
+
+        def under_way() -> list[int]:
+            if wanted.state is not _State.WANTED:
+                raise CaptureError("OL109", "its state has moved")
+            return running
+
         try:
-            with capturing(modes, driver, device, graphed._table):
+            with capturing(modes, driver, device, under_way):
+                if not wanted.is_known:
+                    self._forget(wanted)
+                    return
+                spec = spec_of(driver, example, device)
                 graphed.capture(*args, **kwargs)
-        except CaptureError as error:
+        except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
-            wanted.state = _State.ITS_OWN
-            if isinstance(error, NeedsTheCaller) or error.code == "OL110":
-                self.off = True
-            elif error.code not in _OF_LIMITS:
-                _refuse(graphed, example, error, modes)
-        except Exception as error:  # noqa: BLE001  the callable's: the next call raises it
-            let_go(error)
-            wanted.state = _State.ITS_OWN
+            self.off |= isinstance(error, NeedsTheCaller) or getattr(error, "code", "") == "OL110"
+            self._became(wanted, _State.ITS_OWN)
+            if spec is not None:
+                graphed._signatures.states.pop(spec, None)
         else:
-            wanted.state = _State.DONE
-            wanted.made += 1
-
-
-_OF_LIMITS = frozenset({"OL301", "OL304"})
-"""The refusals for want of room, which a call warns of."""
-
-
-def _refuse(graphed: Graphed[..., Any], example: Flat, error: CaptureError, modes: Modes) -> None:
-    """Have the next call of a refused signature raise, or run eagerly, as `on_refusal` says."""
-    driver, device = graphed._callee.driver_and_device(example)
-    with modes.entered():
-        state = graphed._signatures.state(spec_of(driver, example, device))
-    state = state.for_mode(graphed._callee.training)
-    if graphed.options.on_refusal == "raise":
-        state.known_refusal = copy.copy(error)
-        state.training = graphed._callee.training
-    else:
-        graphed._ungraphed(state, error)
+            self._became(wanted, _State.DONE)
+        finally:
+            wanted.found = None
 
 
 class CapturesBeside(Graphed[P, R]):

@@ -91,8 +91,9 @@ class Batcher:
         with self._changed:
             if len(self._queue) >= self.max_waiting:
                 self._drop_cancelled()
-            if self._closed or len(self._queue) >= self.max_waiting:
-                what = "the batcher is closed" if self._closed else f"{len(self)} requests wait"
+            closed = self._closed or not self._thread.is_alive()  # as in the child of a fork
+            if closed or len(self._queue) >= self.max_waiting:
+                what = "the batcher is closed" if closed else f"{len(self)} requests wait"
                 raise GraphError("OL211", what)
             self._queue.append(waiting)
             self._changed.notify()

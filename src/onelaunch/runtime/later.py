@@ -23,6 +23,7 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.driver.distance import close
+from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
@@ -34,7 +35,7 @@ from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.runtime.table import Entry
 from onelaunch.runtime.why import offer_split
-from onelaunch.runtime.worker import Footprint, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +93,7 @@ class CompilesLater(Graphed[P, R]):
         before = Footprint(self, attempt.flat, attempt.device)
         result = super()._replay_new(entry, attempt, args, kwargs)
         if entry in self._table.entries:
-            self._want(entry, example, before.none())
+            self._want(entry, example, attempt.flat, before.none())
         return result
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -118,42 +119,55 @@ class CompilesLater(Graphed[P, R]):
             raise
         for entry in self._table.entries:
             if id(entry) not in known:
-                self._want(entry, example, free and not _changes(entry.captured))
+                self._want(entry, example, flat, free and not _changes(entry.captured))
 
-    def _want(self, entry: Entry, example: Flat | None, free: bool) -> None:
+    def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled.
 
         Args:
+            example: a copy of the call `flat`.
             free: whether its call changes nothing that other threads could notice.
         """
         if self._tried[entry.spec] >= _MOST:
             return
         self._tried[entry.spec] += 1
-        if example is None or entry.captured.pair is not None or not free:
+        apart = self._ranks.several or entry.captured.pair is not None
+        if example is None or apart or not free:
             self._tell("it changes state, draws random numbers, or has a backward")
             return
-        job = functools.partial(self._compile, entry.spec, example, Modes())
+        read = Unmoved(self, flat)
+        job = functools.partial(self._compile, entry.spec, example, Modes(), read)
         self._due.append(job)  # for the next call to start: nothing compiles beside a `warm_up`
 
-    def _compile(self, spec: CallSpec, example: Flat, modes: Modes) -> None:
-        """Compile and capture a call, and have it replayed if it agrees with eager."""
+    def _compile(self, spec: CallSpec, example: Flat, modes: Modes, read: Unmoved) -> None:
+        """Compile and capture a call, and have it replayed if it agrees with eager. The state that
+        the call has read must stay as it was: else a run could change it, or draw."""
         args, kwargs = unflatten(example.tree, example.tensors)
         driver, device = self._callee.driver_and_device(example)
         compiled: Any = self._compiled
         fn: Any = self.fn
+
+        def under_way() -> list[int]:
+            if not read.holds():
+                raise CaptureError("OL109", "its state has moved")
+            return self._table.running
+
         try:
-            with capturing(modes, driver, device, self._table):
+            with capturing(modes, driver, device, under_way):
+                make_way()
                 compiled.capture(*args, **kwargs)
                 found, made = _replayed(compiled, args, kwargs)
+                make_way()
                 agrees = _agree(found, fn(*args, **kwargs))
-        except CaptureError as error:
-            let_go(error)
-            self._tell(f"compiled, it is refused: [{error.code}] {error.what}")
-            return
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
-            self._tell(f"the compiler failed, {type(error).__name__}: {line}")
+            if not read.holds():
+                return
+            if isinstance(error, CaptureError):
+                self._tell(f"compiled, it is refused: [{error.code}] {error.what}")
+            else:
+                self._tell(f"the compiler failed, {type(error).__name__}: {line}")
             return
         if made is None:
             return  # what it relies on has moved meanwhile

@@ -35,6 +35,7 @@ from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
@@ -288,6 +289,7 @@ class Warmup:
             shown = functools.partial(callee.eager_form, *args, **kwargs)
             run = _NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
             run = callee.with_read_watch(run, device)
+            make_way()
             reads = observer.host_reads()
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
@@ -315,6 +317,7 @@ class Warmup:
                 run = on_its_stream(compiled)
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
+                    make_way()
                     with accesses.noting(driver, device, _now(attempt)):
                         run()
         if accesses is not None:
@@ -413,7 +416,7 @@ def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
         read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
         iterators = [found for found in iterators if found[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
-    if names := changed():
+    if not is_beside() and (names := changed()):  # by other threads
         attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"

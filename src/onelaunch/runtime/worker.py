@@ -18,7 +18,6 @@ from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import beside_calls
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.table import Table
 
 _IDLE_S = 5.0
 """The seconds after which a thread without jobs ends; the next job starts another."""
@@ -35,12 +34,11 @@ class Worker:
         next_job: returns the next job, or None. Called under `changed`.
 
     Attributes:
-        busy: True during a job.
         changed: to be held while jobs are added, and notified of each.
     """
 
     def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
-        self.busy = False
+        self._busy = False
         self.changed = threading.Condition()
         self._name, self._next = name, next_job
         self._thread: threading.Thread | None = None
@@ -48,7 +46,7 @@ class Worker:
 
     def wake(self) -> None:
         """Start the thread, or tell it of a job. Hold `changed`."""
-        if self._thread is None and not self._ended:
+        if not self.alive and not self._ended:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
             _running.add(self)
@@ -64,7 +62,7 @@ class Worker:
                 if self._ended or job is None:
                     self._thread = None
                     return
-                self.busy = True
+                self._busy = True
             try:
                 job()
             except Exception:  # noqa: BLE001  shown as any thread's; the thread goes on
@@ -72,7 +70,7 @@ class Worker:
             finally:
                 del job  # it keeps tensors
                 with self.changed:
-                    self.busy = False
+                    self._busy = False
                     self.changed.notify_all()
 
     def end(self) -> None:
@@ -85,8 +83,14 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True while there is a thread."""
-        return self._thread is not None
+        """True while there is a thread: the child of a fork has none."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """True during a job."""
+        return self._busy and self.alive
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -126,6 +130,21 @@ class Footprint:
         )
 
 
+class Unmoved:
+    """The state that a call has read, as it is now."""
+
+    def __init__(self, graphed: Graphed[..., Any], flat: Flat) -> None:
+        self._reached = graphed._callee.reached(flat)
+        self._walk = self._reached.walk()
+
+    def holds(self) -> bool:
+        """Return whether it is still so: then another run does as the call did."""
+        after, changes = self._reached.changed(self._walk)
+        if not changes:
+            self._walk = after
+        return not changes
+
+
 def _version(t: Tensor) -> int | None:
     """Return the number of in-place writes; None if torch does not count them."""
     return None if t.is_inference() else t._version
@@ -159,13 +178,16 @@ def _switching() -> Generator[None]:
 
 
 @contextmanager
-def capturing(modes: Modes, driver: Driver, device: torch.device, table: Table) -> Generator[None]:
-    """Return a context for captures beside the calls of a callable, under the modes of a call.
+def capturing(
+    modes: Modes, driver: Driver, device: torch.device, under_way: Callable[[], object]
+) -> Generator[None]:
+    """Return a context for captures beside the calls of a callable, under the modes of a call. No
+    other capture runs meanwhile.
 
     Args:
-        table: the recordings of the callable.
+        under_way: see `beside_calls`.
     """
-    with modes.entered(), _on(device), _switching():
+    with driver.exclusive(), modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
-        with beside_calls(lambda: table.running):
+        with beside_calls(under_way):
             yield

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from onelaunch.driver.select import is_beside
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
 from onelaunch.state.contents import dicts_of, is_library_class
@@ -121,7 +122,9 @@ class RunRollback:
 
     def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> None:
         """Put back the state that the run has read, by its `reads`. Other state belongs to others:
-        to a thread that fills a queue, for example."""
+        to a thread that fills a queue, for example. Beside calls all changes are others'."""
+        if is_beside():
+            return
         self._read.restore()
         before = self._found.reads
         contents = {id(content) for _, content in self._found.held.values()}

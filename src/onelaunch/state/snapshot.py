@@ -12,6 +12,7 @@ from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.select import is_beside
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.contents import LEAVES
@@ -206,6 +207,9 @@ class StateSnapshot:
             again: True if the callable runs again in place of this run. Else the run stands, and
                 only changes that involve tensors or stand-ins are undone.
         """
+        if is_beside():  # other threads made the changes
+            self.reached.forget()
+            return
         if again:
             self.rollback.restore(self.reached.roots, reads)
         else:

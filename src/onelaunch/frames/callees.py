@@ -109,8 +109,14 @@ _READ_ALL = frozenset(
 """Modules whose functions read any attribute of their arguments."""
 _HAND_ON = frozenset({"builtins", "functools", "_functools", "itertools"})
 _NOTED = _READ_ALL | _HAND_ON
-ITEM_METHODS = frozenset({"get", "__getitem__"})
-"""Methods of dicts that read items."""
+ITEM_METHODS = frozenset({"get", "__getitem__", "pop", "setdefault", "__contains__"})
+"""Methods of dicts that read the item of a key."""
+READ_WHOLE = frozenset(
+    {"values", "items", "copy", "popitem", "__or__", "__ror__", "__eq__", "__ne__"}
+)
+"""Methods of dicts that read every item."""
+SETTERS = {"__setattr__": 2, "__delattr__": 1}
+"""Method that stores to, or deletes, an attribute by name -> number of its arguments."""
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)

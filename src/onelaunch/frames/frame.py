@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import operator
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from onelaunch.frames.callees import (
     ITEM_METHODS,
+    READ_WHOLE,
+    SETTERS,
     hands_on,
     is_called_by_c,
     is_getattr,
@@ -41,7 +45,7 @@ from onelaunch.frames.peek import (
     peek,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
-from onelaunch.frames.stack import Loads, Symbol, Use
+from onelaunch.frames.stack import MEMBER, UNKNOWN, Loads, Symbol, Use
 from onelaunch.source import TORCH
 
 
@@ -130,14 +134,22 @@ class RanFrame:
         settled = self._loads.is_settled(key)
         if settled and not any(isinstance(v, _CONTAINERS) for v in self._values(place.base)):
             return
-        keys = [k for k in self._values(key) if is_key(k)]
-        told = bool(keys) and self._loads.tells(key)
-        for value in self._values(place.base):
-            if value is self._globals or value is sys.modules:
-                names = dict.fromkeys(map(str, keys), use)
-                raise_uses(self._reads.of_globals(cast(Any, value)), names)
+        holders, told = self._values(place.base), self._loads.tells(key)
+        if place.key == MEMBER:  # a list is searched
+            self._note_keys((v for v in holders if isinstance(v, (list, deque))), (), False)
+            holders = [v for v in holders if not isinstance(v, (list, deque))]
+        self._note_keys(holders, self._values(key), told, use)
+
+    def _note_keys(
+        self, holders: Iterable[object], keys: Iterable[object], told: bool, use: Use = Use.READ
+    ) -> None:
+        """Note items of containers; every item, unless the keys are all `told`."""
+        known = [k for k in keys if is_key(k)]
+        for value in holders:
+            if value is sys.modules or value is self._globals:
+                self._note_entries(cast(Any, value), known or cast(Any, value), use)
             elif isinstance(value, _CONTAINERS):
-                found = keys if told else [*keys, *keys_of(value)]
+                found = known if told and known else [*known, *keys_of(value)]
                 if isinstance(value, (list, deque)):  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
@@ -149,6 +161,10 @@ class RanFrame:
             self._note_entries(sys.modules, self._module_names(call))
         if base is not None and base.kind == "attribute" and base.key == "__getattribute__":
             self._note_getattr(*self._of_getattr((), call))
+        if base is not None and base.kind == "attribute" and base.key in SETTERS:
+            count = len(call.parts) - SETTERS[base.key]  # of `super()`, or `object` and an object
+            objects = [v for part in call.parts[:count] for v in self._values(part)]
+            self._note_setattr(objects, *self._names(call.parts[count] if count >= 0 else UNKNOWN))
         if base is not None and base.kind == "call" and self._is_made_by_c(base):
             self._note_opaque(self._arguments_of(call))
 
@@ -163,6 +179,8 @@ class RanFrame:
             self._note_entries(sys.modules, self._arguments_of(call)[:1])
         elif is_of_dict(function):
             self._note_of_dict(function, *self._of_dict(given, call))
+        elif function is setattr or function is delattr:
+            self._note_setattr(*self._of_getattr(given, call))
         asks = function is type or function is isinstance
         if asks and call.parts and not self._is_of_optimizer():
             for value in self._values(call.parts[0]):
@@ -178,6 +196,9 @@ class RanFrame:
             arguments = [*given, *self._arguments_of(call)]
             if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
                 self._note_opaque(part for value in arguments for part in elements(value))
+            for method in filter(is_of_dict, arguments):  # `map(table.get, keys)`
+                method, held = taken_apart(method)
+                self._note_of_dict(method, held or arguments, [], False)
 
     def _is_of_optimizer(self) -> bool:
         """Return whether the code is of torch's optimizers: these ask for the type of a number in
@@ -186,24 +207,38 @@ class RanFrame:
 
     def _of_dict(
         self, given: tuple[object, ...], call: Symbol
-    ) -> tuple[list[object], list[object]]:
-        """Return the dicts whose method is called, and the method's first arguments."""
-        parts = [self._values(part) for part in call.parts]
-        holders, *rest = [list(given[:1]), *parts] if given else parts or [[]]
-        return holders, [*given[1:2], *(rest[0] if rest and len(given) < 2 else ())]
+    ) -> tuple[Sequence[object], Sequence[object], bool]:
+        """Return the dicts whose method is called, the method's first arguments, and whether there
+        are no others."""
+        holders, rest = given[:1], call.parts
+        if not given and rest and any(isinstance(v, type) for v in self._values(rest[0])):
+            rest = rest[1:]  # of `dict.get(table, key)`
+        if not given:
+            holders, rest = self._values(rest[0]) if rest else (), rest[1:]
+        if len(given) > 1 or not rest:
+            return holders, given[1:2], True
+        return holders, self._values(rest[0]), self._loads.tells(rest[0])
 
-    def _note_of_dict(self, method: Any, holders: list[object], keys: list[object]) -> None:
-        for holder in holders:
-            if holder is sys.modules or holder is self._globals:
-                known = [key for key in keys if type(key) is str]
-                self._note_entries(cast(Any, holder), known or cast(Any, holder))
-            elif isinstance(holder, dict) and method.__name__ in ITEM_METHODS:
-                found = [(id(holder), key) for key in keys if is_key(key)]
-                raise_uses(self._reads.items, dict.fromkeys(found, Use.READ))
+    def _note_of_dict(
+        self, method: Any, holders: Iterable[object], keys: Sequence[object], told: bool
+    ) -> None:
+        named = method.__name__ in ITEM_METHODS
+        if named or method.__name__ in READ_WHOLE:
+            self._note_keys(holders, keys if named else (), told and named)
 
-    def _note_entries(self, namespace: dict[str, Any], names: Iterable[object]) -> None:
+    def _note_entries(
+        self, namespace: dict[str, Any], names: Iterable[object], use: Use = Use.READ
+    ) -> None:
         known = [name for name in list(names) if type(name) is str]
-        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(known, Use.READ))
+        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(known, use))
+
+    def _note_setattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
+        """Note a store to an attribute by name; all attributes count as read if it is not known."""
+        for value in filter(has_attributes, objects):
+            self.of_tensors |= isinstance(value, Tensor)
+            owner = self._reads.owner(value)
+            owner.opaque |= not (told and names)
+            raise_uses(owner.names, own_uses(value, dict.fromkeys(names, Use.NONE)))
 
     def _arguments_of(self, call: Symbol) -> list[object]:
         return [value for part in call.parts for value in self._values(part)]
@@ -299,7 +334,7 @@ class RanFrame:
             inside = self._values(symbol.base)
             found += [v for o in inside for v in items(o, keys)]
             if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
-                found += filter(has_contents, inside)
+                found += inside
         elif kind in ("parts", "either"):
             found += [v for part in symbol.parts for v in self._values(part)]
         elif kind == "call":
@@ -363,8 +398,10 @@ class RanFrame:
                 found += [v for o in arguments for v in _attribute_values(o) if has_contents(v)]
             elif isinstance(function, type) and is_called_by_c(function):
                 found += filter(has_contents, self._arguments_of(call))
+                if function is functools.partial:
+                    found += self._partials(call)
             elif is_of_dict(function) and cast(Any, function).__name__ in ITEM_METHODS:
-                holders, keys = self._of_dict(given, call)
+                holders, keys, _ = self._of_dict(given, call)
                 values = [*self._arguments_of(call), *(v for o in holders for v in items(o, keys))]
                 found += filter(has_contents, values)
             elif is_unread(called):
@@ -380,6 +417,13 @@ class RanFrame:
                 if has_contents(v)
             ]
         return found
+
+    def _partials(self, call: Symbol) -> list[object]:
+        """Return the partials that a call may have made of functions, with their first arguments
+        as far as they are known."""
+        functions, *rest = [self._values(part) for part in call.parts] or [[]]
+        given = [found[0] for found in itertools.takewhile(len, rest)]
+        return [functools.partial(f, *given) for f in functions if callable(f)]
 
     def _module_names(self, symbol: Symbol) -> list[str]:
         level = next((v for v in self._values(symbol.parts[0]) if type(v) is int), 0)

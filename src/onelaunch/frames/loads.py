@@ -12,7 +12,16 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from onelaunch.frames.stack import UNKNOWN, Load, Loads, Symbol, Use, summed_up, without_offset
+from onelaunch.frames.stack import (
+    MEMBER,
+    UNKNOWN,
+    Load,
+    Loads,
+    Symbol,
+    Use,
+    summed_up,
+    without_offset,
+)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -234,7 +243,7 @@ class _Reader:
         if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
             self._note(Symbol("attribute", place.base, key.key), index)
         else:
-            self._note(Symbol("item", place, parts=(key,), offset=step.offset), index)
+            self._note(Symbol("item", place, MEMBER, (key,), step.offset), index)
         self._stack.append(UNKNOWN)
 
     def store_item(self, step: dis.Instruction, index: int) -> None:
@@ -325,8 +334,10 @@ class _Reader:
 
     def call_spread(self, step: dis.Instruction, index: int) -> None:
         count = 3 + ((step.arg or 0) & 1)
-        arguments = self._pops(count)
-        self._called(arguments[:2], arguments[2:], index)
+        first, second, spread, *named = self._pops(count)
+        # Any of the first arguments may be any of the elements.
+        each = Symbol("element", spread, offset=step.offset)
+        self._called([first, second], [each, each, each, *named], index)
 
     def _called(self, front: list[Symbol], arguments: Iterable[Symbol], index: int) -> None:
         # The callable, and NULL or the object whose method it is.

@@ -370,8 +370,8 @@ def iterated_container(iterator: object) -> object:
 
 def keys_of(value: Any) -> Iterable[object]:
     if isinstance(value, list | deque):
-        return range(min(len(cast(list[object], value)), MOST))
-    return filter(is_key, list(value)[:MOST])
+        return range(len(cast(list[object], value)))
+    return filter(is_key, list(value))
 
 
 def namespaces(values: Iterable[object]) -> list[object]:

@@ -18,7 +18,7 @@ Kind = Literal[
     "constant",  # key: the value
     "attribute",  # key of base
     "namespace",  # the `__dict__` of base
-    "item",  # base[other]
+    "item",  # base[other]; key: MEMBER for `other in base`
     "element",  # a value from an iteration over base
     "module",  # key: an imported module
     "call",  # base(*parts)
@@ -40,6 +40,7 @@ class Symbol(NamedTuple):
 
 
 UNKNOWN = Symbol("unknown")
+MEMBER = "in"
 ITERATED = ".0"
 """Name of the argument of a comprehension or generator expression: an iterator."""
 

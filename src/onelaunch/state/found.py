@@ -80,6 +80,8 @@ class StateWalk:
     _tensors: list[tuple[Slot, Tensor]] | None = None
     """See `tensors`, which a capture asks a dozen times."""
     _by_class: dict[type, list[int]] | None = None
+    _keyed: set[int] | None = None
+    """ids of the containers whose items were read or stored by their keys."""
     """class -> numbers of the slots that hold its instances."""
 
     def is_current(self) -> bool:
@@ -179,9 +181,14 @@ class StateWalk:
         return self.use(slot) is Use.READ
 
     def is_item_read(self, slot: Slot) -> bool:
-        """Return whether a container's slot was read by its key."""
+        """Return whether an item of a container was read: by its key, or by no key, where none of
+        the container's was."""
         found = self.reads.items if self.reads is not None else {}
-        return found.get(slot.id) is Use.READ
+        if slot.id in found:
+            return found[slot.id] is Use.READ
+        if self._keyed is None:
+            self._keyed = {container for container, _ in found}
+        return id(slot.holder) not in self._keyed
 
     def runs_backward(self) -> bool:
         """Return whether the callable ran a backward; before it has run, whether its code may."""

@@ -1,0 +1,164 @@
+"""State that is read and stored by calls: a dict's methods, functions of C, `setattr`."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onelaunch as ol
+
+from .drop_in import Rand, assert_same
+
+Table = dict[str, float]
+Scales = list[float]
+KEY = ("scale", 0.0)
+
+
+def _named(*, scale: float, **_: float) -> float:
+    return scale
+
+
+def _moved(table: Table) -> float:
+    table["scale"] = found = table.pop("scale")
+    return found
+
+
+READ_TABLE: dict[str, Callable[[Table], float]] = {
+    "get": lambda t: t.get("scale", 0.0),
+    "get of a computed key": lambda t: t.get("SCALE".lower(), 0.0),
+    "item of a computed key": lambda t: t["SCALE".lower()],
+    "get of spread arguments": lambda t: t.get(*KEY),
+    "get of the class": lambda t: dict.get(t, *KEY),
+    "__getitem__": lambda t: t.__getitem__(*KEY[:1]),
+    "map": lambda t: next(map(t.get, ["scale"])) or 0.0,
+    "map over a generator": lambda t: next(map(t.get, (k for k in ["scale"]))) or 0.0,
+    "max by a key": lambda t: t[max(("scale 0", "scale"), key=t.get)],  # pyright: ignore
+    "setdefault": lambda t: t.setdefault("scale", 1.0),
+    "pop": _moved,
+    "itemgetter": operator.itemgetter("scale"),
+    "getitem": lambda t: operator.getitem(t, "scale"),
+    "values": lambda t: sum(t.values()),
+    "items": lambda t: sum(v for k, v in t.items() if k == "scale"),
+    "one key and all values": lambda t: t["scale 0"] + sum(t.values()),
+    "format": lambda t: float("{scale}".format(**t)),
+    "dict": lambda t: dict(t)["scale"],
+    "display": lambda t: {**t}["scale"],
+    "union": lambda t: (t | {})["scale"],
+    "copy": lambda t: t.copy()["scale"],
+    "keywords": lambda t: _named(**t),
+    "comparison": lambda t: float(t == {**t, "scale": 2.0}),
+}
+
+
+def _last(scales: Scales) -> float:
+    *_, last = scales
+    return last
+
+
+READ_LIST: dict[str, Callable[[Scales], float]] = {
+    "sum": sum,
+    "loop": lambda t: functools.reduce(operator.add, (s for s in t)),
+    "max": max,
+    "spread": lambda t: max(*t),
+    "last": lambda t: t[-1],
+    "slice": lambda t: sum(t[-3:]),
+    "range": lambda t: sum(t[i] for i in range(len(t))),
+    "copy": lambda t: t.copy()[-1],
+    "count": lambda t: float(t.count(2.0)),
+    "sorted": lambda t: sorted(t)[-1],
+    "in": lambda t: float(3.0 in t),
+    "comparison": lambda t: float(t == t[:1] * len(t)),
+    "unpacked": _last,
+    "zip": lambda t: sum(a * b for a, b in zip(t, t, strict=True)),
+}
+
+
+def _follows(f: Callable[[Tensor], Tensor], change: Callable[[], object], rand: Rand) -> None:
+    """Assert that calls see a change made between two replays."""
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            if i == 4:
+                change()
+            x = rand(i, 3)
+            assert_same(fast(x), f(x), f"call {i}")
+    assert fast.stats().replays == 6
+
+
+@pytest.mark.parametrize("count", [200, 5])
+@pytest.mark.parametrize("how", READ_TABLE)
+def test_what_a_dict_gives(rand: Rand, how: str, count: int) -> None:
+    table = {**{f"scale {i}": 2.0 for i in range(count)}, "scale": 2.0}
+    read = READ_TABLE[how]
+    _follows(lambda x: x * read(table), lambda: table.update(scale=3.0), rand)
+
+
+@pytest.mark.parametrize("count", [200, 5])
+@pytest.mark.parametrize("how", READ_LIST)
+def test_what_a_list_gives(rand: Rand, how: str, count: int) -> None:
+    scales, read = [2.0] * count, READ_LIST[how]
+    _follows(lambda x: x * read(scales), lambda: operator.setitem(scales, -1, 3.0), rand)
+
+
+class Cell:
+    kind: float = 1.0
+
+    def __init__(self) -> None:
+        self.a, self.last = 1.0, 0.0
+
+
+class Own(Cell):
+    def __setattr__(self, name: str, value: float) -> None:
+        super().__setattr__(name, value + 1)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.last = 1.0, 0.0
+
+
+def _each(cell: Any) -> None:
+    for name in ("a", "last"):
+        setattr(cell, name, 5.0)
+
+
+STORE: dict[str, Callable[[Any], object]] = {
+    "setattr": lambda c: setattr(c, "last", 5.0),
+    "name in a loop": _each,
+    "computed name": lambda c: setattr(c, "LAST".lower(), 5.0),
+    "spread arguments": lambda c: setattr(c, *("last", 5.0)),
+    "partial": lambda c: functools.partial(setattr, c, "last")(5.0),
+    "__setattr__": lambda c: c.__setattr__("last", 5.0),
+    "of object": lambda c: object.__setattr__(c, "last", 5.0),
+    "vars": lambda c: vars(c).update(last=5.0),
+    "setitem": lambda c: operator.setitem(vars(c), "last", 5.0),
+    "item of vars": lambda c: vars(c).__setitem__("last", 5.0),
+}
+
+
+@pytest.mark.parametrize("how", STORE)
+@pytest.mark.parametrize("kind", [Cell, Own, Layer])
+def test_an_attribute_that_is_stored_by_name(rand: Rand, how: str, kind: type) -> None:
+    """Each call stores it, whatever it held before."""
+    cells, store = [kind(), kind()], STORE[how]
+
+    def f(cell: Any, x: Tensor) -> Tensor:
+        store(cell)
+        return x * 2
+
+    fast = ol.graph(functools.partial(f, cells[0]), warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 3)
+            for cell in cells:
+                vars(cell)["last"] = float(i % 3)
+            assert_same(fast(x), f(cells[1], x), f"call {i}")
+            assert (cells[0].a, cells[0].last) == (cells[1].a, cells[1].last)
+    assert fast.stats().replays >= 5

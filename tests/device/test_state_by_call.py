@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,10 +109,29 @@ def test_what_a_list_gives(rand: Rand, how: str, count: int) -> None:
 
 
 class Cell:
-    kind: float = 1.0
-
     def __init__(self) -> None:
         self.a, self.last = 1.0, 0.0
+
+
+PLACE = ("a", 0.0)
+
+READ_OBJECT: dict[str, Callable[[Cell], float]] = {
+    "getattr": lambda c: getattr(c, *PLACE),
+    "map": lambda c: next(map(getattr, [c], ["a"])),
+    "starmap": lambda c: next(itertools.starmap(getattr, [(c, "a")])),
+    "vars": lambda c: vars(c).get(*PLACE),
+    "format": lambda c: float(f"{c.a}"),
+    "format of a path": lambda c: float(f"{SimpleNamespace(cell=c).cell.a}"),
+    "percent": lambda c: float("%(a)s" % vars(c)),  # noqa: UP031
+    "globals": lambda c: globals().get(*("CELL",)).a,  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("how", READ_OBJECT)
+def test_what_an_object_gives(rand: Rand, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, read = Cell(), READ_OBJECT[how]
+    monkeypatch.setitem(globals(), "CELL", cell)
+    _follows(lambda x: x * read(cell), lambda: setattr(cell, "a", 3.0), rand)
 
 
 class Own(Cell):
@@ -135,6 +156,7 @@ STORE: dict[str, Callable[[Any], object]] = {
     "computed name": lambda c: setattr(c, "LAST".lower(), 5.0),
     "spread arguments": lambda c: setattr(c, *("last", 5.0)),
     "partial": lambda c: functools.partial(setattr, c, "last")(5.0),
+    "map": lambda c: list(map(functools.partial(setattr, c), ["last"], [5.0])),
     "__setattr__": lambda c: c.__setattr__("last", 5.0),
     "of object": lambda c: object.__setattr__(c, "last", 5.0),
     "vars": lambda c: vars(c).update(last=5.0),
@@ -162,3 +184,28 @@ def test_an_attribute_that_is_stored_by_name(rand: Rand, how: str, kind: type) -
             assert_same(fast(x), f(cells[1], x), f"call {i}")
             assert (cells[0].a, cells[0].last) == (cells[1].a, cells[1].last)
     assert fast.stats().replays >= 5
+
+
+def test_a_global_that_is_stored_by_a_method(rand: Rand) -> None:
+    names: dict[str, Any] = {"TOTAL": 0.0, "torch": torch}
+    exec("def f(x):\n    globals().update(TOTAL=5.0)\n    return x * 2", names)
+    fast = ol.graph(names["f"], warmup=1)
+    with torch.no_grad():
+        for i in range(8):
+            names["TOTAL"] = float(i % 3)
+            assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+            assert names["TOTAL"] == 5.0
+
+
+def test_a_new_dict_of_attributes_is_refused(rand: Rand) -> None:
+    cell = Cell()
+
+    def f(x: Tensor) -> Tensor:
+        cell.__dict__ = {**cell.__dict__, "last": 5.0}
+        return x * 2
+
+    fast = ol.graph(f, warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError, match=r"OL118.*`__dict__` of a Cell"):
+            fast(rand(0, 3))

@@ -117,7 +117,7 @@ NOTED: dict[str, Noted] = {
         "Scaled": {"inner", "factor", "scale", "table"},
         "type": {"inner", "factor"},
     },
-    "a partial": {"Scaled": {"all"}},
+    "a partial": {"Scaled": {"all", "scale"}},
     "builtins": {"Scaled": {"table"}},
 }
 """Class of an object, `NoneType` for one that is gone -> its attributes that each run notes."""

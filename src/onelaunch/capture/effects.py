@@ -35,7 +35,7 @@ from onelaunch.capture.io_plan import Outputs
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
-from onelaunch.frames.peek import METHODS, object_of
+from onelaunch.frames.peek import METHODS, attributes_of, object_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
@@ -46,7 +46,7 @@ from onelaunch.state.slots import (
     gradient_of,
     read_gradient,
 )
-from onelaunch.state.walk import Change, StateWalk, is_replaced
+from onelaunch.state.walk import Change, StateWalk, ids_of_dicts, is_replaced
 from onelaunch.watch.observer import Observer
 
 
@@ -347,6 +347,22 @@ def refuse_reordered(
         if order != sorted(order):
             what = f"the callable changes the order of `{slot.name}`, which it reads"
             raise CaptureError("OL118", what, fix="let what takes turns do so outside of it")
+
+
+def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> None:
+    """Refuse a new `__dict__` of an object, which no replay makes.
+
+    Raises:
+        CaptureError: OL118.
+    """
+    if not any("__dict__" in code.co_names for code in codes):
+        return
+    for read, owner, known in before.facts:
+        if read is ids_of_dicts and known and id(attributes_of(owner)) not in cast(Any, known):
+            what = f"the callable replaces the `__dict__` of {kind_of(owner)}"
+            where = changed_at(codes, "__dict__", False)
+            fix = "set the attributes, `vars(o).update(...)`"
+            raise CaptureError("OL118", what, where=where, fix=fix)
 
 
 def lasting_gradients(

@@ -35,6 +35,7 @@ from onelaunch.capture.effects import (
     lasting_gradients,
     rebinds,
     recurrent_state,
+    refuse_other_attributes,
     refuse_renewed,
     refuse_reordered,
 )
@@ -465,6 +466,7 @@ class CaptureRun:
         refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
         self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
         refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
+        refuse_other_attributes(snapshot.walk, codes)
         own = {state.slot.id for state in self.effects.state}
         refuse_renewed(self.effects.changes, snapshot.walk, own, codes)
         kept = {id(t) for t in self.effects.lasting}

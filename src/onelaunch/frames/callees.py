@@ -7,7 +7,7 @@ import types
 from typing import Any, cast
 
 from onelaunch.frames.origins import is_machinery, is_standard_machinery
-from onelaunch.frames.peek import BUILTIN, attributes_of, class_member, kind_of, object_of
+from onelaunch.frames.peek import BUILTIN, FORMATS, attributes_of, class_member, kind_of, object_of
 
 
 def is_unread(function: object) -> bool:
@@ -18,8 +18,8 @@ def is_unread(function: object) -> bool:
         return is_machinery(function.__code__.co_filename)
     if id(function) in _HARMLESS:
         return False
-    if isinstance(function, type):
-        return id(function) in BUILTIN or function.__module__ in ("itertools", "collections")
+    if isinstance(function, type):  # of C: its objects may keep the arguments
+        return not function.__flags__ & _HEAP or function.__module__ in ("itertools", "collections")
     if isinstance(function, functools.partial):
         return is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
@@ -64,7 +64,12 @@ def reads_attributes(function: object) -> bool:
     if isinstance(function, functools.partial):
         return reads_attributes(cast(functools.partial[object], function).func)
     named = getattr(function, "__module__", None) in _READ_ALL
-    return named or id(function) in _OPEN or is_getattr(function)
+    return named or id(function) in _OPEN or is_getattr(function) or is_format(function)
+
+
+def is_format(function: Any) -> bool:
+    """Return whether a callee is `str.format`, whose text may name attributes."""
+    return getattr(function, "__objclass__", None) is str and function.__name__ in FORMATS
 
 
 def hands_on(function: object) -> bool:
@@ -115,6 +120,8 @@ READ_WHOLE = frozenset(
     {"values", "items", "copy", "popitem", "__or__", "__ror__", "__eq__", "__ne__"}
 )
 """Methods of dicts that read every item."""
+CHANGE = frozenset({"update", "__setitem__", "__ior__", "__delitem__", "clear"})
+"""Methods of dicts that only change items. Those of a namespace are told by their names alone."""
 SETTERS = {"__setattr__": 2, "__delattr__": 1}
 """Method that stores to, or deletes, an attribute by name -> number of its arguments."""
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
@@ -125,6 +132,8 @@ _OF_C = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
 )
 _NONE: dict[str, Any] = {}
+_HEAP = 1 << 9
+"""The flag of classes that are made at run time: Py_TPFLAGS_HEAPTYPE."""
 
 _HARMLESS = set(
     map(id, (isinstance, issubclass, callable, id, len, type, hasattr, getattr, super, hash))

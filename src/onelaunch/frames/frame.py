@@ -17,11 +17,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from onelaunch.frames.callees import (
+    CHANGE,
     ITEM_METHODS,
     READ_WHOLE,
     SETTERS,
     hands_on,
     is_called_by_c,
+    is_format,
     is_getattr,
     is_inert,
     is_of_dict,
@@ -191,14 +193,20 @@ class RanFrame:
         elif isinstance(function, operator.attrgetter):
             self._note_getter(function, [*given, *self._arguments_of(call)])
         elif reads_attributes(function):
-            self._note_opaque([*given, *self._arguments_of(call)])
+            values = [*given, *self._arguments_of(call)]
+            for _ in range(2 if is_format(function) else 0):  # `"{0.layer.scale}".format(model)`
+                values += [v for o in values for v in _attribute_values(o) if has_attributes(v)]
+            self._note_opaque(values)
         elif hands_on(function):
             arguments = [*given, *self._arguments_of(call)]
             if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
                 self._note_opaque(part for value in arguments for part in elements(value))
-            for method in filter(is_of_dict, arguments):  # `map(table.get, keys)`
-                method, held = taken_apart(method)
-                self._note_of_dict(method, held or arguments, [], False)
+            for value in filter(callable, arguments):
+                method, held = taken_apart(value)
+                if is_of_dict(method):  # `map(table.get, keys)`
+                    self._note_of_dict(method, held or arguments, [], False)
+                elif method is setattr or method is delattr:
+                    self._note_setattr(held or arguments, [], False)
 
     def _is_of_optimizer(self) -> bool:
         """Return whether the code is of torch's optimizers: these ask for the type of a number in
@@ -211,7 +219,8 @@ class RanFrame:
         """Return the dicts whose method is called, the method's first arguments, and whether there
         are no others."""
         holders, rest = given[:1], call.parts
-        if not given and rest and any(isinstance(v, type) for v in self._values(rest[0])):
+        kinds = (type, types.ModuleType)
+        if not given and rest and any(isinstance(v, kinds) for v in self._values(rest[0])):
             rest = rest[1:]  # of `dict.get(table, key)`
         if not given:
             holders, rest = self._values(rest[0]) if rest else (), rest[1:]
@@ -225,6 +234,9 @@ class RanFrame:
         named = method.__name__ in ITEM_METHODS
         if named or method.__name__ in READ_WHOLE:
             self._note_keys(holders, keys if named else (), told and named)
+        elif method.__name__ in CHANGE:
+            namespaces = [v for v in holders if v is self._globals or v is sys.modules]
+            self._note_keys(namespaces, (), False)
 
     def _note_entries(
         self, namespace: dict[str, Any], names: Iterable[object], use: Use = Use.READ

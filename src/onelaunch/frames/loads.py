@@ -334,10 +334,12 @@ class _Reader:
 
     def call_spread(self, step: dis.Instruction, index: int) -> None:
         count = 3 + ((step.arg or 0) & 1)
-        first, second, spread, *named = self._pops(count)
-        # Any of the first arguments may be any of the elements.
+        *front, spread, first = self._pops(count) if count == 4 else (*self._pops(3), None)
+        function = next((s for s in front if s.kind != "unknown"), UNKNOWN)
+        # Any of the first arguments may be any of the elements; a method has its object, too.
         each = Symbol("element", spread, offset=step.offset)
-        self._called([first, second], [each, each, each, *named], index)
+        arguments = [each, each, each] if first is None else [each, each, each, first]
+        self._called([function, function.base or UNKNOWN], arguments, index)
 
     def _called(self, front: list[Symbol], arguments: Iterable[Symbol], index: int) -> None:
         # The callable, and NULL or the object whose method it is.
@@ -363,6 +365,8 @@ class _Reader:
                 found = Symbol("attribute", base.base, key.key, offset=offset)
                 self._note(found, index)
                 symbol = Symbol("either", parts=(found, *arguments[2:]))
+            else:
+                self._found.opaque.append(base.base)
         if symbol.kind == "call":
             self._found.calls.append(symbol)
         self._stack.append(symbol)

@@ -23,6 +23,8 @@ from onelaunch.frames.stack import Use
 
 MOST = 1000
 """The most items of an object that are followed."""
+FORMATS = ("format", "format_map")
+"""Methods of texts that read attributes."""
 
 LEAVES = frozenset(
     (
@@ -188,7 +190,7 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
         attributes = _get_attribute(value, "__dict__")
         return _of_attributes(facts, attributes, name) or _of_instance(kind, value, name)
     if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
-        return ()
+        return (getattr(str, name),) if kind is str and name in FORMATS else ()
     if name == "__class__":
         return (kind,)
     if facts.tensor and is_of_tensors(kind, name):

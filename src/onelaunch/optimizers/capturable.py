@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from onelaunch.call_events import unwatched
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import ArgumentError, CaptureError, kind_of
 from onelaunch.source import loaded_at
@@ -146,13 +147,15 @@ def watching_steps(before: StepHook, after: StepHook | None = None) -> Generator
         if after is not None and watch in _watches():
             after(optimizer)
 
-    handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+    with unwatched():  # torch's registry is no state of the callable
+        handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
     try:
         with _among_watches(watch):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
+        with unwatched():
+            for handle in handles:
+                handle.remove()
 
 
 _outlasting: weakref.WeakSet[Optimizer] = weakref.WeakSet()

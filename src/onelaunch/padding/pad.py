@@ -288,8 +288,8 @@ def pad(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
 
 
 def as_made(t: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which new tensors are inference tensors if `t` is one, so that a call of
-    a bucket's own size has the signature of those that are padded to it."""
+    """Return a context in which new tensors are inference tensors if `t` is one. A call of a
+    bucket's own size then has the signature of padded calls."""
     inference = t.is_inference()
     same = torch.is_inference_mode_enabled() == inference
     return nullcontext() if same else torch.inference_mode(inference)

@@ -163,7 +163,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             found.owners.append(value)
             found.kinds.append(type(value))
             found.sizes += [(attributes, len(attributes)) for attributes in dicts]
-            found.facts.append((_ids_of_dicts, value, [*map(id, dicts)]))
+            found.facts.append((ids_of_dicts, value, [*map(id, dicts)]))
     if isinstance(value, nn.Module):
         _visit_slots(found, queue, name, value, via)
     use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
@@ -178,7 +178,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     )
 
 
-def _ids_of_dicts(owner: object) -> list[int]:
+def ids_of_dicts(owner: object) -> list[int]:
     return [*map(id, dicts_of(owner))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -209,3 +210,81 @@ def test_a_new_dict_of_attributes_is_refused(rand: Rand) -> None:
         fast(rand(0, 3))
         with pytest.raises(ol.CaptureError, match=r"OL118.*`__dict__` of a Cell"):
             fast(rand(0, 3))
+
+
+N = 200
+
+
+def _others(names: set[int]) -> None:
+    names.discard(3)
+    names.add(10_000)
+
+
+Made = Callable[[], Any]
+LARGE: dict[str, tuple[Made, Callable[[Any], float], Callable[[Any], object]]] = {
+    "objects of a list": (
+        lambda: [Cell() for _ in range(N)],
+        lambda t: sum(c.a for c in t),
+        lambda t: setattr(t[150], "a", 3.0),
+    ),
+    "another object": (
+        lambda: [Cell() for _ in range(N)],
+        lambda t: sum(c.a for c in t),
+        lambda t: operator.setitem(t, 150, SimpleNamespace(a=3.0)),
+    ),
+    "functions": (
+        lambda: [float] * N,
+        lambda t: sum(f(1) for f in t),
+        lambda t: operator.setitem(t, 150, lambda v: v * 3.0),
+    ),
+    "a deque": (lambda: deque([2.0] * N), sum, lambda t: operator.setitem(t, -1, 3.0)),
+    "a deque that turns": (
+        lambda: deque([2.0] * N + [3.0]),
+        lambda t: t[0],
+        lambda t: t.rotate(1),
+    ),
+    "the order of a dict": (
+        lambda: {i: 2.0 + i for i in range(N)},
+        lambda t: next(iter(t.values())),
+        lambda t: t.update({0: t.pop(0)}),
+    ),
+    "the order of an OrderedDict": (
+        lambda: OrderedDict((i, 2.0 + i) for i in range(N)),
+        lambda t: next(iter(t.values())),
+        lambda t: t.move_to_end(N - 1, last=False),
+    ),
+    "a counter": (
+        lambda: Counter(dict.fromkeys(range(N), 2)),
+        lambda t: t.most_common(1)[0][1],
+        lambda t: t.update([3]),
+    ),
+    "a set": (lambda: set(range(N)), lambda t: float(10_000 in t), _others),
+    "a set of thousands": (lambda: set(range(5_000)), lambda t: float(max(t)), _others),
+    "a list of thousands": (
+        lambda: [2.0] * 5_000,
+        lambda t: sum(t[i] for i in range(len(t))),
+        lambda t: operator.setitem(t, 4_000, 3.0),
+    ),
+    "a computed key of thousands": (
+        lambda: {str(i): 2.0 for i in range(5_000)},
+        lambda t: t["".join(["40", "00"])],
+        lambda t: operator.setitem(t, "4000", 3.0),
+    ),
+    "lists in a list": (
+        lambda: [[2.0] for _ in range(N)],
+        lambda t: sum(map(sum, t)),
+        lambda t: operator.setitem(t[150], 0, 3.0),
+    ),
+    "dicts in a dict": (
+        lambda: {i: {"a": 2.0} for i in range(N)},
+        lambda t: max(v for d in t.values() for v in d.values()),
+        lambda t: operator.setitem(t[150], "a", 3.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LARGE)
+def test_what_a_large_container_gives(rand: Rand, how: str) -> None:
+    make, read, change = LARGE[how]
+    held = make()
+    _follows(lambda x: x * read(held), lambda: change(held), rand)

@@ -147,11 +147,18 @@ class RanFrame:
     ) -> None:
         """Note items of containers; every item, unless the keys are all `told`."""
         known = [k for k in keys if is_key(k)]
+        told, whole = told and bool(known), self._reads.whole
         for value in holders:
+            if id(value) in whole and use is Use.READ:
+                continue
             if value is sys.modules or value is self._globals:
                 self._note_entries(cast(Any, value), known or cast(Any, value), use)
             elif isinstance(value, _CONTAINERS):
-                found = known if told and known else [*known, *keys_of(value)]
+                if not told:
+                    whole.add(id(value))
+                    if use is Use.READ:
+                        continue
+                found = known if told else [*known, *keys_of(value)]
                 if isinstance(value, (list, deque)):  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
@@ -220,7 +227,7 @@ class RanFrame:
         are no others."""
         holders, rest = given[:1], call.parts
         kinds = (type, types.ModuleType)
-        if not given and rest and any(isinstance(v, kinds) for v in self._values(rest[0])):
+        if not given and rest and isinstance(next(iter(self._values(rest[0])), None), kinds):
             rest = rest[1:]  # of `dict.get(table, key)`
         if not given:
             holders, rest = self._values(rest[0]) if rest else (), rest[1:]

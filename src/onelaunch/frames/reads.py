@@ -80,6 +80,8 @@ class Reads:
     """(code of a function, free variable) -> use."""
     items: dict[tuple[int, object], Use] = field(default_factory=dict)
     """(id of a container, key) -> use."""
+    whole: set[int] = field(default_factory=set)
+    """ids of containers with items that were read by keys that are not known."""
     codes: set[types.CodeType] = field(default_factory=set)
     """The code that ran."""
     ended: set[tuple[types.CodeType, int]] = field(default_factory=set)
@@ -107,6 +109,7 @@ class Reads:
             {key: (namespace, dict(names)) for key, (namespace, names) in self.globals.items()},
             dict(self.variables),
             dict(self.items),
+            set(self.whole),
             set(self.codes),
             set(self.ended),
             self.backward,
@@ -180,6 +183,8 @@ class Reads:
         if self.codes - other.codes or _exceed(self.variables, other.variables):
             return True
         if _exceed({k: use for k, use in self.items.items() if k[0] in held}, other.items):
+            return True
+        if not held.isdisjoint(self.whole - other.whole):
             return True
         for key, (_, names) in self.globals.items():
             if _exceed(names, other.globals[key][1] if key in other.globals else {}):

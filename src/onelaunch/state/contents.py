@@ -25,7 +25,7 @@ from onelaunch.errors import text_of
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
-from onelaunch.frames.peek import METHODS, MOST, attributes_of, is_view, object_of
+from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.state.arrays import is_array, slots_of_array
@@ -115,6 +115,11 @@ class Contents:
             if isinstance(value, type | types.ModuleType) and (owner := reads and reads.of(value)):
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
+
+    def _is_keyed(self, container: object) -> bool:
+        """Return whether the items of a container were read and stored by known keys alone."""
+        key = id(container)
+        return key in self._keys and not (self.reads and key in self.reads.whole)
 
     def _note_uses(
         self, kinds: Iterable[type], uses: Mapping[str, Use], owner: object = None
@@ -226,7 +231,7 @@ class Contents:
             for key in (*mapping, *missed):
                 text = f"{name}[{_short(key)}]"
                 slot = Slot("item", mapping, key, text, None)
-                known = self.reads if id(mapping) in self._keys and use is Use.ITEMS else None
+                known = self.reads if use is Use.ITEMS and self._is_keyed(mapping) else None
                 yield slot, Use.READ if known is None else known.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
@@ -243,7 +248,7 @@ class Contents:
             self.containers[id(held)] = (held, name, len(held))
             # A large registry of classes only grows, which its length shows.
             registry = len(held) > _REGISTRY and all(isinstance(one, type) for one in held)
-            if len(held) <= MOST and not registry:
+            if not registry:
                 reader = frozenset if is_plain(frozenset(held)) else _members_of
                 yield Slot("contents", held, reader, f"what `{name}` holds", None), Use.READ
         elif isinstance(value, bytearray):

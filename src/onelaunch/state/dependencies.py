@@ -228,6 +228,7 @@ def ordered(
         (slot, value)
         for slot, value in dicts
         if _has_order(value)
+        and (len(value) <= SMALL or before.is_whole(value))
         and before.uses.get(slot.id) is Use.READ
         and slot.id not in replaced
         and not is_replaced(slot, replaced)
@@ -312,7 +313,7 @@ def _with_paths(
 
 def _has_order(value: dict[object, object]) -> bool:
     """Return whether the keys of a dict may be in another order, or be other equal keys."""
-    return len(value) <= SMALL and (len(value) > 1 or any(type(key) is not str for key in value))
+    return len(value) > 1 or any(type(key) is not str for key in value)
 
 
 def _is_state(value: object) -> bool:

@@ -81,7 +81,7 @@ class StateWalk:
     """See `tensors`, which a capture asks a dozen times."""
     _by_class: dict[type, list[int]] | None = None
     _keyed: set[int] | None = None
-    """ids of the containers whose items were read or stored by their keys."""
+    """ids of the containers whose items were read or stored by known keys."""
     """class -> numbers of the slots that hold its instances."""
 
     def is_current(self) -> bool:
@@ -181,14 +181,21 @@ class StateWalk:
         return self.use(slot) is Use.READ
 
     def is_item_read(self, slot: Slot) -> bool:
-        """Return whether an item of a container was read: by its key, or by no key, where none of
-        the container's was."""
+        """Return whether an item of a container was read: by its key, or with all others."""
         found = self.reads.items if self.reads is not None else {}
-        if slot.id in found:
-            return found[slot.id] is Use.READ
+        read = found.get(slot.id)
+        if read is None or read is Use.READ:
+            return read is not None or self.is_whole(slot.holder)
+        return self.reads is not None and id(slot.holder) in self.reads.whole
+
+    def is_whole(self, container: Any) -> bool:
+        """Return whether all items of a container that is read are read: code named none of its
+        keys, or keys that are not known."""
+        if self.reads is None or id(container) in self.reads.whole:
+            return True
         if self._keyed is None:
-            self._keyed = {container for container, _ in found}
-        return id(slot.holder) not in self._keyed
+            self._keyed = {key for key, _ in self.reads.items}
+        return id(container) not in self._keyed
 
     def runs_backward(self) -> bool:
         """Return whether the callable ran a backward; before it has run, whether its code may."""

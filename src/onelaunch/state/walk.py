@@ -356,6 +356,8 @@ def reads_more(
     large = {key for key, (_, _, count) in before.containers.items() if count > SMALL}
     if any(place[0] in large and use > known.get(place, -1) for place, use in reads.items.items()):
         return True  # of a small container every item counts as read
+    if not large.isdisjoint(reads.whole - (before.reads.whole if before.reads else set())):
+        return True
     now = walk(roots, reads, before.reads)
     replaced = {c.slot.id for c in found if c.before is not MISSING}  # new slots stay
     return any(

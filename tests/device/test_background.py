@@ -43,6 +43,14 @@ def captured(fast: Any, count: int, call: Callable[[], object]) -> None:
     assert len(fast.recordings) >= count
 
 
+def idle(fast: Any) -> None:
+    """Wait until nothing is captured beside calls."""
+    end = time.monotonic() + 60
+    while fast._captures.worker.busy and time.monotonic() < end:
+        time.sleep(0.002)
+    assert not fast._captures.worker.busy
+
+
 def network(device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).to(device).eval()
@@ -316,9 +324,7 @@ def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Ran
         drawn = state.dice.random()
         torch.set_default_dtype(torch.float64)
         go.set()
-        end = time.monotonic() + 60
-        while fast._captures.worker.busy and time.monotonic() < end:
-            time.sleep(0.002)
+        idle(fast)
         changed = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
         assert changed is torch.float64
@@ -332,7 +338,7 @@ def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Ran
 
 @pytest.mark.parametrize("kind", ["count", "buffer", "draw"])
 def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str) -> None:
-    """The first call changes nothing; then the caller turns something on."""
+    """The first call changes nothing; then the caller turns something on, between two runs."""
 
     def world() -> tuple[SimpleNamespace, Callable[[Tensor], Tensor]]:
         state = SimpleNamespace(on=False, count=0, buffer=rand(0, 3))
@@ -358,6 +364,8 @@ def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str
             torch.manual_seed(3)
             values: list[Any] = []
             for i in range(20):
+                if i == late and call is fast:
+                    idle(fast)
                 state.on = i >= late
                 values.append((call(rand(i, 3)), state.count, state.buffer.clone()))
             found.append(values)

@@ -275,8 +275,8 @@ def raises() -> Report:
     return report(fast, raised=raised)
 
 
-def guard_fails() -> Report:
-    """After the capture, state that one process read changes: it runs eagerly meanwhile."""
+def _read_on(turned: Callable[[int], bool]) -> Report:
+    """Calls that read a flag, which the caller turns on at some."""
     scale = Flag()
 
     def f(x: Tensor) -> Tensor:
@@ -285,9 +285,14 @@ def guard_fails() -> Report:
         return y + 1
 
     def before(i: int) -> None:
-        scale.on = last() and i >= 6
+        scale.on = turned(i)
 
     return calls(ol.graph(f), before, 16)
+
+
+def guard_fails() -> Report:
+    """After the capture, state that one process read changes: it runs eagerly meanwhile."""
+    return _read_on(lambda i: last() and i >= 6)
 
 
 def in_the_background() -> Report:
@@ -298,17 +303,7 @@ def in_the_background() -> Report:
 
 def other_mode() -> Report:
     """All processes change the same state at the same call, and record anew."""
-    scale = Flag()
-
-    def f(x: Tensor) -> Tensor:
-        y = x * (1 if not scale.on else 1.0)
-        dist.all_reduce(y)
-        return y + 1
-
-    def before(i: int) -> None:
-        scale.on = i >= 6
-
-    return calls(ol.graph(f), before, 16)
+    return _read_on(lambda i: i >= 6)
 
 
 def network() -> nn.Module:

@@ -179,13 +179,19 @@ def test_state_and_gradients_keep_eagers_kernels(device: torch.device, rand: Ran
         assert replays(fast) >= 3
 
 
-def test_weights_that_move(device: torch.device, rand: Rand) -> None:
+def taken_over(device: torch.device, rand: Rand) -> tuple[nn.Module, Any]:
+    """A network, and its graph once compiled code has taken over."""
     net = network(device)
     fast = ol.graph(net, compile="later")
     with torch.inference_mode():
         for i in range(5):
             fast(rand(i, 2, 4))
-        finished(fast)
+    finished(fast)
+    return net, fast
+
+
+def test_weights_that_move(device: torch.device, rand: Rand) -> None:
+    net, fast = taken_over(device, rand)
     net[0].weight.data = net[0].weight.data * 2  # pyright: ignore
     with torch.inference_mode():
         for i in range(8):
@@ -205,12 +211,8 @@ def test_options_that_do_not_go_together(options: Any) -> None:
 
 
 def test_reset(device: torch.device, rand: Rand) -> None:
-    net = network(device)
-    fast = ol.graph(net, compile="later")
+    net, fast = taken_over(device, rand)
     with torch.inference_mode():
-        for i in range(5):
-            fast(rand(i, 2, 4))
-        finished(fast)
         fast.reset()
         assert not fast.recordings
         assert_same(fast(rand(1, 2, 4)), net(rand(1, 2, 4)))

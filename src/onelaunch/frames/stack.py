@@ -41,6 +41,7 @@ class Symbol(NamedTuple):
 
 UNKNOWN = Symbol("unknown")
 MEMBER = "in"
+"""Key of the item that `other in base` looks for."""
 ITERATED = ".0"
 """Name of the argument of a comprehension or generator expression: an iterator."""
 

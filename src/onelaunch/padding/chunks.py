@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.distance import close
@@ -20,7 +19,6 @@ from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, Request, each_once, resized
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
-from onelaunch.padding.taint.attribution import TaintCause
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
 from onelaunch.runtime.signature import spec_of
@@ -33,6 +31,51 @@ from onelaunch.state.walk import StateWalk
 _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and the batcher'
 
 
+class ChunkProofs:
+    """The proofs that calls may be cut into chunks, and the refusals, as long as the state is so.
+    Each has a key of its caller's.
+
+    Args:
+        failures: whether to keep the refusal of a callable that fails, `__cause__`. Another call
+            may bring values that it takes.
+    """
+
+    def __init__(self, buckets: Buckets, callee: Callee, failures: bool) -> None:
+        self._buckets = buckets
+        self._callee = callee
+        self._failures = failures
+        self._kept: dict[Hashable, tuple[StateGuard, Proof | CaptureError]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def of(self, key: Hashable, call: Request, flat: Flat, place: int) -> Proof | CaptureError:
+        """Return the proof that calls may be cut along bucketed dimension `place`, or the refusal.
+        It is found once for each state."""
+        guard, found = self._kept.get(key, (None, None))
+        if found is not None and guard is not None and guard.check():
+            return found
+        driver, device = self._callee.driver_and_device(flat)
+        with driver.exclusive():
+            reached = self._callee.reached(flat)
+            guard = guard_of(reached.walk())
+            dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
+            try:
+                found = prove_chunks(dry_run, self._buckets, call, flat, place)
+            except CaptureError as error:
+                if error.__cause__ is not None and not self._failures:
+                    return error
+                found = copy.copy(error)  # without the frames, which hold tensors
+        self._kept[key] = guard, found
+        return found
+
+
 class Chunks:
     """The proofs that calls may be cut into chunks, by signature.
 
@@ -43,10 +86,9 @@ class Chunks:
 
     def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
         self._buckets = buckets
-        self._callee = callee
         self._most = most
         self._raises = raises
-        self._proofs: dict[CallSpec, tuple[StateGuard, Proof | CaptureError]] = {}
+        self._proofs = ChunkProofs(buckets, callee, failures=True)
 
     def __len__(self) -> int:
         return len(self._proofs)
@@ -69,22 +111,9 @@ class Chunks:
             for t, how in zip(flat.tensors, call.padded, strict=True)
         ]
         spec = spec_of(driver, flat._replace(tensors=example), device)
-        guard, known = self._proofs.get(spec, (None, None))
-        if guard is not None and guard.check():
-            return self._answer(known)
-        if guard is None and len(self._proofs) >= self._most:
+        if spec not in self._proofs and len(self._proofs) >= self._most:
             return None
-        reached = self._callee.reached(flat)
-        guard = guard_of(reached.walk())
-        dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
-        try:
-            found: Proof | CaptureError = prove_chunks(dry_run, self._buckets, call, flat, place)
-        except CaptureError as error:
-            found = copy.copy(error)  # without the frames, which hold tensors
-        self._proofs[spec] = guard, found
-        return self._answer(found)
-
-    def _answer(self, found: Proof | CaptureError | None) -> Proof | CaptureError | None:
+        found = self._proofs.of(spec, call, flat, place)
         if self._raises and isinstance(found, CaptureError):
             raise copy.copy(found)
         return found
@@ -152,21 +181,6 @@ def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, p
 
 
 class _Chunking(Proving):
-    cuts = False
-    """True once rows must not depend on the rows before them."""
-
-    def refusal(
-        self,
-        what: str,
-        found: TaintCause,
-        on: str | None = None,
-        sizes: Sizes = (),
-        fix: str | None = None,
-    ) -> CaptureError:
-        if self.cuts:
-            on, fix = on or "the rows before", fix or _BY_ITSELF
-        return super().refusal(what, found, on, sizes, fix)
-
     def unpadded(self) -> list[tuple[SizeLink, ...]]:
         """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
         sizes = [self.bucket]
@@ -192,7 +206,8 @@ class _Chunking(Proving):
         if changed is not None:
             what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
             raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-        inputs, self.cuts = self.inputs(whole), True
+        inputs = self.inputs(whole)
+        self.on, self.fix = "the rows before", _BY_ITSELF
         taint = TaintMode(self.dry_run.device, trace.steps, front=True)
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,11 +14,9 @@ from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, first_places, flatten, flatten_call, unflatten
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError, GraphError
-from onelaunch.padding.chunks import guard_of, prove_chunks
-from onelaunch.padding.dry_run import DryRun
+from onelaunch.padding.chunks import ChunkProofs
 from onelaunch.padding.pad import Proof, Request, as_made, dense_stride, request
 from onelaunch.sizes.buckets import Sizes
-from onelaunch.state.guard import StateGuard
 
 if TYPE_CHECKING:
     from onelaunch.padding.bucketed import Bucketed
@@ -51,7 +49,7 @@ class JoinedCalls:
     def __init__(self, graphed: Bucketed[..., Any]) -> None:
         self._graphed: Any = graphed
         self.sizes = graphed._buckets.sizes[0]
-        self._proofs: dict[Hashable, tuple[StateGuard, Proof | CaptureError | None]] = {}
+        self._proofs = ChunkProofs(graphed._buckets, graphed._callee, failures=False)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JoinableCall:
         """Take a request apart. One that runs alone has a key of its own."""
@@ -127,34 +125,13 @@ class JoinedCalls:
         each is to run alone, since rows depend on others, or arguments are written to."""
         if one.call is None:
             return None
-        fast, form = self._graphed, one.key[0]
-        guard, found = self._proofs.get(form, (None, None))
-        if guard is not None and guard.check():
-            return _raised(found)
-        driver, device = fast._callee.driver_and_device(one.flat)
-        with driver.exclusive():
-            reached = fast._callee.reached(one.flat)
-            guard = guard_of(reached.walk())
-            dry_run = DryRun(driver, device, fast._callee.eager_form, reached, one.flat.tree)
-            try:
-                proof = prove_chunks(dry_run, fast._buckets, one.call, one.flat, 0)
-                found = None if proof.written else proof
-            except CaptureError as error:
-                if error.__cause__ is not None:
-                    raise
-                found = None
-                if fast.options.on_refusal == "raise":
-                    found = copy.copy(error)  # without the frames, which hold tensors
-                else:
-                    fast._notices.give(error.warning("requests run one by one"), "one by one")
-        self._proofs[form] = guard, found
-        return _raised(found)
-
-
-def _raised(found: Proof | CaptureError | None) -> Proof | None:
-    if isinstance(found, CaptureError):
-        raise copy.copy(found)
-    return found
+        fast, found = self._graphed, self._proofs.of(one.key[0], one.call, one.flat, 0)
+        if not isinstance(found, CaptureError):
+            return None if found.written else found
+        if found.__cause__ is not None or fast.options.on_refusal == "raise":
+            raise copy.copy(found) from found.__cause__
+        fast._notices.give(found.warning("requests run one by one"), "one by one")
+        return None
 
 
 def _not_replayed(graphed: Any) -> tuple[int, int, int]:

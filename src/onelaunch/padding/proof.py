@@ -130,6 +130,10 @@ class Proving:
     """The storages of masks that the callable keeps."""
     lasting: str | None = None
     """A word on lasting traces of a run; None if it leaves no trace."""
+    on: str | None = None
+    """The cause in refusals; None for padding."""
+    fix: str | None = None
+    """The fix in refusals, where an operation has none of its own."""
 
     def prove(self) -> Proof:
         least = self.buckets.smallest(self.bucket)
@@ -410,12 +414,12 @@ class Proving:
         fix: str | None = None,
     ) -> CaptureError:
         reason = found.reason or "it brings rows together"
-        on = on or f"padding to {shown(self.bucket)}"
+        on = on or self.on or f"padding to {shown(self.bucket)}"
         alone = any(n == 1 < b for n, b in zip(sizes, self.bucket, strict=False))
         at_one = _ALONE if alone and reason in (DIVERGES, NUMBER) else None
         if packet_of(found.name) in _BATCH_NORMS:
             fix = self._of_norm()
-        fix = fix or (_UNDRAWN if reason == DRAWN else at_one)
+        fix = fix or self.fix or (_UNDRAWN if reason == DRAWN else at_one)
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",

@@ -80,9 +80,9 @@ class StateWalk:
     _tensors: list[tuple[Slot, Tensor]] | None = None
     """See `tensors`, which a capture asks a dozen times."""
     _by_class: dict[type, list[int]] | None = None
+    """class -> numbers of the slots that hold its instances."""
     _keyed: set[int] | None = None
     """ids of the containers whose items were read or stored by known keys."""
-    """class -> numbers of the slots that hold its instances."""
 
     def is_current(self) -> bool:
         """Return whether a new walk would find the same, in a tenth of its time. False for a

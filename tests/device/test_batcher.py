@@ -392,13 +392,16 @@ def test_bad_arguments(rand: Rand) -> None:
 def test_the_child_of_a_fork_has_no_thread(rand: Rand) -> None:
     """A server that loads before it forks its workers: a request there would wait for good."""
     fast = ol.graph(lambda x: x * 2, buckets=ol.Buckets.powers_of_two(2))
+    x = rand(0, 1, 3)
     with fast.batcher(max_wait_ms=1.0) as batcher:
-        batcher.put(rand(0, 1, 3)).result(60)
+        batcher.put(x).result(60)
         child = os.fork()
-        if child == 0:
+        if child == 0:  # whatever it raises, it runs no other test
+            code = 2
             try:
-                batcher.put(rand(0, 1, 3))
+                batcher.put(x)
             except ol.GraphError as error:
-                os._exit(0 if error.code == "OL211" else 1)
-            os._exit(2)
+                code = 0 if error.code == "OL211" else 1
+            finally:
+                os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -332,6 +332,10 @@ class _Reader:
         arguments = self._pops((step.arg or 0) + 2)
         self._called(arguments[:2], arguments[2:], index)
 
+    def intrinsic(self, step: dis.Instruction, index: int) -> None:
+        if step.argrepr != "INTRINSIC_LIST_TO_TUPLE":  # of spread arguments, from 3.12 on
+            self._other(step)
+
     def call_spread(self, step: dis.Instruction, index: int) -> None:
         count = 3 + ((step.arg or 0) & 1)
         *front, spread, first = self._pops(count) if count == 4 else (*self._pops(3), None)
@@ -436,6 +440,7 @@ _HANDLERS: dict[str, _Handler] = {
     "IMPORT_FROM": _Reader.imported_from,
     **dict.fromkeys(("CALL", "CALL_KW"), _Reader.call),
     "CALL_FUNCTION_EX": _Reader.call_spread,
+    "CALL_INTRINSIC_1": _Reader.intrinsic,
 }
 
 

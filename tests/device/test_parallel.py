@@ -220,14 +220,17 @@ def test_threads(device: torch.device, rand: Rand) -> None:
 
 @on_accelerators
 @pytest.mark.usefixtures("compiled")
-def test_compiled_code_stays_a_chain(device: torch.device, rand: Rand) -> None:
-    """What its kernels read and write is not known."""
+def test_compiled_code(device: torch.device, rand: Rand) -> None:
+    """The same bits as of its chain."""
     model = ensemble(device)
-    fast = ol.graph(model, parallel=True, compile=True)
+    fast, chain = (ol.graph(model, parallel=p, compile=True) for p in (True, False))
     with torch.no_grad():
         for i in range(6):
-            torch.testing.assert_close(fast(rand(i, 5, 4)), model(rand(i, 5, 4)))
-    assert width(fast) == 1
+            x = rand(i, 5, 4)
+            assert_same(fast(x), chain(x))
+            torch.testing.assert_close(fast(x), model(x))
+    assert width(fast) > 2
+    assert width(chain) == 1
 
 
 def test_the_option_is_checked() -> None:

@@ -37,6 +37,7 @@ class Callee:
         fn: the callable as the caller calls it.
         compile: whether the capture runs Inductor's version; see `compilation`.
         dynamic: whether Inductor makes one version for all sizes.
+        parallel: whether its kernels may run at the same time.
         root: name and object where the search for state begins. The object is `fn`, or the module
             whose forward `fn` is.
     """
@@ -47,10 +48,12 @@ class Callee:
         compile: bool | str,
         dynamic: bool,
         root: tuple[str, object] | None,
+        parallel: bool = False,
     ) -> None:
         self.fn = fn
         self.compile = compile
         self.dynamic = dynamic
+        self.parallel = parallel
         self.root = root or (getattr(fn, "__name__", "callable"), fn)
         self._compiled: Callable[..., Any] | None = None
         self.reads: Reads | None = None
@@ -263,7 +266,7 @@ class Callee:
         if not self.compile or driver.compiler is None:
             return self.fn
         if self._compiled is None:
-            self._compiled = compiled(self.fn, driver, self.compile, self.dynamic)
+            self._compiled = compiled(self.fn, driver, self.compile, self.dynamic, self.parallel)
         return self._compiled
 
 

@@ -21,6 +21,8 @@ from onelaunch.watch.compiled_accesses import note_host_inputs
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
+_OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
+"""Options of Inductor's: it makes what takes the memory of another result wait for its readers."""
 _MOST = 200
 """The most characters of an error's first line."""
 _COMPILES = 1 << 16
@@ -29,16 +31,21 @@ run it eagerly. Our own options bound the number of recordings."""
 
 
 def compiled(
-    fn: Callable[..., Any], driver: Driver, mode: bool | str, dynamic: bool
+    fn: Callable[..., Any],
+    driver: Driver,
+    mode: bool | str,
+    dynamic: bool,
+    parallel: bool = False,
 ) -> Callable[..., Any]:
     """Return `fn` compiled for its device, to be called in warm-ups and captures.
 
     Args:
         mode: True or ``"default"``, or ``"max-autotune"`` (slow to build).
         dynamic: compile once for all sizes instead of once for each. Inductor treats size 1 apart.
+        parallel: let kernels that need not wait for each other have memory of their own.
     """
     chosen = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
-    backend = backend_of(driver, chosen, {})
+    backend = backend_of(driver, chosen, _OWN_MEMORY if parallel else {})
 
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():

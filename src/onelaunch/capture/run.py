@@ -82,6 +82,7 @@ from onelaunch.watch.compiled_accesses import (
     places,
     refuse_handed_on,
 )
+from onelaunch.watch.compiled_lanes import CompiledLanes
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
@@ -303,8 +304,8 @@ class CaptureRun:
             constants=self.constants,
         )
         made.filled_sets = snapshot.walk.filled_sets()
+        made.lanes = capture.lanes
         if job.accesses is None:
-            made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
             stand = zip(self.state_inputs, statics[count:], strict=True)
@@ -326,7 +327,9 @@ class CaptureRun:
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
             noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
             make_way()
-            with leaves_refused(), around, noting:
+            lanes = observer.lanes
+            dealt = nullcontext() if lanes is None else CompiledLanes(lanes, job.driver, job.device)
+            with leaves_refused(), around, noting, dealt:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)

@@ -183,10 +183,8 @@ class Dealer:
     def lane(self, call: OperatorCall) -> int:
         """Choose a lane by its last operation, which comes before this call anyway. Else take a
         free lane, or the lane unused for longest."""
-        needed = {self._writer[s] for s in call.storages.values() if s in self._writer}
-        for s in _written(call):
-            needed.update(self._readers.get(s, ()))
-        self._needed, before = needed, 0
+        needed = self._look(set(call.storages.values()), _written(call))
+        before = 0
         for other in needed:
             before |= self._behind[other]
         large = call.op.multiplies or any(t.nbytes > _LARGE_BYTES for t in call.on_device)
@@ -201,14 +199,29 @@ class Dealer:
     def ran(self, call: OperatorCall, lane: int | None) -> None:
         """Record the call that `lane` was last asked about: it has work of the device. `lane` is
         None if it used none."""
+        read = set(call.storages.values())
+        if lane is not None:
+            self.last[lane] = len(self._behind)
+        self._note(read, _written(call) | {s for _, s in call.made if s not in read})
+
+    def ran_beside(self, read: set[int], written: set[int]) -> None:
+        """Record work of the device that is in no lane, by the storages that it touches."""
+        self._look(read, written)
+        self._note(read, written)
+
+    def _look(self, read: set[int], written: set[int]) -> set[int]:
+        needed = {self._writer[s] for s in read | written if s in self._writer}
+        for s in written:
+            needed.update(self._readers.get(s, ()))
+        self._needed = needed
+        return needed
+
+    def _note(self, read: set[int], written: set[int]) -> None:
         number, before = len(self._behind), 0
         for other in self._needed:
             before |= self._behind[other] | 1 << other
         self._behind.append(before)
-        if lane is not None:
-            self.last[lane] = number
-        read = set(call.storages.values())
-        for s in _written(call) | {s for _, s in call.made if s not in read}:
+        for s in written:
             self._writer[s], self._readers[s] = number, []
         for s in read:
             self._readers.setdefault(s, []).append(number)

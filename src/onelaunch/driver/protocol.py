@@ -135,6 +135,11 @@ class Lanes(Protocol):
         """Note what the operation that just ran touched."""
         ...
 
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """Keep memory that compiled code frees from being taken again at once: what takes it would
+        have to wait. Some of it, for a while."""
+        ...
+
 
 class Capture(Protocol):
     """The requests that a body may make while its operations are recorded."""

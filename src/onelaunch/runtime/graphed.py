@@ -90,7 +90,7 @@ class Graphed(Service, Generic[P, R]):
         self._name = name = getattr(fn, "__name__", type(fn).__name__)
         self._pool = pool = pool or PoolManager()
         self._callee = callee = callee or Callee(
-            fn, options.compile, dynamic=options.buckets is not None, root=root
+            fn, options.compile, options.buckets is not None, root, bool(options.parallel)
         )
         self._notices = Notices()
         self._signatures = signatures = Signatures(name, self._notices)

@@ -223,7 +223,7 @@ class Recorder:
             follows=attempt.strategy.follows,
             following=following,
             brought=brought,
-            parallel=options.parallel and not hidden,
+            parallel=options.parallel,
         )
 
     def _in_place(self, attempt: Attempt) -> InPlace | None:

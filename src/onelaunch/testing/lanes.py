@@ -52,6 +52,9 @@ class TapeLanes:
             self.groups.append(NodeGroup(self._first, len(self._steps), touched))
             self._dealer.ran(call, self._lane)
 
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """See `Lanes.keep`; a tape keeps memory by its lanes alone."""
+
     def reorder(self) -> int:
         """Put the steps into another order that is as good. Return the number of steps of the
         longest chain."""

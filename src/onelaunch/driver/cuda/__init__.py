@@ -10,6 +10,7 @@
     bundles.py       small inputs and results that share a node
     ragged.py        rows added and left off by a node
     lanes.py         operations in several streams, and the edges of a graph
+    triton_launches.py  kernels that Inductor's code launches
     rebind.py        kernels that reach inputs and outputs where the caller has them; their proof
     scalars.py       numbers in the arguments of recorded kernels
     rewind.py       random state that a callable saves and sets

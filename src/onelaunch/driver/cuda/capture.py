@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.cuda import lanes, nodes
+from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
-from onelaunch.driver.cuda.lanes import CudaLanes
+from onelaunch.driver.cuda.lanes import CudaLanes, prepare
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
+from onelaunch.driver.cuda.triton_launches import watching_launches
 from onelaunch.driver.protocol import Provenance, Travel
 from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError, GraphError, let_go
@@ -194,7 +195,7 @@ def record(
     anything(index)  # while memory can still be had outside the pool
     recorder = CudaRecorder(pool, bundled)
     if parallel:
-        lanes.prepare(index)
+        prepare(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -261,17 +262,19 @@ def _run(
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
 ) -> tuple[T, int]:
+    lanes = recorder.lanes
+    launches = contextlib.nullcontext() if lanes is None else watching_launches(lanes.launched)
     try:
-        with refusing_events(torch.cuda.Event, _is_capturing):
+        with refusing_events(torch.cuda.Event, _is_capturing), launches:
             result = body(recorder)
         torch.cuda.set_stream(stream)  # the body may have left another one
         recorder.staged()
-        if recorder.lanes is not None:
-            recorder.lanes.join()
+        if lanes is not None:
+            lanes.join()
         _end(graph)
-        if recorder.lanes is not None:
+        if lanes is not None:
             assert recorder.pool.allocated is not None
-            recorder.lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
+            lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
         driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:
         explained = _explain(error)

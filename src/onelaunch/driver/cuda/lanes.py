@@ -11,14 +11,18 @@ from __future__ import annotations
 import functools
 import struct
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.memory import Allocated, live_blocks, region
+from onelaunch.driver.cuda.memory import Allocated, live_blocks, region, storage
 from onelaunch.driver.cuda.streams import bindings, new_stream
+from onelaunch.driver.cuda.triton_launches import Launched
 from onelaunch.driver.edges import (
     LANES,
     Access,
@@ -34,6 +38,8 @@ T = TypeVar("T")
 
 _LEAST_ADDRESS = 1 << 32
 """No memory of a device lies below."""
+SPARE_BYTES = 64 << 20
+"""The most memory that is kept from being taken again; see `Lanes.keep`."""
 _WORTH = 0.95
 """The longest chain, as a part of all nodes, above which the recording stays one chain."""
 
@@ -60,6 +66,8 @@ class CudaLanes:
         self._tails: dict[int, int | None] = {}
         """Lane -> the node that its next one waits for, since it has been in use."""
         self._ran: list[_Ran] = []
+        self._kept: deque[torch.UntypedStorage] = deque()
+        self._kept_bytes = 0
 
     def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
         lane = self._dealer.lane(call)
@@ -86,8 +94,32 @@ class CudaLanes:
             self._ran.append(_Ran(accesses_of(call, region), before, last))
             self._dealer.ran(call, lane)
 
+    def launched(self, launch: Launched) -> Any:
+        """Launch a kernel of Triton's, and note what it touched."""
+        before = nodes.last(self._raw)
+        result = launch()
+        last = nodes.last(self._raw)
+        if last != before and last is not None:
+            # It may read beyond a view. What it writes is a part of its own of a concatenation.
+            touched = [_whole(t) for t in launch.reads]
+            touched += [Access(*region(t)[1:], True) for t in launch.writes]
+            self._ran.append(_Ran(touched, before, last))
+            read, written = (set(map(storage, ts)) for ts in (launch.reads, launch.writes))
+            self._dealer.ran_beside(read, written)
+            self.keep([*launch.reads, *launch.writes])
+        return result
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """See `Lanes.keep`. The oldest memory goes first."""
+        for t in tensors:
+            self._kept.append(memory := local(t).untyped_storage())
+            self._kept_bytes += memory.nbytes()
+        while self._kept_bytes > SPARE_BYTES:
+            self._kept_bytes -= self._kept.popleft().nbytes()
+
     def join(self) -> None:
         """Let the capture end after the work of all lanes."""
+        self._kept.clear()
         for lane in self._tails:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
@@ -138,6 +170,11 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
             if stop - start == count and (not found or start >= found[-1].last):
                 found.append(NodeGroup(start, stop, accesses))
     return found
+
+
+def _whole(t: Tensor) -> Access:
+    memory = local(t).untyped_storage()
+    return Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), False)
 
 
 def _work_on(stream: torch.cuda.Stream) -> None:

@@ -250,7 +250,7 @@ def measured(name: str) -> dict[str, Any]:
         "target": TARGETS.get(name, LEAST),
         "same bits": same,
         "nodes": recording.nodes,
-        "longest chain": recording.longest,
+        "longest chain": (recording.parallel or recording).longest,
         "first replay s": {"onelaunch": chain_seconds, "onelaunch-parallel": seconds},
         "pool bytes": {"onelaunch": plain.pool_bytes, "onelaunch-parallel": recording.pool_bytes},
     }

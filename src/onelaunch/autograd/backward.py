@@ -30,6 +30,7 @@ from onelaunch.driver.protocol import (
     Graph,
     Rewind,
 )
+from onelaunch.driver.schedule import Parallel
 from onelaunch.frames.reads import Reads
 from onelaunch.state.slots import Slot
 from onelaunch.trace_names import annotated, profiler, sizes
@@ -65,7 +66,7 @@ class ForwardRun(NamedTuple):
             Python.
         copied_to_device: the host values that it copied to the device.
         rebound: slots in which each forward stores a tensor.
-        parallel: whether operations may run at the same time.
+        parallel: see `Driver.capture`.
     """
 
     where: str | None
@@ -74,7 +75,7 @@ class ForwardRun(NamedTuple):
     compiled: bool
     copied_to_device: Sequence[Tensor]
     rebound: Sequence[Slot]
-    parallel: bool
+    parallel: Parallel
 
 
 @dataclass(slots=True, eq=False)

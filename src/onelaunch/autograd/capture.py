@@ -25,6 +25,7 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import flatten
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
+from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection, out_of_reach
@@ -58,6 +59,7 @@ class _Capturing:
     rehearsal: Rehearsal | None
     constants: DeviceConstants | None
     before: StateWalk | None
+    parallel: Parallel
     effects: _Effects = field(init=False)
     """The effects of the last run."""
 
@@ -124,7 +126,7 @@ class _Capturing:
                     stream=stream,
                     bundled=True,
                     rewind=rewind,
-                    parallel=self.static.forward.parallel,
+                    parallel=self.parallel,
                 )
                 self._settle(graph)
             except CaptureError as error:
@@ -158,6 +160,7 @@ def capture_backward(
     kept: bool,
     rehearsal: Rehearsal | None = None,
     in_place: InPlace | None = None,
+    ahead: bool = False,
 ) -> Backward:
     """Capture a backward as one launch. Under `kept` its gradients lie in its own memory, which
     nothing else writes. They need no copy while nobody holds the gradients of its previous launch.
@@ -170,6 +173,7 @@ def capture_backward(
         rehearsal: the same backward, before. Without it no host values are lifted, except those
             that the forward has copied to the device.
         in_place: the memory of the caller that kernels are to reach, where that is proven.
+        ahead: true if no forward has filled the saved tensors yet, so that nothing may run.
     """
     driver, constants = static.driver, None
     if static.device.type != "cpu" and (rehearsal is not None or static.forward.compiled):
@@ -181,7 +185,11 @@ def capture_backward(
         )
         constants = DeviceConstants(static.device, foreseen)
     before = None if rehearsal is None else rehearsal.state()
-    capturing = _Capturing(static, grads, moved, pool, kept, rehearsal, constants, before)
+    parallel = static.forward.parallel
+    capturing = _Capturing(
+        *(static, grads, moved, pool, kept, rehearsal, constants, before),
+        bool(parallel) if ahead else parallel,
+    )
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():
         graph, made = capturing.recorded(rewind)

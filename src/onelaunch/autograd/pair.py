@@ -311,7 +311,7 @@ class AutogradPair:
         grads = [torch.zeros_like(t) for t in self.static.outputs]
         kind = self._kind(grads)
         if kind is not None and kind.launch is None:
-            self._capture(kind, grads, (), kept=True, link=self.link)
+            self._capture(kind, grads, (), kept=True, ahead=True)
 
     def _kind(self, grads: Gradients) -> _Kind | None:
         """Return the kind of these gradients, or None if no recording may replace eager."""
@@ -376,11 +376,11 @@ class AutogradPair:
             self._warn(GraphError("OL306", what, why=why, fix=_IN_PLACE).warning(_EAGERLY))
 
     def _capture(
-        self, kind: _Kind, grads: Gradients, moved: Moved, *, kept: bool, link: Link | None = None
+        self, kind: _Kind, grads: Gradients, moved: Moved, *, kept: bool, ahead: bool = False
     ) -> None:
         """Capture a backward, if the lock is free. The holder of the lock may be waiting for this
         thread, if it is the engine's."""
-        driver = self.static.driver
+        driver, link = self.static.driver, self.link if ahead else None
         if self.retired or driver.capturing() or not driver.lock.acquire(blocking=False):
             return
         try:
@@ -396,6 +396,7 @@ class AutogradPair:
                     kept=kept,
                     rehearsal=kind.rehearsal,
                     in_place=self._in_place,
+                    ahead=ahead,
                 )
             verdict = backward.verdict
             if verdict is not None and verdict.difference is not None:
@@ -469,7 +470,7 @@ class ForwardGraph:
         self._graph = graph
         self._pair = pair
         self.travels: tuple[Travel, ...] = graph.travels
-        self.rebound, self.nodes, self.longest = graph.rebound, graph.nodes, graph.longest
+        self.rebound, self.nodes, self.schedule = graph.rebound, graph.nodes, graph.schedule
         launch: Launch = graph.launch
         self.launch = launch if pair.link is None else pair.link.forward(pair.lease, launch)
         self.scalar_patch = graph.scalar_patch

@@ -12,6 +12,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import Following
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.protocol import DevicePool, Driver, InPlace
+from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import SEEDING
 from onelaunch.errors import CaptureError
 from onelaunch.sizes.dims import SizeLink, Varying
@@ -56,7 +57,7 @@ class CaptureJob:
         following: numbers that the caller was seen to vary, or the callable to move on, without
             constants.
         brought: state that the caller replaces between calls, which becomes inputs.
-        parallel: whether operations may run at the same time.
+        parallel: see `Driver.capture`.
     """
 
     driver: Driver
@@ -78,7 +79,7 @@ class CaptureJob:
     follows: Sequence[tuple[SizeLink, ...]]
     following: Following
     brought: tuple[Brought, ...]
-    parallel: bool
+    parallel: Parallel
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else

@@ -18,6 +18,7 @@ from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
 from onelaunch.capture.scalar_trace import Step
 from onelaunch.driver.protocol import Driver, Graph, Travel
+from onelaunch.driver.schedule import Schedule
 from onelaunch.source import Place
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
@@ -47,8 +48,8 @@ class Recording:
         by_address: the names of the tensors that kernels read in place.
         untraced: tensors read by address for which no attribute or variable was found.
         nodes: kernels and copies in one launch.
-        longest: the length of the longest chain of nodes. It may be less than `nodes` under
-            ``parallel=True``.
+        parallel: the lanes of operations that run at the same time, the longest chain, and the
+            gain. Its text is a picture. None: each node waits for the one before it.
         capture_seconds: the time that the capture took.
         retries: the reason for each attempt after the first.
         pool_bytes: the growth of the pool for it; 0 if it fitted into memory of the pool.
@@ -71,7 +72,7 @@ class Recording:
     by_address: list[str]
     untraced: list[str]
     nodes: int
-    longest: int
+    parallel: Schedule | None
     capture_seconds: float
     retries: tuple[str, ...]
     pool_bytes: int
@@ -260,7 +261,7 @@ def describe(
         by_address=captured.guard.names(),
         untraced=[str(TensorSpec.of(t)) for t in captured.facts.untraced],
         nodes=captured.graph.nodes,
-        longest=captured.graph.longest,
+        parallel=captured.graph.schedule,
         capture_seconds=captured.facts.seconds,
         retries=captured.facts.retries,
         pool_bytes=captured.graph.memory_bytes,

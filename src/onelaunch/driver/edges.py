@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import OperatorCall, Region
+from onelaunch.driver.schedule import Schedule, schedule
 
 
 class Access(NamedTuple):
@@ -38,11 +39,13 @@ class NodeGroup:
 
     Attributes:
         accesses: what they touch; None if that is unknown: everything else waits.
+        name: that of the operation.
     """
 
     first: int
     last: int
     accesses: list[Access] | None = field(default_factory=list[Access])
+    name: str = "(other)"
 
 
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
@@ -116,6 +119,11 @@ class Dependencies:
         """Tell whether two groups may run at the same time."""
         low, high = sorted((first, second))
         return low != high and not self._behind[high] >> low & 1
+
+    def schedule(self, groups: Sequence[NodeGroup]) -> Schedule:
+        """Return the lanes of the groups, for users."""
+        lengths = [group.last - group.first for group in groups]
+        return schedule([group.name for group in groups], lengths, self.waits)
 
     def edges(self, groups: Sequence[NodeGroup]) -> Iterator[tuple[int, int]]:
         """Yield the edges between nodes, each with the node that comes first."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.driver.aten import Operator
+from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
@@ -136,8 +137,7 @@ class Lanes(Protocol):
         ...
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Keep memory that compiled code frees from being taken again at once: what takes it would
-        have to wait. Some of it, for a while."""
+        """Keep memory that compiled code frees for a while: what takes it would have to wait."""
         ...
 
 
@@ -257,8 +257,8 @@ class Graph(Protocol):
         ...
 
     @property
-    def longest(self) -> int:
-        """Number of nodes of the longest chain: `nodes` if each waits for the one before it."""
+    def schedule(self) -> Schedule | None:
+        """The lanes of its operations; None if each node waits for the one before it."""
         ...
 
     @property
@@ -444,7 +444,7 @@ class Driver(Protocol):
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
-        parallel: bool = False,
+        parallel: Parallel = False,
     ) -> tuple[Graph, T]:
         """Record the operations of `body`, and return the graph with the body's result. Afterwards
         older memory and the random state are as they were. On any exception everything is freed,
@@ -457,7 +457,8 @@ class Driver(Protocol):
                 then come after all else of the body.
             rewind: None: a body that saves or sets random state is refused.
             parallel: let operations run at the same time that need not wait for each other; see
-                `Capture.lanes`.
+                `Capture.lanes`. ``"auto"``: if the branches are faster than the chain, measured
+                with the tensors of this call, whose memory is afterwards as it was.
 
         Raises:
             CaptureError: OL111, out of memory; OL109, a refusal of the device without a better

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from onelaunch.driver.schedule import Parallel
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.pool import Pool
 from onelaunch.sizes.buckets import Buckets
@@ -27,7 +28,7 @@ class GraphOptions(TypedDict, total=False):
     gradients: Gradients
     capturable: bool
     compile: bool | str
-    parallel: bool
+    parallel: Parallel
     capture: CaptureWhen
     pool: Pool | None
     max_recordings: int
@@ -47,7 +48,7 @@ class Options:
     gradients: Gradients = "autograd"
     capturable: bool = False
     compile: bool | str = False
-    parallel: bool = False
+    parallel: Parallel = False
     capture: CaptureWhen = "call"
     max_recordings: int = 64
     max_in_flight: int = 4
@@ -61,8 +62,8 @@ class Options:
         _one_of("gradients", self.gradients, ("autograd", "direct"))
         _one_of("on_mismatch", self.on_mismatch, ("record", "raise"))
         _one_of("on_refusal", self.on_refusal, ("raise", "eager", "split"))
-        _one_of("capturable", self.capturable, (False, True))
-        _one_of("parallel", self.parallel, (False, True))
+        _one_of("capturable", self.capturable, (False, True, "auto"))
+        _one_of("parallel", self.parallel, (False, True, "auto"))
         _one_of("capture", self.capture, ("call", "background"))
         _one_of("compile", self.compile, (False, True, "default", "max-autotune", "later"))
         if self.compile == "later":

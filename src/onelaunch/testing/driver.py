@@ -19,6 +19,7 @@ from torch import Tensor
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Region, Rewind
+from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.select import register
 from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError
@@ -163,7 +164,7 @@ class TapeDriver:
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
-        parallel: bool = False,
+        parallel: Parallel = False,
     ) -> tuple[TapeGraph, T]:
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)
@@ -193,8 +194,8 @@ class TapeDriver:
                 recorder.restore()
             if recorder.refused is not None:  # whatever the body made of it
                 raise recorder.refused
-            longest = len(recorder.steps) if lanes is None else lanes.reorder()
-            return TapeGraph(pool, memory, ports, recorder.steps, longest), cast(T, result)
+            schedule = None if lanes is None else lanes.reorder()
+            return TapeGraph(pool, memory, ports, recorder.steps, schedule), cast(T, result)
 
     def rebind(
         self,

@@ -21,6 +21,7 @@ from onelaunch.driver.protocol import (
     Released,
     Travel,
 )
+from onelaunch.driver.schedule import Schedule
 from onelaunch.errors import CaptureError
 from onelaunch.testing.arena import Arena, Block, newest
 from onelaunch.testing.memory import HostMemory
@@ -118,7 +119,7 @@ class TapeGraph:
     """One recording: calls with their arguments bound, in order. Keeps no caller's tensor.
 
     Args:
-        longest: the number of steps of the longest chain.
+        schedule: see `Graph.schedule`.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class TapeGraph:
         memory: HostMemory,
         ports: Ports,
         steps: list[Step],
-        longest: int,
+        schedule: Schedule | None,
     ) -> None:
         self.travels: tuple[Travel, ...] = tuple(p.travel for p in ports.inputs)
         self.memory_bytes = memory.nbytes
@@ -138,7 +139,7 @@ class TapeGraph:
         self._steps = steps
         self._left: list[Port] = []
         self._live = True
-        self.longest = longest + sum(port.at_once for port in ports.inputs)
+        self.schedule = schedule
         pool.add(self)
 
     rebound = frozenset[int]()

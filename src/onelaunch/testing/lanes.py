@@ -11,6 +11,7 @@ from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
 from onelaunch.driver.edges import Access, Dealer, Dependencies, NodeGroup, accesses_of, completed
 from onelaunch.driver.protocol import OperatorCall, Region
+from onelaunch.driver.schedule import Schedule
 from onelaunch.testing.arena import Arena
 
 T = TypeVar("T")
@@ -49,15 +50,14 @@ class TapeLanes:
             touched = accesses_of(call, region)
             if touched is not None:  # with what it freed before it returned
                 touched += [Access(*span, True) for span in self._arena.allocated]
-            self.groups.append(NodeGroup(self._first, len(self._steps), touched))
+            self.groups.append(NodeGroup(self._first, len(self._steps), touched, call.op.base))
             self._dealer.ran(call, self._lane)
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """See `Lanes.keep`; a tape keeps memory by its lanes alone."""
 
-    def reorder(self) -> int:
-        """Put the steps into another order that is as good. Return the number of steps of the
-        longest chain."""
+    def reorder(self) -> Schedule | None:
+        """Put the steps into another order that is as good. Return the lanes; None for a chain."""
         groups = completed(self.groups, len(self._steps))
         order = Dependencies(groups)
         self._steps[:] = [
@@ -65,7 +65,7 @@ class TapeLanes:
             for number in shuffled(order)
             for step in self._steps[groups[number].first : groups[number].last]
         ]
-        return order.longest
+        return order.schedule(groups) if order.longest < order.nodes else None
 
 
 def region(t: Tensor) -> Region:

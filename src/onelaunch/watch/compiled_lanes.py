@@ -10,6 +10,8 @@ from onelaunch.driver.aten import OfKind, operator
 from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.watch.operations import OpCall, Watching
 
+_C: Any = torch._C
+
 
 class CompiledLanes(Watching):
     """A mode that runs the operations of compiled code in lanes, and watches nothing else."""
@@ -19,6 +21,16 @@ class CompiledLanes(Watching):
         self._lanes = lanes
         self._storage = driver.storage
         self._here = OfKind(device.type)
+
+    # Without torch's flags of the process, under which Dynamo compiles nothing any more.
+
+    def __enter__(self) -> Any:
+        _C._push_on_torch_dispatch_stack(self)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        while _C._pop_torch_dispatch_stack(None) is not self:
+            pass
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation in a lane."""

@@ -6,24 +6,27 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
-from onelaunch.driver.cuda.lanes import CudaLanes, prepare
+from onelaunch.driver.cuda.lanes import Branches, CudaLanes, prepare
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
+from onelaunch.driver.cuda.trial import LEAST_GAIN, gain
 from onelaunch.driver.cuda.triton_launches import watching_launches
 from onelaunch.driver.protocol import Provenance, Travel
+from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
@@ -66,6 +69,9 @@ class CudaRecorder:
 
     Attributes:
         bundled: true if small ports may share a node.
+        tries: true if branches have to pay: see `trial`.
+        branches: the edges of the graph, if it is no chain.
+        chain: an executable without branches, to be compared.
         examples: the source of each input port, as it was given.
         held: memory that must not be given away before the capture ends.
     """
@@ -73,6 +79,10 @@ class CudaRecorder:
     pool: CudaPool
     bundled: bool = False
     lanes: CudaLanes | None = None
+    rewind: CudaRewind | None = None
+    tries: bool = False
+    branches: Branches | None = None
+    chain: int | None = None
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
@@ -140,6 +150,28 @@ class CudaRecorder:
                 self._copy_node(port, copy)
         self._waiting.clear()
 
+    def connect(self, graph: int, lanes: CudaLanes) -> None:
+        """Give a graph its edges, before it is instantiated."""
+        assert self.pool.allocated is not None
+        found = lanes.branches(graph, self.pool.allocated, self._nodes())
+        # Neither unknown writes can be undone nor a state that is set while it runs.
+        fixed = found.written is not None and not (self.rewind and self.rewind.used)
+        if found.schedule is not None and (fixed or not self.tries):
+            self.branches = found
+            if self.tries:
+                nodes.connect(graph, found.chain)
+                self.chain = nodes.instantiated(graph)
+        nodes.connect(graph, found.chain if self.branches is None else found.edges)
+
+    def _nodes(self) -> set[int]:
+        """Return the nodes of the ports."""
+        found: set[int] = set()
+        for port in (*self.inputs, *self.outputs):
+            shared = None if port.bundle is None else port.bundle[0]
+            kernels = [p.kernel.node for p in (port.rows, shared) if p is not None]
+            found.update(kernels or [port.node])
+        return found
+
     def _copy(self, port: CudaPort, target: int, source: int) -> None:
         copy = Copy(target, source, port.nbytes)
         if self.bundled and port.nbytes <= MOST_BYTES:
@@ -159,7 +191,7 @@ class Recorded:
 
     Attributes:
         plans: the plans of its FFTs, if it has any.
-        longest: the number of nodes of the longest chain; None: all.
+        schedule: the lanes; None: it is a chain.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -168,7 +200,7 @@ class Recorded:
     examples: list[Tensor]
     driver_bytes: int
     plans: Plans | None
-    longest: int | None
+    schedule: Schedule | None
 
 
 def record(
@@ -178,7 +210,7 @@ def record(
     stream: torch.cuda.Stream | None = None,
     bundled: bool = False,
     rewind: CudaRewind | None = None,
-    parallel: bool = False,
+    parallel: Parallel = False,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
 
@@ -193,7 +225,7 @@ def record(
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = CudaRecorder(pool, bundled)
+    recorder = CudaRecorder(pool, bundled, rewind=rewind, tries=parallel == "auto")
     if parallel:
         prepare(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -234,8 +266,37 @@ def record(
     except CaptureError:
         graph.reset()
         raise
-    longest = None if recorder.lanes is None else recorder.lanes.longest
-    return Recorded(graph, *ports, driver_bytes, used, longest), result
+    if recorder.chain is not None:
+        _choose(graph, recorder)
+    schedule = None if recorder.branches is None else recorder.branches.schedule
+    return Recorded(graph, *ports, driver_bytes, used, schedule), result
+
+
+def _choose(graph: torch.cuda.CUDAGraph, recorder: CudaRecorder) -> None:
+    """Keep the branches of a graph only if they pay, measured with the tensors of this call."""
+    branches, chain, pool = recorder.branches, recorder.chain, recorder.pool
+    assert branches is not None
+    assert branches.schedule is not None
+    assert branches.written is not None
+    assert chain is not None
+    found: float | None = None
+    try:
+        with torch.cuda.device(pool.index):
+            stream = torch.cuda.current_stream(pool.index).cuda_stream
+            with pool.order.launch(stream):
+                pool.refresh()
+                buffered = ((i, p) for i, p in enumerate(recorder.inputs) if p.buffer is not None)
+                bring([*buffered], recorder.examples)
+                executable = graph.raw_cuda_graph_exec()
+                found = gain(chain, executable, branches.written, pool.ranges, pool.index)
+    finally:
+        nodes.destroy_executable(chain)
+    if found is not None and found >= LEAST_GAIN:
+        recorder.branches = replace(branches, schedule=replace(branches.schedule, gain=found))
+    else:
+        nodes.connect(graph.raw_cuda_graph(), branches.chain)
+        graph.instantiate()
+        recorder.branches = None
 
 
 def _begin(
@@ -273,8 +334,7 @@ def _run(
             lanes.join()
         _end(graph)
         if lanes is not None:
-            assert recorder.pool.allocated is not None
-            lanes.connect(graph.raw_cuda_graph(), recorder.pool.allocated)
+            recorder.connect(graph.raw_cuda_graph(), lanes)
         driver_bytes = _instantiate(graph, recorder.index)
     except RuntimeError as error:
         explained = _explain(error)

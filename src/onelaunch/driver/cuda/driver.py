@@ -26,6 +26,7 @@ from onelaunch.driver.cuda.rebind import rebind
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import bindings, capture_stream, device_index, new_stream
 from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Rewind
+from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.substitutes import watching_resizes
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ class CudaDriver:
         stream: object = None,
         bundled: bool = False,
         rewind: Rewind | None = None,
-        parallel: bool = False,
+        parallel: Parallel = False,
     ) -> tuple[CudaGraph, T]:
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
@@ -161,7 +162,7 @@ class CudaDriver:
         try:
             with watching_resizes(memory.resized):
                 on = _stream(stream, pool.index)
-                parallel = parallel and capabilities().rebind
+                parallel = capabilities().rebind and parallel
                 recorded, result = record(body, pool, generators, on, bundled, rewind, parallel)
             grown = pool.memory_bytes - pool.earlier.nbytes
             rewinds = rewind if rewind is not None and (rewind.used or not rewind.done) else None

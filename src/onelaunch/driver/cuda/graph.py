@@ -17,10 +17,11 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.buffers import bring, take
 from onelaunch.driver.cuda.bundles import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import CudaPort, Recorded
-from onelaunch.driver.cuda.memory import CudaPool, Ranges, alias, beside_captures
+from onelaunch.driver.cuda.memory import CudaPool, Ranges, beside_captures
 from onelaunch.driver.cuda.ragged import RowNode, point
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.scalars import CudaScalarPatch
@@ -151,7 +152,7 @@ class CudaGraph:
         self.nodes = 0
         if capabilities().memcpy_nodes:
             self.nodes = _wire(self.wiring, recorded, pool.index)
-        self.longest = self.nodes if recorded.longest is None else recorded.longest
+        self.schedule = recorded.schedule
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators, rewind)
         self._plans = recorded.plans
         if self._plans is not None:
@@ -305,7 +306,7 @@ def _bind(
                     elsewhere = _place(places, targets)
                     nodes.apply(patches)
                 if early:
-                    _bring(early, sources)
+                    bring(early, sources)
                 if random is False:
                     replay(stream)
                 else:
@@ -313,7 +314,7 @@ def _bind(
                 for copy in elsewhere:
                     nodes.copy(*copy, stream)
                 if late:
-                    _take(late, targets)
+                    take(late, targets)
             except BaseException:  # Ctrl-C too: no node may stay pointed at a caller's memory
                 nodes.try_all(wiring.rest())
                 raise
@@ -414,29 +415,3 @@ def _place(places: list[Direct], targets: Sequence[Tensor]) -> list[tuple[int, i
         for word, distance in words:
             word.value = address + distance
     return elsewhere
-
-
-def _bring(early: list[tuple[int, CudaPort]], sources: Sequence[Tensor]) -> None:
-    with torch.inference_mode():  # whatever mode the buffers were made in, and no autograd
-        for index, port in early:
-            buffer, source = port.buffer, sources[index]
-            assert buffer is not None
-            if port.travel == Travel.FILL:
-                buffer.fill_(source)
-            else:
-                buffer.copy_(_like(buffer, source, port.displacement))
-
-
-def _take(late: list[tuple[int, CudaPort]], targets: Sequence[Tensor]) -> None:
-    with torch.inference_mode():
-        for index, port in late:
-            buffer = port.buffer
-            assert buffer is not None
-            _like(buffer, targets[index], port.displacement).copy_(buffer)
-
-
-def _like(buffer: Tensor, t: Tensor, displacement: int) -> Tensor:
-    """View the bytes of `t` where the buffer is of bytes (a port of nodes without bindings)."""
-    if buffer.dtype is t.dtype and buffer.shape == t.shape:
-        return t
-    return alias(t, torch.uint8, tuple(buffer.shape), (1,), -displacement)

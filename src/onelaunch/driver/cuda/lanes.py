@@ -13,6 +13,8 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,6 +35,7 @@ from onelaunch.driver.edges import (
     completed,
 )
 from onelaunch.driver.protocol import OperatorCall
+from onelaunch.driver.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -49,12 +52,7 @@ class CudaLanes:
 
     Args:
         stream: the stream under capture, on which everything else runs.
-
-    Attributes:
-        longest: the number of nodes of the longest chain, once the edges are there.
     """
-
-    longest: int
 
     def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
         self._index = index
@@ -91,7 +89,8 @@ class CudaLanes:
         before, last = self._tails[lane], nodes.last(self._lanes[lane].cuda_stream)
         if last != before and last is not None:
             self._tails[lane] = last
-            self._ran.append(_Ran(accesses_of(call, region), before, last))
+            touched = accesses_of(call, region)
+            self._ran.append(_Ran(call.op.base, touched, before, last))
             self._dealer.ran(call, lane)
 
     def launched(self, launch: Launched) -> Any:
@@ -103,7 +102,7 @@ class CudaLanes:
             # It may read beyond a view. What it writes is a part of its own of a concatenation.
             touched = [_whole(t) for t in launch.reads]
             touched += [Access(*region(t)[1:], True) for t in launch.writes]
-            self._ran.append(_Ran(touched, before, last))
+            self._ran.append(_Ran(launch.name, touched, before, last))
             read, written = (set(map(storage, ts)) for ts in (launch.reads, launch.writes))
             self._dealer.ran_beside(read, written)
             self.keep([*launch.reads, *launch.writes])
@@ -123,29 +122,47 @@ class CudaLanes:
         for lane in self._tails:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
-    def connect(self, graph: int, allocated: Allocated) -> None:
-        """Give a graph its edges, before it is instantiated.
+    def branches(self, graph: int, allocated: Allocated, ports: set[int]) -> Branches:
+        """Find the edges of a graph.
 
         Args:
             allocated: the blocks that were allocated in the capture.
+            ports: the nodes that bring inputs in and take outputs out.
         """
         handles = nodes.handles(graph)
         groups = completed(_groups(self._ran, graph, handles), len(handles))
         blocks = _Blocks([*allocated.blocks(), *live_blocks(self._index)])
         for group in groups:
             _add_hidden(group, handles, blocks)
-        order = Dependencies(groups)
+        order, chain = Dependencies(groups), [*pairwise(handles)]
         if order.longest > _WORTH * order.nodes:
-            edges = [(n, n + 1) for n in range(len(handles) - 1)]
-            self.longest = len(handles)
-        else:
-            edges, self.longest = [*order.edges(groups)], order.longest
-        nodes.connect(graph, [(handles[a], handles[b]) for a, b in edges])
+            return Branches(chain, chain, None, [])
+        edges = [(handles[a], handles[b]) for a, b in order.edges(groups)]
+        others = [g for g in groups if not ports.issuperset(handles[g.first : g.last])]
+        return Branches(chain, edges, order.schedule(groups), _written(others))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The edges of a graph between handles of nodes.
+
+    Attributes:
+        chain: those by which each node waits for the one before it.
+        edges: those by which it waits for what it needs.
+        schedule: the lanes; None if `edges` are the chain's.
+        written: the addresses `[start, stop)` that may be written; None if that is not known.
+    """
+
+    chain: list[tuple[int, int]]
+    edges: list[tuple[int, int]]
+    schedule: Schedule | None
+    written: list[tuple[int, int]] | None
 
 
 class _Ran(NamedTuple):
     """An operation with its accesses, the node before it in its lane, and its own last node."""
 
+    name: str
     accesses: list[Access] | None
     before: int | None
     last: int
@@ -159,7 +176,7 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
     for first, then in nodes.edges(graph):
         before.setdefault(then, []).append(first)
     found: list[NodeGroup] = []
-    for accesses, tail, last in ran:
+    for name, accesses, tail, last in ran:
         first, count = last, 1
         while (earlier := before.get(first, [])) != ([] if tail is None else [tail]):
             if len(earlier) != 1:
@@ -168,8 +185,17 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
         else:
             start, stop = numbers[first], numbers[last] + 1
             if stop - start == count and (not found or start >= found[-1].last):
-                found.append(NodeGroup(start, stop, accesses))
+                found.append(NodeGroup(start, stop, accesses, name))
     return found
+
+
+def _written(groups: Sequence[NodeGroup]) -> list[tuple[int, int]] | None:
+    found: set[tuple[int, int]] = set()
+    for group in groups:
+        if group.accesses is None:
+            return None
+        found.update((start, stop) for start, stop, writes in group.accesses if writes)
+    return sorted(found)
 
 
 def _whole(t: Tensor) -> Access:

@@ -305,6 +305,16 @@ def _edges(graph: int) -> list[Any]:
     return list(_call("cuGraphGetEdges", handle, number)[:-1]) if number else [[], []]
 
 
+def instantiated(graph: int) -> int:
+    """Make an executable of a graph."""
+    return int(_call("cuGraphInstantiate", _cu().CUgraph(graph), 0))
+
+
+def destroy_executable(executable: int) -> None:
+    """Free an executable of `instantiated`."""
+    _call("cuGraphExecDestroy", _cu().CUgraphExec(executable))
+
+
 def destroy(node: int) -> None:
     """Take a node out of its graph."""
     _call("cuGraphDestroyNode", _node(node))

@@ -19,12 +19,14 @@ class Launched:
     """A launch of a kernel, to be called.
 
     Attributes:
+        name: the kernel's.
         reads: tensors that it only reads.
         writes: all other tensors among its arguments.
     """
 
     def __init__(self, launch: Callable[[], Any], kernel: Any, args: Sequence[Any]) -> None:
         self._launch = launch
+        self.name = str(kernel.fn.__name__)
         self.reads: list[Tensor] = []
         self.writes: list[Tensor] = []
         names = kernel.fn.arg_names

@@ -1,0 +1,101 @@
+"""The operations of a recording that may run at the same time, for its users to see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Parallel = bool | Literal["auto"]
+"""Whether operations of a recording may run at the same time; ``"auto"``: where it pays."""
+_COLUMNS = 72
+_LANES_SHOWN = 16
+
+
+class Span(NamedTuple):
+    """An operation in its lane, where every node takes one step of time.
+
+    Attributes:
+        start, stop: its steps, `[start, stop)`.
+        critical: true if it is in the longest chain, or in one of them.
+    """
+
+    name: str
+    start: int
+    stop: int
+    critical: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The lanes of a recording whose operations wait only for what they need. Its text is a
+    picture: a lane in each line, the longest chain as ``#``.
+
+    Attributes:
+        nodes: the number of kernels and copies.
+        longest: the number of them in the longest chain.
+        lanes: the operations of each lane, one after the other.
+        gain: the time of the chain of the same kernels, as a multiple of the recording's, measured
+            when it was made. None: not measured.
+    """
+
+    nodes: int
+    longest: int
+    lanes: tuple[tuple[Span, ...], ...]
+    gain: float | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of lanes: how many operations run at the same time at most."""
+        return len(self.lanes)
+
+    def __str__(self) -> str:
+        gain = "" if self.gain is None else f", {self.gain:.2f}x of the chain's speed"
+        head = f"{self.nodes} nodes in {self.width} lanes, {self.longest} in a chain{gain}"
+        scale = min(1.0, _COLUMNS / self.longest)
+        rows = [_row(lane, scale) for lane in self.lanes[:_LANES_SHOWN]]
+        more = self.width - len(rows)
+        return "\n".join([head, *rows, *([f"... {more} more lanes"] if more else [])])
+
+
+def _row(lane: Sequence[Span], scale: float) -> str:
+    row: list[str] = []
+    for span in lane:
+        first = int(span.start * scale)
+        last = max(int(span.stop * scale), first + 1)
+        row += " " * (last - len(row))
+        for column in range(first, last):
+            if span.critical or row[column] == " ":
+                row[column] = "#" if span.critical else "="
+    return "".join(row)
+
+
+def schedule(
+    names: Sequence[str], lengths: Sequence[int], waits: Sequence[Sequence[int]]
+) -> Schedule:
+    """Put operations into lanes, each as early as it can be.
+
+    Args:
+        lengths: the number of nodes of each.
+        waits: for each the earlier ones that it waits for.
+    """
+    starts: list[int] = []
+    for before in waits:
+        starts.append(max((starts[b] + lengths[b] for b in before), default=0))
+    stops = [start + length for start, length in zip(starts, lengths, strict=True)]
+    longest = max(stops, default=0)
+    needed, last = set[int](), stops.index(longest) if stops else None
+    while last is not None:
+        needed.add(last)
+        last = next((b for b in waits[last] if stops[b] == starts[last]), None)
+    lanes: list[list[Span]] = []
+    for number in sorted(range(len(waits)), key=lambda n: (starts[n], n not in needed)):
+        if not lengths[number]:
+            continue
+        span = Span(names[number], starts[number], stops[number], number in needed)
+        free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return Schedule(sum(lengths), longest, tuple(map(tuple, lanes)))

@@ -10,8 +10,6 @@ from onelaunch.driver.aten import OfKind, operator
 from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.watch.operations import OpCall, Watching
 
-_C: Any = torch._C
-
 
 class CompiledLanes(Watching):
     """A mode that runs the operations of compiled code in lanes, and watches nothing else."""
@@ -22,15 +20,10 @@ class CompiledLanes(Watching):
         self._storage = driver.storage
         self._here = OfKind(device.type)
 
-    # Without torch's flags of the process, under which Dynamo compiles nothing any more.
-
-    def __enter__(self) -> Any:
-        _C._push_on_torch_dispatch_stack(self)
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        while _C._pop_torch_dispatch_stack(None) is not self:
-            pass
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: Dynamo may compile under this mode, which a capture then refuses."""
+        return True
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation in a lane."""

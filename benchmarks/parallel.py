@@ -1,10 +1,11 @@
-"""What ``parallel=True`` gains over the chain of the same kernels: `results/parallel.json`.
+"""What `parallel` gains over the chain of the same kernels: `results/parallel.json`.
 
-    python -m benchmarks.parallel                            # two minutes on an H200
+    python -m benchmarks.parallel                            # ten minutes on an H200
     python -m benchmarks.parallel --models critics,bert --out /tmp/some.json
 
-Beside both stands a graph captured by hand. All are timed in turn, as whole calls. The two of ours
-have to agree bit for bit. Networks of images and BERT run in bfloat16, the small ones in float32.
+Beside ours stand a graph captured by hand and, for compiled rows, ``mode="reduce-overhead"``. All
+are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images and BERT run
+in bfloat16, the small ones in float32. Models that a results file has already stay in it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ import onelaunch as ol
 from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
+from onelaunch.driver.cuda import lanes
 from onelaunch.tools.bench.environment import environment
 
 ROUNDS = 9
@@ -41,11 +44,13 @@ class Job:
         fn: of one input.
         inputs: makes an input; each is another.
         model: what a step trains; None for inference.
+        compiled: whether Inductor's kernels are recorded.
     """
 
     fn: Callable[[Tensor], Any]
     inputs: Callable[[], Tensor]
     model: nn.Module | None = None
+    compiled: bool = False
 
 
 class Critics(nn.Module):
@@ -130,7 +135,11 @@ def _step(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callab
     return job
 
 
-JOBS: dict[str, tuple[str, Callable[[], Job]]] = {
+def _compiled(make: Callable[[], Job]) -> Callable[[], Job]:
+    return lambda: replace(make(), compiled=True)
+
+
+_EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
     "critics": ("8 critics (256, 64)", _forward(lambda: Critics(8), _rows)),
     "hrnet": ("HRNet-W18", _timm("hrnet_w18")),
     "nasnet": ("NASNet-A large", _timm("nasnetalarge", 331)),
@@ -144,6 +153,10 @@ JOBS: dict[str, tuple[str, Callable[[], Job]]] = {
     "twin-step": ("2 critics, a step", _step(lambda: Critics(2), _rows)),
     "mlp-step": ("MLP (256, 64), a step", _step(_mlp, _rows)),
     "bert-step": ("BERT-base (1, 16) float32, a step", _step(Hidden, _tokens)),
+}
+JOBS = _EAGER | {
+    f"{name}-compiled": (f"{_EAGER[name][0]}, compiled", _compiled(_EAGER[name][1]))
+    for name in ("critics", "hrnet", "googlenet", "inception", "bert", "resnet50")
 }
 """Name -> title and job. Convolutions and attention run as they are chosen for the shapes."""
 
@@ -159,10 +172,34 @@ TARGETS = {
     "twin-step": 1.9,
     "bert-step": 1.15,
     "mlp-step": 1.1,
+    "critics-compiled": 2.5,
+    "hrnet-compiled": 1.5,
+    "googlenet-compiled": 1.5,
+    "inception-compiled": 1.4,
+    "bert-compiled": 1.24,
 }
 """Name -> the gain to reach over the chain."""
 LEAST = 0.99
 """The gain to reach by all others."""
+
+
+ENGINES: dict[str, bool | str] = {
+    "onelaunch": False,
+    "onelaunch-parallel": True,
+    "onelaunch-auto": "auto",
+}
+"""Name -> `parallel`."""
+
+
+def others(job: Job) -> dict[str, Callable[[Tensor], Any]]:
+    """The engines beside ours."""
+    if not job.compiled:
+        return {"by-hand": by_hand(job)}
+    compiled: Any = torch.compile(job.fn, mode="reduce-overhead")
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(job.inputs())
+    return {"reduce-overhead": compiled}
 
 
 def by_hand(job: Job) -> Callable[[Tensor], Any]:
@@ -185,10 +222,10 @@ def by_hand(job: Job) -> Callable[[Tensor], Any]:
     return call
 
 
-def ours(job: Job, parallel: bool) -> tuple[Any, float]:
+def ours(job: Job, parallel: Any) -> tuple[Any, float]:
     """Our graph of a job, and the seconds to the end of its first replay."""
     torch.manual_seed(5)
-    fast, x = ol.graph(job.fn, parallel=parallel), job.inputs()
+    fast, x = ol.graph(job.fn, parallel=parallel, compile=job.compiled), job.inputs()
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(4):
@@ -222,7 +259,7 @@ def _summary(samples: Sequence[float]) -> dict[str, float]:
 
 
 def agree(jobs: Sequence[Job], calls: Sequence[Any]) -> bool:
-    """Whether two of ours give the same bits, and train the same parameters."""
+    """Whether ours give the same bits, and train the same parameters."""
     found: list[list[Tensor]] = []
     for job, call in zip(jobs, calls, strict=True):
         torch.manual_seed(7)
@@ -230,41 +267,53 @@ def agree(jobs: Sequence[Job], calls: Sequence[Any]) -> bool:
         for _ in range(CALLS):
             results += flatten(call(job.inputs())).tensors
         found.append([*results, *(job.model.parameters() if job.model is not None else ())])
-    return all(map(torch.equal, *found))
+    return all(all(map(torch.equal, one, found[0])) for one in found)
 
 
 def measured(name: str) -> dict[str, Any]:
     """One job with all engines."""
     title, make = JOBS[name]
-    jobs = [make() for _ in range(3)]
-    with torch.set_grad_enabled(jobs[0].model is not None):
-        (chain, chain_seconds), (fast, seconds) = ours(jobs[0], False), ours(jobs[1], True)
-        same = agree(jobs[:2], (chain, fast))
-        calls = {"by-hand": by_hand(jobs[2]), "onelaunch": chain, "onelaunch-parallel": fast}
-        wall = timed(calls, jobs[0].inputs())
-    (recording,), (plain,) = fast.recordings, chain.recordings
+    jobs = {engine: make() for engine in ENGINES}
+    beside = make()
+    with torch.set_grad_enabled(beside.model is not None):
+        made = {engine: ours(jobs[engine], parallel) for engine, parallel in ENGINES.items()}
+        fast = {engine: call for engine, (call, _) in made.items()}
+        same = agree([*jobs.values()], [*fast.values()])
+        wall = timed({**others(beside), **fast}, beside.inputs())
+    recordings = {engine: call.recordings[0] for engine, call in fast.items()}
+    chain = wall["onelaunch"]["median"]
+    auto = recordings["onelaunch-auto"].parallel
+    found = recordings["onelaunch-parallel"].parallel
     return {
         "title": title,
         "wall us": wall,
-        "gain": wall["onelaunch"]["median"] / wall["onelaunch-parallel"]["median"],
+        "gain": chain / wall["onelaunch-auto"]["median"],
+        "gain of parallel=True": chain / wall["onelaunch-parallel"]["median"],
+        "gain in the trial": None if auto is None else auto.gain,
         "target": TARGETS.get(name, LEAST),
         "same bits": same,
-        "nodes": recording.nodes,
-        "longest chain": (recording.parallel or recording).longest,
-        "first replay s": {"onelaunch": chain_seconds, "onelaunch-parallel": seconds},
-        "pool bytes": {"onelaunch": plain.pool_bytes, "onelaunch-parallel": recording.pool_bytes},
+        "nodes": recordings["onelaunch"].nodes,
+        "longest chain": recordings["onelaunch"].nodes if found is None else found.longest,
+        "width": 1 if found is None else found.width,
+        "first replay s": {engine: seconds for engine, (_, seconds) in made.items()},
+        "pool bytes": {engine: r.pool_bytes for engine, r in recordings.items()},
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(JOBS), help="names, with commas")
+    parser.add_argument("--spare", type=int, help="MiB that are kept for width in compiled code")
     options = parsed(parser, "parallel", argv)
     names = chosen(parser, options.models, list(JOBS))
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
+    if options.spare is not None:
+        lanes.SPARE_BYTES = options.spare << 20
     torch.cuda.set_stream(torch.cuda.Stream())
     rows: dict[str, Any] = {}
+    if options.out.exists():
+        rows = json.loads(options.out.read_text())["rows"]
     for name in names:
         try:
             rows[name] = row = measured(name)
@@ -273,9 +322,15 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: {rows[name]['failed']}", flush=True)
         else:
             us = ", ".join(f"{k} {v['median']:.0f}" for k, v in row["wall us"].items())
+            gains = f"{row['gain']:.2f}x, True {row['gain of parallel=True']:.2f}x"
+            chain, *wide = row["first replay s"].values()
+            pool, *pools = row["pool bytes"].values()
+            first = "/".join(f"{s / chain:.2f}" for s in wide)
+            more = "/".join(f"{b / max(pool, 1):.2f}" for b in pools)
             said = "same bits" if row["same bits"] else "OTHER BITS"
-            print(f"{name}: {us} us; {row['gain']:.2f}x, {said}", flush=True)
+            print(f"{name}: {us} us; {gains}, {said}; first {first}, memory {more}", flush=True)
         gc.collect()
+        torch.compiler.reset()
         torch.cuda.empty_cache()
         results = {"benchmark": "parallel", "environment": environment(), "rows": rows}
         write(options.out, results)

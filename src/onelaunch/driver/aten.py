@@ -83,7 +83,7 @@ class Operator:
         idle: True if there is nothing to repeat: metadata only, or memory left undefined.
         reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         writes: True if it may write memory of its arguments; see `written`.
-        multiplies: True if it may need a workspace of cuBLAS.
+        multiplies: True if it is a product, which may use the workspace of cuBLAS.
         collective: True if it goes to other processes, and gives something to wait for.
         communicates: True for any operation that goes to other processes.
     """

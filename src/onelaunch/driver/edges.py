@@ -165,9 +165,11 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
 
 LANES = 40
 _NARROW = range(8)
-"""The lanes of products, each with a workspace of cuBLAS, and of operations on large tensors."""
+"""The lanes of operations with large memory of their own."""
 _WIDE = range(8, LANES)
-"""The lanes of all others: their memory costs little."""
+"""The lanes of operations on small tensors: their memory costs little."""
+_WORKING = ("conv", "rnn", "attention", "fft")
+"""Parts of the names of operations with large memory of their own."""
 _LARGE_BYTES = 1 << 20
 """The size from which the allocator takes segments of 20 MiB."""
 
@@ -188,15 +190,16 @@ class Dealer:
         """Storage -> the last operation that wrote it, and those that read it since."""
         self._needed: set[int] = set()
 
-    def lane(self, call: OperatorCall) -> int:
+    def lane(self, call: OperatorCall) -> int | None:
         """Choose a lane by its last operation, which comes before this call anyway. Else take a
-        free lane, or the lane unused for longest."""
+        free lane, or the lane unused for longest. None: the call needs none."""
         needed = self._look(set(call.storages.values()), _written(call))
+        lanes = _lanes_for(call)
+        if lanes is None:
+            return None
         before = 0
         for other in needed:
             before |= self._behind[other]
-        large = call.op.multiplies or any(t.nbytes > _LARGE_BYTES for t in call.on_device)
-        lanes = _NARROW if large else _WIDE
         follows = [lane for lane in lanes if self.last[lane] in needed]
         if not follows:
             follows = [n for n in lanes if self.last[n] >= 0 and before >> self.last[n] & 1]
@@ -233,6 +236,14 @@ class Dealer:
             self._writer[s], self._readers[s] = number, []
         for s in read:
             self._readers.setdefault(s, []).append(number)
+
+
+def _lanes_for(call: OperatorCall) -> range | None:
+    if call.op.multiplies:
+        return None
+    if any(part in call.op.base for part in _WORKING):
+        return _NARROW
+    return None if any(t.nbytes > _LARGE_BYTES for t in call.on_device) else _WIDE
 
 
 def _written(call: OperatorCall) -> set[int]:

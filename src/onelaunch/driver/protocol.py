@@ -136,10 +136,6 @@ class Lanes(Protocol):
         """Note what the operation that just ran touched."""
         ...
 
-    def keep(self, tensors: Sequence[Tensor]) -> None:
-        """Keep memory that compiled code frees for a while: what takes it would have to wait."""
-        ...
-
 
 class Capture(Protocol):
     """The requests that a body may make while its operations are recorded."""

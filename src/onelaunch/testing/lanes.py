@@ -33,7 +33,7 @@ class TapeLanes:
         self._arena = arena
         self._dealer = Dealer()
         self._first = 0
-        self._lane = 0
+        self._lane: int | None = None
         self.groups: list[NodeGroup] = []
 
     def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
@@ -52,9 +52,6 @@ class TapeLanes:
                 touched += [Access(*span, True) for span in self._arena.allocated]
             self.groups.append(NodeGroup(self._first, len(self._steps), touched, call.op.base))
             self._dealer.ran(call, self._lane)
-
-    def keep(self, tensors: Sequence[Tensor]) -> None:
-        """See `Lanes.keep`; a tape keeps memory by its lanes alone."""
 
     def reorder(self) -> Schedule | None:
         """Put the steps into another order that is as good. Return the lanes; None for a chain."""

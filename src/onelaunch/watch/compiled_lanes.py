@@ -31,7 +31,6 @@ class CompiledLanes(Watching):
         result = self._lanes.run(call, func, args)
         call.returned(result)
         self._lanes.note(call)
-        self._lanes.keep([*call.on_device, *(t for t, _ in call.made)])
         return result
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,9 +1,10 @@
 """A recording whose operations wait for no more than they have to: same kernels, other edges.
 
-A capture hands its operations out to several streams, so that memory which one frees is not taken
-at once by the next, which could run beside it. cuBLAS has a workspace for each stream. The edges
-are made afterwards, by what the kernels touch: tensors of their operation, and whatever else their
-arguments point at.
+The edges are made after the capture, by what the kernels touch: tensors of their operation, and
+whatever else their arguments point at. Memory that one operation frees is not to be taken at once
+by the next, which could run beside it. So those that allocate memory for themselves, as
+convolutions do, are handed out to several streams, each with its own memory. Products stay on one
+stream, with its workspace of cuBLAS, which few of their kernels use; their results are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import functools
 import struct
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _LEAST_ADDRESS = 1 << 32
 """No memory of a device lies below."""
 SPARE_BYTES = 64 << 20
-"""The most memory that is kept from being taken again; see `Lanes.keep`."""
+"""The most memory that is kept from being taken again."""
 _WORTH = 0.95
 """The longest chain, as a part of all nodes, above which the recording stays one chain."""
 
@@ -61,21 +61,26 @@ class CudaLanes:
         self._lanes = _streams(index)
         self._dealer = Dealer()
         self._lane: int | None = None
-        self._tails: dict[int, int | None] = {}
-        """Lane -> the node that its next one waits for, since it has been in use."""
+        self._at: tuple[int, int | None] | None = None
+        """The stream of the operation that runs, and the node that its first waits for. None: on a
+        stream of the program's."""
+        self._used: set[int] = set()
         self._ran: list[_Ran] = []
-        self._kept: deque[torch.UntypedStorage] = deque()
+        self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_bytes = 0
 
     def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
-        lane = self._dealer.lane(call)
+        self._lane, self._at = self._dealer.lane(call), None
         if bindings._cuda_getCurrentRawStream(self._index) != self._raw:
-            self._lane = None  # on a stream of the program's
             return function(*args, **call.kwargs)
-        self._lane, stream = lane, self._lanes[lane]
-        if lane not in self._tails:
+        if self._lane is None:
+            self._at = self._raw, nodes.last(self._raw)
+            return function(*args, **call.kwargs)
+        stream = self._lanes[self._lane]
+        if self._lane not in self._used:
             nodes.wait(stream.cuda_stream, self._raw)
-            self._tails[lane] = nodes.last(stream.cuda_stream)
+            self._used.add(self._lane)
+        self._at = stream.cuda_stream, nodes.last(stream.cuda_stream)
         _work_on(stream)
         try:
             return function(*args, **call.kwargs)
@@ -83,43 +88,50 @@ class CudaLanes:
             _work_on(self._main)
 
     def note(self, call: OperatorCall) -> None:
-        lane = self._lane
-        if lane is None:
+        if self._at is None:
             return
-        before, last = self._tails[lane], nodes.last(self._lanes[lane].cuda_stream)
-        if last != before and last is not None:
-            self._tails[lane] = last
-            touched = accesses_of(call, region)
-            self._ran.append(_Ran(call.op.base, touched, before, last))
-            self._dealer.ran(call, lane)
+        stream, before = self._at
+        if self._noted(call.op.base, accesses_of(call, region), before, stream):
+            self._dealer.ran(call, self._lane)
+            if self._lane is None or call.op.outs:
+                self._keep([t for t, _ in call.made])
 
     def launched(self, launch: Launched) -> Any:
         """Launch a kernel of Triton's, and note what it touched."""
         before = nodes.last(self._raw)
         result = launch()
-        last = nodes.last(self._raw)
-        if last != before and last is not None:
-            # It may read beyond a view. What it writes is a part of its own of a concatenation.
-            touched = [_whole(t) for t in launch.reads]
-            touched += [Access(*region(t)[1:], True) for t in launch.writes]
-            self._ran.append(_Ran(launch.name, touched, before, last))
+        # It may read beyond a view. What it writes is a part of its own of a concatenation.
+        touched = [_whole(t) for t in launch.reads]
+        touched += [Access(*region(t)[1:], True) for t in launch.writes]
+        if self._noted(launch.name, touched, before, self._raw):
             read, written = (set(map(storage, ts)) for ts in (launch.reads, launch.writes))
             self._dealer.ran_beside(read, written)
-            self.keep([*launch.reads, *launch.writes])
+            self._keep(launch.writes)
         return result
 
-    def keep(self, tensors: Sequence[Tensor]) -> None:
-        """See `Lanes.keep`. The oldest memory goes first."""
+    def _noted(
+        self, name: str, touched: list[Access] | None, before: int | None, stream: int
+    ) -> bool:
+        last = nodes.last(stream)
+        if last == before or last is None:
+            return False
+        self._ran.append(_Ran(name, touched, before, last))
+        return True
+
+    def _keep(self, tensors: Sequence[Tensor]) -> None:
+        """Keep memory of the stream under capture from being taken again: what takes it would have
+        to wait. The oldest goes first."""
         for t in tensors:
-            self._kept.append(memory := local(t).untyped_storage())
-            self._kept_bytes += memory.nbytes()
+            memory = local(t).untyped_storage()
+            if self._kept.setdefault(memory._cdata, memory) is memory:
+                self._kept_bytes += memory.nbytes()
         while self._kept_bytes > SPARE_BYTES:
-            self._kept_bytes -= self._kept.popleft().nbytes()
+            self._kept_bytes -= self._kept.pop(next(iter(self._kept))).nbytes()
 
     def join(self) -> None:
         """Let the capture end after the work of all lanes."""
         self._kept.clear()
-        for lane in self._tails:
+        for lane in self._used:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
     def branches(self, graph: int, allocated: Allocated, ports: set[int]) -> Branches:
@@ -194,7 +206,8 @@ def _written(groups: Sequence[NodeGroup]) -> list[tuple[int, int]] | None:
     for group in groups:
         if group.accesses is None:
             return None
-        found.update((start, stop) for start, stop, writes in group.accesses if writes)
+        spans = ((a.start, a.stop) for a in group.accesses if a.writes)
+        found.update(span for span in spans if span[0] >= _LEAST_ADDRESS)
     return sorted(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,8 @@ LEAST_GAIN = 1.02
 _ROUNDS = 4
 _ROUND_MS = 1.5
 _MOST_LAUNCHES = 20
+_APART_BYTES = 64 << 20
+"""From here on, memory for what is saved goes back to the device."""
 _PART_OF_FREE = 4
 """What the graph writes outside its pool is saved if it takes no more than this part of the free
 memory."""
@@ -31,12 +34,14 @@ def gain(
         pool: the addresses of their pool.
     """
     lasting = [(a, b) for a, b in written if a < b and not pool.overlaps(a, b)]
+    nbytes = sum(b - a for a, b in lasting)
     free, _ = torch.cuda.mem_get_info(index)
-    if _PART_OF_FREE * sum(b - a for a, b in lasting) > free:
+    if _PART_OF_FREE * nbytes > free:
         return None
+    large = nbytes > _APART_BYTES
     stream = torch.cuda.current_stream(index)
     raw = stream.cuda_stream
-    with memory.apart(index):
+    with memory.apart(index) if large else contextlib.nullcontext():
         kept = [(a, memory.empty(b - a, torch.device("cuda", index))) for a, b in lasting]
         for start, copy in kept:
             nodes.copy(copy.data_ptr(), start, copy.nbytes, raw)
@@ -47,7 +52,7 @@ def gain(
                 nodes.copy(start, copy.data_ptr(), copy.nbytes, raw)
             stream.synchronize()
         del kept
-    if lasting:
+    if large:
         memory.give_back()
     return found
 

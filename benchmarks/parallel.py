@@ -29,7 +29,7 @@ import onelaunch as ol
 from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
-from onelaunch.driver.cuda import capture, lanes
+from onelaunch.driver.cuda import branches, lanes
 from onelaunch.tools.bench.environment import environment
 
 ROUNDS = 9
@@ -282,7 +282,7 @@ def measured(name: str) -> dict[str, Any]:
         own = dict(fast)
         if beside.compiled:  # other buffers may mean other kernels: the chain of the same ones
             jobs["onelaunch"] = make()
-            with patch.object(capture, "LEAST_GAIN", float("inf")):
+            with patch.object(branches, "LEAST_GAIN", float("inf")):
                 own["onelaunch"], _ = ours(jobs["onelaunch"], "auto")
             assert own["onelaunch"].recordings[0].parallel is None
         same = agree([*jobs.values()], [*own.values()])

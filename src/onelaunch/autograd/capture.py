@@ -188,7 +188,7 @@ def capture_backward(
     parallel = static.forward.parallel
     capturing = _Capturing(
         *(static, grads, moved, pool, kept, rehearsal, constants, before),
-        bool(parallel) if ahead else parallel,
+        "ahead" if ahead and parallel else parallel,
     )
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():

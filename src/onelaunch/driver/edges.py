@@ -40,12 +40,18 @@ class NodeGroup:
     Attributes:
         accesses: what they touch; None if that is unknown: everything else waits.
         name: that of the operation.
+        hidden: memory that they may write besides, as a workspace.
     """
 
     first: int
     last: int
     accesses: list[Access] | None = field(default_factory=list[Access])
     name: str = "(other)"
+    hidden: list[Access] = field(default_factory=list[Access])
+
+    def touched(self) -> list[Access]:
+        """List all accesses; none if they are unknown."""
+        return [] if self.accesses is None else [*self.accesses, *self.hidden]
 
 
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
@@ -136,7 +142,8 @@ class Dependencies:
 
 def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
     """Yield, for each group, the earlier ones that it needs; barriers stand for those before."""
-    bounds = sorted({b for g in groups for a in g.accesses or () for b in (a.start, a.stop)})
+    touched = [group.touched() for group in groups]
+    bounds = sorted({b for every in touched for a in every for b in (a.start, a.stop)})
     writer: list[int | None] = [None] * len(bounds)  # of the addresses from this bound to the next
     readers: list[list[int]] = [[] for _ in bounds]
     barrier: int | None = None
@@ -149,7 +156,7 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
             yield needed
             continue
         since.append(number)
-        for start, stop, writes in sorted(group.accesses, key=attrgetter("writes")):
+        for start, stop, writes in sorted(touched[number], key=attrgetter("writes")):
             for cell in range(bisect_left(bounds, start), bisect_left(bounds, stop)):
                 last = writer[cell]
                 if last is not None:

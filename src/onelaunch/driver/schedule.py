@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Parallel = bool | Literal["auto"]
-"""Whether operations of a recording may run at the same time; ``"auto"``: where it pays."""
+Parallel = bool | Literal["auto", "ahead"]
+"""Whether operations of a recording may run at the same time. ``"auto"``: where it pays, which a
+trial tells. ``"ahead"``: without a trial of any kind, as some of its memory is not filled yet."""
 _COLUMNS = 72
 _LANES_SHOWN = 16
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """An operation in its lane, where every node takes one step of time.
 
     Attributes:
@@ -41,7 +42,7 @@ class Schedule:
 
     nodes: int
     longest: int
-    lanes: tuple[tuple[Span, ...], ...]
+    lanes: tuple[tuple[LaneSpan, ...], ...]
     gain: float | None = None
 
     @property
@@ -58,7 +59,7 @@ class Schedule:
         return "\n".join([head, *rows, *([f"... {more} more lanes"] if more else [])])
 
 
-def _row(lane: Sequence[Span], scale: float) -> str:
+def _row(lane: Sequence[LaneSpan], scale: float) -> str:
     row: list[str] = []
     for span in lane:
         first = int(span.start * scale)
@@ -88,11 +89,11 @@ def schedule(
     while last is not None:
         needed.add(last)
         last = next((b for b in waits[last] if stops[b] == starts[last]), None)
-    lanes: list[list[Span]] = []
+    lanes: list[list[LaneSpan]] = []
     for number in sorted(range(len(waits)), key=lambda n: (starts[n], n not in needed)):
         if not lengths[number]:
             continue
-        span = Span(names[number], starts[number], stops[number], number in needed)
+        span = LaneSpan(names[number], starts[number], stops[number], number in needed)
         free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)
         if free is None:
             lanes.append([span])

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from onelaunch.driver.schedule import Parallel
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.pool import Pool
 from onelaunch.sizes.buckets import Buckets
@@ -28,7 +27,7 @@ class GraphOptions(TypedDict, total=False):
     gradients: Gradients
     capturable: bool
     compile: bool | str
-    parallel: Parallel
+    parallel: bool | Literal["auto"]
     capture: CaptureWhen
     pool: Pool | None
     max_recordings: int
@@ -48,7 +47,7 @@ class Options:
     gradients: Gradients = "autograd"
     capturable: bool = False
     compile: bool | str = False
-    parallel: Parallel = False
+    parallel: bool | Literal["auto"] = False
     capture: CaptureWhen = "call"
     max_recordings: int = 64
     max_in_flight: int = 4

@@ -9,7 +9,11 @@
     kernels.py       kernels of our own, compiled at first use
     bundles.py       small inputs and results that share a node
     ragged.py        rows added and left off by a node
-    lanes.py         operations in several streams, and the edges of a graph
+    lanes.py         operations in several streams, and what each touches
+    branches.py      the edges of a graph, by what its operations touch
+    workspaces.py    whether products write the workspace that they are handed
+    trial.py         launches before the first real one, which leave memory as it was
+    buffers.py       ports whose bytes travel before or after a launch
     triton_launches.py  kernels that Inductor's code launches
     rebind.py        kernels that reach inputs and outputs where the caller has them; their proof
     scalars.py       numbers in the arguments of recorded kernels

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
+from onelaunch.driver.cuda.branches import Branches
 from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
-from onelaunch.driver.cuda.lanes import Branches, CudaLanes, prepare
+from onelaunch.driver.cuda.lanes import CudaLanes, prepare
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
-from onelaunch.driver.cuda.trial import LEAST_GAIN, gain
 from onelaunch.driver.cuda.triton_launches import watching_launches
 from onelaunch.driver.protocol import Provenance, Travel
 from onelaunch.driver.schedule import Parallel, Schedule
@@ -69,9 +69,9 @@ class CudaRecorder:
 
     Attributes:
         bundled: true if small ports may share a node.
-        tries: true if branches have to pay: see `trial`.
-        branches: the edges of the graph, if it is no chain.
-        chain: an executable without branches, to be compared.
+        rewind: the random state that the body saves and sets.
+        runnable: see `Branches`.
+        branches: the operations of the graph, if they may run at the same time.
         examples: the source of each input port, as it was given.
         held: memory that must not be given away before the capture ends.
     """
@@ -80,9 +80,8 @@ class CudaRecorder:
     bundled: bool = False
     lanes: CudaLanes | None = None
     rewind: CudaRewind | None = None
-    tries: bool = False
+    runnable: bool = True
     branches: Branches | None = None
-    chain: int | None = None
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
@@ -150,18 +149,15 @@ class CudaRecorder:
                 self._copy_node(port, copy)
         self._waiting.clear()
 
-    def connect(self, graph: int, lanes: CudaLanes) -> None:
-        """Give a graph its edges, before it is instantiated."""
+    def branch(self, graph: torch.cuda.CUDAGraph, lanes: CudaLanes) -> None:
+        """Make a chain of a graph, and note what its operations touch."""
         assert self.pool.allocated is not None
-        found = lanes.branches(graph, self.pool.allocated, self._nodes())
-        # Neither unknown writes can be undone nor a state that is set while it runs.
-        fixed = found.written is not None and not (self.rewind and self.rewind.used)
-        if found.schedule is not None and (fixed or not self.tries):
-            self.branches = found
-            if self.tries:
-                nodes.connect(graph, found.chain)
-                self.chain = nodes.instantiated(graph)
-        nodes.connect(graph, found.chain if self.branches is None else found.edges)
+        groups = lanes.groups(graph.raw_cuda_graph(), self.pool.allocated)
+        blocks = self.pool.allocated.blocks()
+        # A state that is set while it runs is no trial's.
+        runnable = self.runnable and not (self.rewind and self.rewind.used)
+        self.branches = Branches(graph, self.index, groups, blocks, self._nodes(), runnable)
+        self.branches.chain()
 
     def _nodes(self) -> set[int]:
         """Return the nodes of the ports."""
@@ -225,7 +221,7 @@ def record(
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = CudaRecorder(pool, bundled, rewind=rewind, tries=parallel == "auto")
+    recorder = CudaRecorder(pool, bundled, rewind=rewind, runnable=parallel != "ahead")
     if parallel:
         prepare(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -266,37 +262,24 @@ def record(
     except CaptureError:
         graph.reset()
         raise
-    if recorder.chain is not None:
-        _choose(graph, recorder)
-    schedule = None if recorder.branches is None else recorder.branches.schedule
+    schedule = None
+    if recorder.branches is not None:
+        try:
+            schedule = _branched(recorder, recorder.branches, parallel)
+        except BaseException:  # Ctrl-C too: it is launched by nobody
+            graph.reset()
+            raise
     return Recorded(graph, *ports, driver_bytes, used, schedule), result
 
 
-def _choose(graph: torch.cuda.CUDAGraph, recorder: CudaRecorder) -> None:
-    """Keep the branches of a graph only if they pay, measured with the tensors of this call."""
-    branches, chain, pool = recorder.branches, recorder.chain, recorder.pool
-    assert branches is not None
-    assert branches.schedule is not None
-    assert branches.written is not None
-    assert chain is not None
-    found: float | None = None
-    try:
-        with torch.cuda.device(pool.index):
-            stream = torch.cuda.current_stream(pool.index).cuda_stream
-            with pool.order.launch(stream):
-                pool.refresh()
-                buffered = ((i, p) for i, p in enumerate(recorder.inputs) if p.buffer is not None)
-                bring([*buffered], recorder.examples)
-                executable = graph.raw_cuda_graph_exec()
-                found = gain(chain, executable, branches.written, pool.ranges, pool.index)
-    finally:
-        nodes.destroy_executable(chain)
-    if found is not None and found >= LEAST_GAIN:
-        recorder.branches = replace(branches, schedule=replace(branches.schedule, gain=found))
-    else:
-        nodes.connect(graph.raw_cuda_graph(), branches.chain)
-        graph.instantiate()
-        recorder.branches = None
+def _branched(recorder: CudaRecorder, branches: Branches, parallel: Parallel) -> Schedule | None:
+    """Give a graph its branches, with the tensors of this call on the current stream."""
+    pool = recorder.pool
+    stream = torch.cuda.current_stream(pool.index).cuda_stream
+    with torch.cuda.device(pool.index), _explained(), pool.order.launch(stream):
+        buffered = ((i, p) for i, p in enumerate(recorder.inputs) if p.buffer is not None)
+        bring([*buffered], recorder.examples)
+        return branches.settle(parallel)
 
 
 def _begin(
@@ -326,16 +309,27 @@ def _run(
     lanes = recorder.lanes
     launches = contextlib.nullcontext() if lanes is None else watching_launches(lanes.launched)
     try:
-        with refusing_events(torch.cuda.Event, _is_capturing), launches:
-            result = body(recorder)
-        torch.cuda.set_stream(stream)  # the body may have left another one
-        recorder.staged()
-        if lanes is not None:
-            lanes.join()
-        _end(graph)
-        if lanes is not None:
-            recorder.connect(graph.raw_cuda_graph(), lanes)
-        driver_bytes = _instantiate(graph, recorder.index)
+        with _explained():
+            with refusing_events(torch.cuda.Event, _is_capturing), launches:
+                result = body(recorder)
+            torch.cuda.set_stream(stream)  # the body may have left another one
+            recorder.staged()
+            if lanes is not None:
+                lanes.join()
+            _end(graph)
+            if lanes is not None:
+                recorder.branch(graph, lanes)
+            driver_bytes = _instantiate(graph, recorder.index)
+    finally:
+        recorder.held.clear()
+    return result, driver_bytes
+
+
+@contextlib.contextmanager
+def _explained() -> Generator[None]:
+    """Raise a CaptureError for what the device refuses."""
+    try:
+        yield
     except RuntimeError as error:
         explained = _explain(error)
         if explained is None:
@@ -343,9 +337,6 @@ def _run(
         # The frames of the original hold tensors of the pool; the message has what they tell.
         let_go(error)
         raise explained from error
-    finally:
-        recorder.held.clear()
-    return result, driver_bytes
 
 
 def _is_capturing(stream: torch.cuda.Stream | None) -> bool:

@@ -13,8 +13,6 @@ import functools
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,22 +27,18 @@ from onelaunch.driver.edges import (
     LANES,
     Access,
     Dealer,
-    Dependencies,
     NodeGroup,
     accesses_of,
     completed,
 )
 from onelaunch.driver.protocol import OperatorCall
-from onelaunch.driver.schedule import Schedule
 
 T = TypeVar("T")
 
-_LEAST_ADDRESS = 1 << 32
+LEAST_ADDRESS = 1 << 32
 """No memory of a device lies below."""
 SPARE_BYTES = 64 << 20
 """The most memory that is kept from being taken again."""
-_WORTH = 0.95
-"""The longest chain, as a part of all nodes, above which the recording stays one chain."""
 
 
 class CudaLanes:
@@ -134,41 +128,18 @@ class CudaLanes:
         for lane in self._used:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
-    def branches(self, graph: int, allocated: Allocated, ports: set[int]) -> Branches:
-        """Find the edges of a graph.
+    def groups(self, graph: int, allocated: Allocated) -> list[NodeGroup]:
+        """Find the nodes of each operation, and all that they touch.
 
         Args:
             allocated: the blocks that were allocated in the capture.
-            ports: the nodes that bring inputs in and take outputs out.
         """
         handles = nodes.handles(graph)
         groups = completed(_groups(self._ran, graph, handles), len(handles))
         blocks = _Blocks([*allocated.blocks(), *live_blocks(self._index)])
         for group in groups:
             _add_hidden(group, handles, blocks)
-        order, chain = Dependencies(groups), [*pairwise(handles)]
-        if order.longest > _WORTH * order.nodes:
-            return Branches(chain, chain, None, [])
-        edges = [(handles[a], handles[b]) for a, b in order.edges(groups)]
-        others = [g for g in groups if not ports.issuperset(handles[g.first : g.last])]
-        return Branches(chain, edges, order.schedule(groups), _written(others))
-
-
-@dataclass(frozen=True)
-class Branches:
-    """The edges of a graph between handles of nodes.
-
-    Attributes:
-        chain: those by which each node waits for the one before it.
-        edges: those by which it waits for what it needs.
-        schedule: the lanes; None if `edges` are the chain's.
-        written: the addresses `[start, stop)` that may be written; None if that is not known.
-    """
-
-    chain: list[tuple[int, int]]
-    edges: list[tuple[int, int]]
-    schedule: Schedule | None
-    written: list[tuple[int, int]] | None
+        return groups
 
 
 class _Ran(NamedTuple):
@@ -199,16 +170,6 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
             if stop - start == count and (not found or start >= found[-1].last):
                 found.append(NodeGroup(start, stop, accesses, name))
     return found
-
-
-def _written(groups: Sequence[NodeGroup]) -> list[tuple[int, int]] | None:
-    found: set[tuple[int, int]] = set()
-    for group in groups:
-        if group.accesses is None:
-            return None
-        spans = ((a.start, a.stop) for a in group.accesses if a.writes)
-        found.update(span for span in spans if span[0] >= _LEAST_ADDRESS)
-    return sorted(found)
 
 
 def _whole(t: Tensor) -> Access:
@@ -267,7 +228,7 @@ class _Blocks:
 
 
 def _add_hidden(group: NodeGroup, handles: Sequence[int], blocks: _Blocks) -> None:
-    """Add all memory that a group's nodes point at besides its tensors, as written."""
+    """Find all memory that a group's nodes point at besides its tensors."""
     known = group.accesses
     if known is None:
         return
@@ -281,11 +242,11 @@ def _add_hidden(group: NodeGroup, handles: Sequence[int], blocks: _Blocks) -> No
     spans = [(a.start, a.stop) for a in known]
     hidden: set[tuple[int, int]] = set()
     for word in words - blocks.others - {start for start, _ in spans}:
-        if word >= _LEAST_ADDRESS and not any(start <= word < stop for start, stop in spans):
+        if word >= LEAST_ADDRESS and not any(start <= word < stop for start, stop in spans):
             around = blocks.around(word)
             if around is not None:
                 hidden.add(around)
-    known += [Access(start, stop, True) for start, stop in hidden]
+    group.hidden = [Access(start, stop, True) for start, stop in hidden]
 
 
 def _words(node: int) -> Iterable[int] | None:

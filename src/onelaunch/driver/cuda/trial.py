@@ -1,65 +1,56 @@
-"""A choice between the branches of a graph and its chain, by launches of both."""
+"""Launches of a graph before its first real one, which leave memory as it was."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
 from onelaunch.driver.cuda import memory, nodes
-from onelaunch.driver.cuda.memory import Ranges
 
-LEAST_GAIN = 1.02
-"""The gain from which branches replace the chain."""
 _ROUNDS = 4
 _ROUND_MS = 1.5
 _MOST_LAUNCHES = 20
 _APART_BYTES = 64 << 20
 """From here on, memory for what is saved goes back to the device."""
 _PART_OF_FREE = 4
-"""What the graph writes outside its pool is saved if it takes no more than this part of the free
-memory."""
+"""What a graph writes is saved if it takes no more than this part of the free memory."""
 
 
-def gain(
-    chain: int, branches: int, written: Sequence[tuple[int, int]], pool: Ranges, index: int
-) -> float | None:
-    """Measure the gain of branches over the chain, on the current stream. Memory outside the pool
-    is afterwards as it was. Return None if it cannot be saved. The stream is waited for.
+def fits(spans: Sequence[tuple[int, int]], index: int) -> bool:
+    """Tell whether there is memory to save addresses `[start, stop)`."""
+    return _PART_OF_FREE * _total(spans) <= torch.cuda.mem_get_info(index)[0]
 
-    Args:
-        chain, branches: executables of the same nodes, whose ports point at real tensors.
-        written: the addresses `[start, stop)` that they write.
-        pool: the addresses of their pool.
-    """
-    lasting = [(a, b) for a, b in written if a < b and not pool.overlaps(a, b)]
-    nbytes = sum(b - a for a, b in lasting)
-    free, _ = torch.cuda.mem_get_info(index)
-    if _PART_OF_FREE * nbytes > free:
-        return None
-    large = nbytes > _APART_BYTES
+
+@contextlib.contextmanager
+def preserved(spans: Sequence[tuple[int, int]], index: int) -> Generator[None]:
+    """Put memory back afterwards, in the order of the current stream, which is waited for."""
+    large = _total(spans) > _APART_BYTES
     stream = torch.cuda.current_stream(index)
-    raw = stream.cuda_stream
     with memory.apart(index) if large else contextlib.nullcontext():
-        kept = [(a, memory.empty(b - a, torch.device("cuda", index))) for a, b in lasting]
+        kept = [(a, memory.empty(b - a, torch.device("cuda", index))) for a, b in spans]
         for start, copy in kept:
-            nodes.copy(copy.data_ptr(), start, copy.nbytes, raw)
+            nodes.copy(copy.data_ptr(), start, copy.nbytes, stream.cuda_stream)
         try:
-            found = _measured(chain, branches, raw)
+            yield
         finally:
             for start, copy in kept:
-                nodes.copy(start, copy.data_ptr(), copy.nbytes, raw)
+                nodes.copy(start, copy.data_ptr(), copy.nbytes, stream.cuda_stream)
             stream.synchronize()
         del kept
     if large:
         memory.give_back()
-    return found
 
 
-def _measured(chain: int, branches: int, stream: int) -> float:
-    count = 0
-    best = [float("inf"), float("inf")]
+def _total(spans: Sequence[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in spans)
+
+
+def gain(chain: int, branches: int, index: int) -> float:
+    """Measure the gain of branches over the chain, two executables of the same nodes."""
+    stream = torch.cuda.current_stream(index).cuda_stream
+    best, count = [float("inf"), float("inf")], 0
     for number in range(1 + _ROUNDS):
         for which, executable in enumerate((chain, branches)):
             taken = _time(executable, stream, max(count, 1))

@@ -11,7 +11,8 @@
     ragged.py        rows added and left off by a node
     lanes.py         operations in several streams, and what each touches
     branches.py      the edges of a graph, by what its operations touch
-    workspaces.py    whether products write the workspace that they are handed
+    workspaces.py    parts of cuBLAS's workspace for each product
+    memcpy.py        the parameters of a copy, as the driver lays them out
     trial.py         launches before the first real one, which leave memory as it was
     buffers.py       ports whose bytes travel before or after a launch
     triton_launches.py  kernels that Inductor's code launches

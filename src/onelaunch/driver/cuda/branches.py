@@ -10,7 +10,7 @@ import torch
 
 from onelaunch.driver.cuda import nodes, trial
 from onelaunch.driver.cuda.lanes import LEAST_ADDRESS
-from onelaunch.driver.cuda.workspaces import drop_unused
+from onelaunch.driver.cuda.workspaces import Workspaces
 from onelaunch.driver.edges import Dependencies, NodeGroup
 from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.driver.select import is_beside
@@ -60,7 +60,8 @@ class Branches:
             return None if parallel == "auto" else self._connected(parallel)
         with trial.preserved(lasting, self.index):
             executable = self.graph.raw_cuda_graph_exec()
-            drop_unused(self.groups, self._handles, executable, self.blocks, self.index)
+            device = torch.device("cuda", self.index)
+            Workspaces(self.groups, self._handles, executable, self.blocks, device).share()
             return self._connected(parallel)
 
     def _connected(self, parallel: Parallel) -> Schedule | None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from onelaunch.driver.cuda.memcpy import Memcpy
+
 _NEEDED = (
     "cuFuncGetParamInfo",
     "cuGraphExecKernelNodeSetParams",
@@ -81,44 +83,6 @@ def address_range(word: int) -> tuple[int, int] | None:
 def failure(name: str, code: Any) -> NodeError:
     """Make the exception for a code that the driver returned."""
     return NodeError(f"{name}: {getattr(code, 'name', code)}")
-
-
-class Memcpy(ctypes.Structure):
-    """The struct CUDA_MEMCPY3D, to set an address in prepared parameters by an attribute."""
-
-    _fields_ = (
-        ("srcXInBytes", ctypes.c_size_t),
-        ("srcY", ctypes.c_size_t),
-        ("srcZ", ctypes.c_size_t),
-        ("srcLOD", ctypes.c_size_t),
-        ("srcMemoryType", ctypes.c_uint),
-        ("srcHost", ctypes.c_void_p),
-        ("srcDevice", ctypes.c_uint64),
-        ("srcArray", ctypes.c_void_p),
-        ("reserved0", ctypes.c_void_p),
-        ("srcPitch", ctypes.c_size_t),
-        ("srcHeight", ctypes.c_size_t),
-        ("dstXInBytes", ctypes.c_size_t),
-        ("dstY", ctypes.c_size_t),
-        ("dstZ", ctypes.c_size_t),
-        ("dstLOD", ctypes.c_size_t),
-        ("dstMemoryType", ctypes.c_uint),
-        ("dstHost", ctypes.c_void_p),
-        ("dstDevice", ctypes.c_uint64),
-        ("dstArray", ctypes.c_void_p),
-        ("reserved1", ctypes.c_void_p),
-        ("dstPitch", ctypes.c_size_t),
-        ("dstHeight", ctypes.c_size_t),
-        ("WidthInBytes", ctypes.c_size_t),
-        ("Height", ctypes.c_size_t),
-        ("Depth", ctypes.c_size_t),
-    )
-
-    srcDevice: int
-    dstDevice: int
-    WidthInBytes: int
-    Height: int
-    Depth: int
 
 
 # Streams and captures.
@@ -349,6 +313,17 @@ def memset_address(node: int) -> int:
     return int(_call("cuGraphMemsetNodeGetParams", _node(node)).dst)
 
 
+def memset_setter(executable: int | None, node: int, by: int) -> Setter:
+    """Prepare the call that moves the target of a memset node in an executable graph by some bytes;
+    with None in the graph itself."""
+    cu, found = _cu(), _call("cuGraphMemsetNodeGetParams", _node(node))
+    found.dst = int(found.dst) + by
+    if executable is None:
+        return Setter(cu.cuGraphMemsetNodeSetParams, (_node(node), found), None)
+    arguments = (cu.CUgraphExec(executable), _node(node), found, _call("cuCtxGetCurrent"))
+    return Setter(cu.cuGraphExecMemsetNodeSetParams, arguments, None)
+
+
 def _node(node: int) -> Any:
     return _cu().CUgraphNode(node)
 
@@ -416,8 +391,9 @@ class KernelNode:
         """View the 8 bytes at an offset of a block as a word."""
         return ctypes.c_uint64.from_buffer(self.blocks[block], offset)
 
-    def setter(self, executable: int) -> Setter:
-        """Prepare the call that takes the words of `blocks` to the executable graph."""
+    def setter(self, executable: int | None) -> Setter:
+        """Prepare the call that takes the words of `blocks` to an executable graph; with None to
+        the graph itself."""
         cu = _cu()
         old = _call("cuGraphKernelNodeGetParams", _node(self.node))
         new = cu.CUDA_KERNEL_NODE_PARAMS()
@@ -434,8 +410,11 @@ class KernelNode:
             size = None
             array = (ctypes.c_void_p * len(addresses))(*addresses)
             new.kernelParams = ctypes.addressof(array)
+        kept = array, size, self.blocks
+        if executable is None:
+            return Setter(cu.cuGraphKernelNodeSetParams, (_node(self.node), new), kept)
         arguments = (cu.CUgraphExec(executable), _node(self.node), new)
-        return Setter(cu.cuGraphExecKernelNodeSetParams, arguments, (array, size, self.blocks))
+        return Setter(cu.cuGraphExecKernelNodeSetParams, arguments, kept)
 
 
 def arguments(node: int) -> Sequence[bytes] | None:

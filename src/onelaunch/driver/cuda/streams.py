@@ -91,6 +91,11 @@ def random_order(index: int) -> Order:
     return Order(index)
 
 
+def raw_stream(device: torch.device) -> int:
+    """Find the handle of the current stream."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
     """Return the stream of every warm-up and capture of a device, which nobody else has. Torch

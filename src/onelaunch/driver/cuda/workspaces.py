@@ -1,20 +1,22 @@
-"""Whether kernels write the workspace that their arguments point at.
+"""A workspace that products share, so that they need not wait for each other.
 
-All products of a stream are handed the same workspace of cuBLAS, and most need none. Launched alone
-over a workspace full of a mark, twice, a product that leaves both marks whole writes nothing there.
-What a product touches does not depend on its numbers.
+All products of a stream are handed the same workspace of cuBLAS. Most write nothing there, and the
+others a small part at its beginning. Which part does not depend on their numbers: a product that is
+launched alone, twice, over a workspace full of a mark, shows it. Those that write are pointed at
+parts of their own, further behind in the same memory, if they give the same bits there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.streams import bindings
+from onelaunch.driver.cuda.streams import bindings, raw_stream
 from onelaunch.driver.edges import Access, NodeGroup
 
 _PRODUCTS = frozenset(
@@ -22,117 +24,225 @@ _PRODUCTS = frozenset(
 )
 _MARKS = 0x5AC3_A53C_0FF1_E1D5, 0x35A6_C95A_F00E_1E2A
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
+_PART_BYTES = 1 << 16
+"""Unit of the parts of a workspace."""
+_MOST_PARTS = 32
 _WORD = 8
 
 
-def drop_unused(
-    groups: Sequence[NodeGroup],
-    handles: Sequence[int],
-    executable: int,
-    blocks: Sequence[tuple[int, int]],
-    index: int,
-) -> None:
-    """Take workspaces out of `hidden` of products that do not write them. Waits for the stream.
+@dataclass
+class Workspace:
+    """The products that point at a workspace.
+
+    Attributes:
+        region: all of it.
+        alike: what products do -> those that do it.
+    """
+
+    region: Access
+    alike: dict[Hashable, list[NodeGroup]] = field(default_factory=dict)
+
+
+class Workspaces:
+    """The workspaces of a graph.
 
     Args:
-        executable: of the nodes `handles`; all are enabled afterwards.
+        executable: of the nodes `handles`.
         blocks: the (address, bytes) of what was allocated in the capture.
     """
-    products = {hidden: list[NodeGroup]() for hidden in _workspaces(groups, blocks)}
-    for group in groups:
-        for hidden in group.hidden:
-            if hidden in products and group.name in _PRODUCTS:
-                products[hidden].append(group)
-    if not any(products.values()):
-        return
-    alike: dict[tuple[Access, Hashable], list[NodeGroup]] = {}
-    for hidden, users in products.items():
-        for group in users:
-            alike.setdefault((hidden, _work(handles[group.first : group.last])), []).append(group)
-    written = _written(
-        [(hidden, same[0]) for (hidden, _), same in alike.items()], handles, executable, index
-    )
-    for ((hidden, _), same), used in zip(alike.items(), written, strict=True):
-        if not used:
-            for group in same:
-                group.hidden.remove(hidden)
+
+    def __init__(
+        self,
+        groups: Sequence[NodeGroup],
+        handles: Sequence[int],
+        executable: int,
+        blocks: Sequence[tuple[int, int]],
+        device: torch.device,
+    ) -> None:
+        self._handles = handles
+        self._executable = executable
+        self._device = device
+        self._found = _workspaces(groups, blocks)
+        for group in groups:
+            for hidden in group.hidden if group.name in _PRODUCTS else ():
+                if hidden in self._found:
+                    work = _work(self._members(group), hidden)
+                    self._found[hidden].alike.setdefault(work, []).append(group)
+
+    def share(self) -> None:
+        """Give each product a part of its own, in `hidden` and in the arguments of its nodes. Waits
+        for the current stream. All nodes of the executable are enabled afterwards."""
+        found = [workspace for workspace in self._found.values() if workspace.alike]
+        if not found:
+            return
+        self._enable(self._handles, False)
+        try:
+            for workspace in found:
+                self._share(workspace)
+        finally:
+            self._enable(self._handles, True)
+
+    def _share(self, workspace: Workspace) -> None:
+        region, parts = workspace.region, dict[Hashable, tuple[int, int]]()
+        for work, products in workspace.alike.items():
+            part = self._written(region, products[0])
+            if part is None:
+                for group in products:
+                    group.hidden.remove(region)
+            else:
+                parts[work] = part
+        size = _up(max((stop for _, stop in parts.values()), default=0))
+        count = min(_MOST_PARTS, (region.stop - region.start) // size) if size else 0
+        number = 0
+        for work, (start, stop) in parts.items():
+            products, same = workspace.alike[work], False
+            for group in products if count > 1 else ():
+                by = size * (number % count)
+                if by and not same and not (same := self._is_same(group, region, by)):
+                    break
+                if by:
+                    nodes.apply(self._shifted(group, region, by, None))
+                group.hidden.remove(region)
+                first = region.start + by
+                group.hidden.append(Access(first + start, first + stop, True))
+                number += 1
+
+    def _written(self, region: Access, group: NodeGroup) -> tuple[int, int] | None:
+        """Find the bytes `[start, stop)` of a workspace that a product writes; None if none."""
+        memory, touched = self._over(region, torch.int64), None
+        for mark in _MARKS:
+            memory.fill_(mark)
+            self._launch(group)
+            changed = memory != mark
+            touched = changed if touched is None else touched | changed
+        assert touched is not None
+        places = touched.nonzero()
+        if not len(places):
+            return None
+        first, last = int(places[0]), int(places[-1])
+        return _WORD * first, _WORD * (last + 1)
+
+    def _is_same(self, group: NodeGroup, region: Access, by: int) -> bool:
+        """Tell whether a product gives the same bits with the workspace further behind, and writes
+        there the same bytes."""
+        results = [
+            self._over(Access(a.start, a.stop, True), torch.uint8)
+            for a in group.accesses or ()
+            if a.writes
+        ]
+        before = [t.clone() for t in results]
+
+        def run() -> list[Tensor]:
+            for t, was in zip(results, before, strict=True):
+                t.copy_(was)
+            written.append(self._written(region, group))
+            for t, was in zip(results, before, strict=True):
+                t.copy_(was)
+            self._launch(group)
+            return [t.clone() for t in results]
+
+        written: list[tuple[int, int] | None] = []
+        expected = run()
+        back = self._shifted(group, region, 0, self._executable)
+        nodes.apply(self._shifted(group, region, by, self._executable))
+        try:
+            found = run()
+        finally:
+            nodes.apply(back)
+        there = written[0] and (written[0][0] + by, written[0][1] + by)
+        return there == written[1] and all(map(torch.equal, found, expected))
+
+    def _shifted(
+        self, group: NodeGroup, region: Access, by: int, executable: int | None
+    ) -> list[nodes.Setter]:
+        """Prepare the calls that move a group's pointers into a workspace."""
+        found: list[nodes.Setter] = []
+        for node in self._members(group):
+            if nodes.kind(node) == "MEMSET":
+                if region.start <= nodes.memset_address(node) < region.stop:
+                    found.append(nodes.memset_setter(executable, node, by))
+                continue
+            kernel = nodes.KernelNode.read(node)
+            assert kernel is not None  # `_work` has read it
+            for block, raw in enumerate(kernel.blocks):
+                for at in pointers(bytes(raw), region):
+                    kernel.word(block, at).value += by
+            found.append(kernel.setter(executable))
+        return found
+
+    def _members(self, group: NodeGroup) -> Sequence[int]:
+        return self._handles[group.first : group.last]
+
+    def _launch(self, group: NodeGroup) -> None:
+        members = self._members(group)
+        self._enable(members, True)
+        launch, exec_ = nodes.launcher(self._executable)
+        (code,) = launch(exec_, nodes.stream_handle(raw_stream(self._device)))
+        if code:
+            raise nodes.failure("cuGraphLaunch", code)
+        self._enable(members, False)
+
+    def _enable(self, members: Iterable[int], enabled: bool) -> None:
+        for node in members:
+            if nodes.kind(node) != "EMPTY":
+                nodes.set_enabled(self._executable, node, enabled)
+
+    def _over(self, region: Access, dtype: torch.dtype) -> Tensor:
+        nbytes = (region.stop - region.start) // dtype.itemsize * dtype.itemsize
+        make: Callable[..., Any] = bindings._construct_storage_from_data_pointer
+        storage = make(region.start, self._device, nbytes)
+        return torch.empty(0, dtype=dtype, device=self._device).set_(storage)
 
 
-def _workspaces(groups: Sequence[NodeGroup], blocks: Sequence[tuple[int, int]]) -> set[Access]:
+def _workspaces(
+    groups: Sequence[NodeGroup], blocks: Sequence[tuple[int, int]]
+) -> dict[Access, Workspace]:
     """Find the blocks of this capture that several products point at."""
-    seen, several = set[Access](), set[Access]()
+    counts: dict[Access, int] = {}
     own = {(start, start + nbytes) for start, nbytes in blocks}
     for group in groups:
-        if group.name in _PRODUCTS:
-            for hidden in group.hidden:
-                large = _LEAST_BYTES <= hidden.stop - hidden.start <= _MOST_BYTES
-                if large and (hidden.start, hidden.stop) in own:
-                    (several if hidden in seen else seen).add(hidden)
-    return several
+        for hidden in group.hidden if group.name in _PRODUCTS else ():
+            large = _LEAST_BYTES <= hidden.stop - hidden.start <= _MOST_BYTES
+            if large and (hidden.start, hidden.stop) in own:
+                counts[hidden] = counts.get(hidden, 0) + 1
+    return {hidden: Workspace(hidden) for hidden, count in counts.items() if count > 1}
 
 
-def _work(members: Sequence[int]) -> Hashable:
-    """Tell what nodes do, but for the addresses in their arguments."""
+def _work(members: Sequence[int], region: Access) -> Hashable:
+    """Tell what nodes do, but for the addresses in their arguments. Nodes that do not tell are
+    like no others."""
     found: list[Hashable] = []
     for node in members:
-        kernel = nodes.KernelNode.read(node) if nodes.kind(node) == "KERNEL" else None
-        if kernel is None:
+        kind = nodes.kind(node)
+        kernel = nodes.KernelNode.read(node) if kind == "KERNEL" else None
+        if kernel is not None:
+            blocks = tuple(without_addresses(bytes(raw)) for raw in kernel.blocks)
+            found.append((kernel.name, kernel.shape, blocks))
+        elif kind == "MEMSET":
+            found.append(("memset", nodes.memset_address(node) - region.start))
+        else:
             return node
-        numbers = b"".join(map(bytes, kernel.blocks))
-        found.append((kernel.name, kernel.shape, _without_addresses(numbers)))
     return tuple(found)
 
 
-def _without_addresses(raw: bytes) -> bytes:
-    """Blank the words of arguments that could be addresses of the device."""
+def without_addresses(raw: bytes) -> bytes:
+    """Blank the words of arguments that are addresses of the device."""
     words = bytearray(raw)
     for at in range(0, len(raw) - _WORD + 1, 4):
-        if raw[at + 4 : at + _WORD] in _tops(raw) and nodes.is_address(
-            int.from_bytes(raw[at : at + _WORD], "little")
-        ):
+        word = int.from_bytes(raw[at : at + _WORD], "little")
+        # Up to 57 bits: other words are numbers, and the driver need not be asked.
+        if 1 << 32 <= word < 1 << 57 and nodes.is_address(word):
             words[at : at + _WORD] = bytes(_WORD)
     return bytes(words)
 
 
-def _tops(raw: bytes) -> set[bytes]:
-    """List the upper halves that addresses of the device may have: 0x00007Fxx as a rule."""
-    return {raw[at : at + 4] for at in range(4, len(raw) - 3, 4) if raw[at + 2 : at + 4] == b"\0\0"}
+def pointers(raw: bytes, region: Access) -> list[int]:
+    """List the offsets of the words of arguments that point into a region."""
+    words = ((at, raw[at : at + _WORD]) for at in range(0, len(raw) - _WORD + 1, 4))
+    return [
+        at for at, word in words if region.start <= int.from_bytes(word, "little") < region.stop
+    ]
 
 
-def _written(
-    tries: Sequence[tuple[Access, NodeGroup]], handles: Sequence[int], executable: int, index: int
-) -> list[bool]:
-    """Launch groups alone, and tell which of them write their workspace."""
-    device = torch.device("cuda", index)
-    found = torch.zeros(len(tries), dtype=torch.bool, device=device)
-    launch, exec_ = nodes.launcher(executable)
-    stream = nodes.stream_handle(torch.cuda.current_stream(index).cuda_stream)
-
-    working = {node for node in handles if nodes.kind(node) != "EMPTY"}
-
-    def enable(members: Sequence[int], enabled: bool) -> None:
-        for node in members:
-            if node in working:
-                nodes.set_enabled(executable, node, enabled)
-
-    enable(handles, False)
-    try:
-        for number, (hidden, group) in enumerate(tries):
-            memory, members = _over(hidden, device), handles[group.first : group.last]
-            enable(members, True)
-            for mark in _MARKS:
-                memory.fill_(mark)
-                (code,) = launch(exec_, stream)
-                if code:
-                    raise nodes.failure("cuGraphLaunch", code)
-                found[number] |= (memory != mark).any()
-            enable(members, False)
-        return found.tolist()
-    finally:
-        enable(handles, True)
-
-
-def _over(region: Access, device: torch.device) -> Tensor:
-    nbytes = (region.stop - region.start) // _WORD * _WORD
-    storage: Any = bindings._construct_storage_from_data_pointer(region.start, device, nbytes)
-    return torch.empty(0, dtype=torch.int64, device=device).set_(storage)
+def _up(nbytes: int) -> int:
+    return -(-nbytes // _PART_BYTES) * _PART_BYTES

@@ -29,7 +29,8 @@ import onelaunch as ol
 from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
-from onelaunch.driver.cuda import branches, lanes
+from onelaunch.driver import edges
+from onelaunch.driver.cuda import branches
 from onelaunch.tools.bench.environment import environment
 
 ROUNDS = 9
@@ -310,13 +311,16 @@ def measured(name: str) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(JOBS), help="names, with commas")
+    parser.add_argument("--lanes", type=int, help="of convolutions and the like")
     parser.add_argument("--spare", type=int, help="MiB that are kept for width in compiled code")
     options = parsed(parser, "parallel", argv)
     names = chosen(parser, options.models, list(JOBS))
     if not torch.cuda.is_available():
         parser.error("there is no GPU")
+    if options.lanes is not None:
+        edges.LANES = options.lanes
     if options.spare is not None:
-        lanes.SPARE_BYTES = options.spare << 20
+        edges.SPARE_BYTES = options.spare << 20
     torch.cuda.set_stream(torch.cuda.Stream())
     rows: dict[str, Any] = {}
     if options.out.exists():

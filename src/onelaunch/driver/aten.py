@@ -83,7 +83,6 @@ class Operator:
         idle: True if there is nothing to repeat: metadata only, or memory left undefined.
         reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         writes: True if it may write memory of its arguments; see `written`.
-        multiplies: True if it is a product, which may use the workspace of cuBLAS.
         collective: True if it goes to other processes, and gives something to wait for.
         communicates: True for any operation that goes to other processes.
     """
@@ -110,7 +109,6 @@ class Operator:
             for i, a in enumerate(func._schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        self.multiplies = any(part in self.base for part in ("mm", "mv", "dot", "linear"))
         self.collective = func.namespace == "c10d"
         self.communicates = func.namespace in ("c10d", "_c10d_functional")
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES

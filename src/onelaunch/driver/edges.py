@@ -2,19 +2,19 @@
 
 A capture of one stream is a chain. An operation needs to wait only for an earlier one that writes
 what it touches, or that touches what it writes. Nor may it take the memory that another frees,
-which could run beside it. So memory is reused within a lane alone, and an operation goes where it
-has to wait anyway.
+which could run beside it. So results are kept for a while; and operations with memory of their own,
+which they free before they return, have lanes, in which alone their memory is taken again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import OperatorCall, Region
@@ -170,15 +170,33 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
         yield needed
 
 
-LANES = 40
-_NARROW = range(8)
-"""The lanes of operations with large memory of their own."""
-_WIDE = range(8, LANES)
-"""The lanes of operations on small tensors: their memory costs little."""
+LANES = 8
+"""For operations with large memory of their own: each lane has memory apart."""
 _WORKING = ("conv", "rnn", "attention", "fft")
-"""Parts of the names of operations with large memory of their own."""
-_LARGE_BYTES = 1 << 20
-"""The size from which the allocator takes segments of 20 MiB."""
+"""Parts of the names of such operations."""
+SPARE_BYTES = 64 << 20
+"""The most memory that is kept from being taken again."""
+
+
+class Kept:
+    """Results of operations without a lane, which are kept from being freed for a while: what takes
+    their memory would have to wait."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, UntypedStorage] = {}
+        self._nbytes = 0
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the memory of tensors. The oldest goes first."""
+        for t in tensors:
+            memory = local(t).untyped_storage()
+            if self._memory.setdefault(memory._cdata, memory) is memory:
+                self._nbytes += memory.nbytes()
+        while self._nbytes > SPARE_BYTES:
+            self._nbytes -= self._memory.pop(next(iter(self._memory))).nbytes()
+
+    def clear(self) -> None:
+        self._memory.clear()
 
 
 class Dealer:
@@ -201,18 +219,18 @@ class Dealer:
         """Choose a lane by its last operation, which comes before this call anyway. Else take a
         free lane, or the lane unused for longest. None: the call needs none."""
         needed = self._look(set(call.storages.values()), _written(call))
-        lanes = _lanes_for(call)
-        if lanes is None:
+        if not any(part in call.op.base for part in _WORKING):
             return None
         before = 0
         for other in needed:
             before |= self._behind[other]
-        follows = [lane for lane in lanes if self.last[lane] in needed]
+        follows = [lane for lane in range(LANES) if self.last[lane] in needed]
         if not follows:
-            follows = [n for n in lanes if self.last[n] >= 0 and before >> self.last[n] & 1]
+            behind = ((lane, self.last[lane]) for lane in range(LANES))
+            follows = [lane for lane, last in behind if last >= 0 and before >> last & 1]
         if follows:
             return max(follows, key=self.last.__getitem__)
-        return min(lanes, key=self.last.__getitem__)
+        return min(range(LANES), key=self.last.__getitem__)
 
     def ran(self, call: OperatorCall, lane: int | None) -> None:
         """Record the call that `lane` was last asked about: it has work of the device. `lane` is
@@ -243,14 +261,6 @@ class Dealer:
             self._writer[s], self._readers[s] = number, []
         for s in read:
             self._readers.setdefault(s, []).append(number)
-
-
-def _lanes_for(call: OperatorCall) -> range | None:
-    if call.op.multiplies:
-        return None
-    if any(part in call.op.base for part in _WORKING):
-        return _NARROW
-    return None if any(t.nbytes > _LARGE_BYTES for t in call.on_device) else _WIDE
 
 
 def _written(call: OperatorCall) -> set[int]:

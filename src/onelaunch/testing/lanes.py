@@ -9,7 +9,15 @@ from torch import Tensor
 
 from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
-from onelaunch.driver.edges import Access, Dealer, Dependencies, NodeGroup, accesses_of, completed
+from onelaunch.driver.edges import (
+    Access,
+    Dealer,
+    Dependencies,
+    Kept,
+    NodeGroup,
+    accesses_of,
+    completed,
+)
 from onelaunch.driver.protocol import OperatorCall, Region
 from onelaunch.driver.schedule import Schedule
 from onelaunch.testing.arena import Arena
@@ -34,6 +42,7 @@ class TapeLanes:
         self._dealer = Dealer()
         self._first = 0
         self._lane: int | None = None
+        self._kept = Kept()
         self.groups: list[NodeGroup] = []
 
     def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
@@ -52,9 +61,12 @@ class TapeLanes:
                 touched += [Access(*span, True) for span in self._arena.allocated]
             self.groups.append(NodeGroup(self._first, len(self._steps), touched, call.op.base))
             self._dealer.ran(call, self._lane)
+            if self._lane is None:
+                self._kept.keep(t for t, _ in call.made)
 
     def reorder(self) -> Schedule | None:
         """Put the steps into another order that is as good. Return the lanes; None for a chain."""
+        self._kept.clear()
         groups = completed(self.groups, len(self._steps))
         order = Dependencies(groups)
         self._steps[:] = [

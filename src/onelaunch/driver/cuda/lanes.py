@@ -1,10 +1,7 @@
-"""A recording whose operations wait for no more than they have to: same kernels, other edges.
+"""The operations of one capture: the stream that each runs on, and what its nodes touch.
 
-The edges are made after the capture, by what the kernels touch: tensors of their operation, and
-whatever else their arguments point at. Memory that one operation frees is not to be taken at once
-by the next, which could run beside it. So those that allocate memory for themselves, as
-convolutions do, are handed out to several streams, each with its own memory. Products stay on one
-stream, with its workspace of cuBLAS, which few of their kernels use; their results are kept.
+What nodes touch are tensors of their operation, and whatever else their arguments point at. Few
+operations leave the stream of the capture, see `edges.Dealer`; so there is one workspace of cuBLAS.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from onelaunch.driver.edges import (
     LANES,
     Access,
     Dealer,
+    Kept,
     NodeGroup,
     accesses_of,
     completed,
@@ -37,8 +35,8 @@ T = TypeVar("T")
 
 LEAST_ADDRESS = 1 << 32
 """No memory of a device lies below."""
-SPARE_BYTES = 64 << 20
-"""The most memory that is kept from being taken again."""
+_BEYOND = 1 << 57
+"""Nor from here on."""
 
 
 class CudaLanes:
@@ -60,8 +58,7 @@ class CudaLanes:
         stream of the program's."""
         self._used: set[int] = set()
         self._ran: list[_Ran] = []
-        self._kept: dict[int, torch.UntypedStorage] = {}
-        self._kept_bytes = 0
+        self._kept = Kept()
 
     def run(self, call: OperatorCall, function: Callable[..., T], args: Sequence[Any]) -> T:
         self._lane, self._at = self._dealer.lane(call), None
@@ -88,7 +85,7 @@ class CudaLanes:
         if self._noted(call.op.base, accesses_of(call, region), before, stream):
             self._dealer.ran(call, self._lane)
             if self._lane is None or call.op.outs:
-                self._keep([t for t, _ in call.made])
+                self._kept.keep(t for t, _ in call.made)
 
     def launched(self, launch: Launched) -> Any:
         """Launch a kernel of Triton's, and note what it touched."""
@@ -100,7 +97,7 @@ class CudaLanes:
         if self._noted(launch.name, touched, before, self._raw):
             read, written = (set(map(storage, ts)) for ts in (launch.reads, launch.writes))
             self._dealer.ran_beside(read, written)
-            self._keep(launch.writes)
+            self._kept.keep(launch.writes)
         return result
 
     def _noted(
@@ -111,16 +108,6 @@ class CudaLanes:
             return False
         self._ran.append(_Ran(name, touched, before, last))
         return True
-
-    def _keep(self, tensors: Sequence[Tensor]) -> None:
-        """Keep memory of the stream under capture from being taken again: what takes it would have
-        to wait. The oldest goes first."""
-        for t in tensors:
-            memory = local(t).untyped_storage()
-            if self._kept.setdefault(memory._cdata, memory) is memory:
-                self._kept_bytes += memory.nbytes()
-        while self._kept_bytes > SPARE_BYTES:
-            self._kept_bytes -= self._kept.pop(next(iter(self._kept))).nbytes()
 
     def join(self) -> None:
         """Let the capture end after the work of all lanes."""
@@ -269,4 +256,5 @@ def _addresses(blocks: Iterable[bytes]) -> Iterator[int]:
         for begin in (0, 4):
             count = (len(raw) - begin) // 8
             if count > 0:
-                yield from struct.unpack_from(f"<{count}Q", raw, begin)
+                words = struct.unpack_from(f"<{count}Q", raw, begin)
+                yield from (w for w in words if LEAST_ADDRESS <= w < _BEYOND)

@@ -10,7 +10,7 @@ import torch
 from onelaunch.driver.cuda import memory, nodes
 
 _ROUNDS = 4
-_ROUND_MS = 1.5
+_ROUND_MS = 0.8
 _MOST_LAUNCHES = 20
 _APART_BYTES = 64 << 20
 """From here on, memory for what is saved goes back to the device."""

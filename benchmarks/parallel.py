@@ -185,11 +185,7 @@ LEAST = 0.99
 """The gain to reach by all others."""
 
 
-ENGINES: dict[str, bool | str] = {
-    "onelaunch": False,
-    "onelaunch-parallel": True,
-    "onelaunch-auto": "auto",
-}
+ENGINES: dict[str, bool | str] = {"onelaunch": False, "onelaunch-auto": "auto"}
 """Name -> `parallel`."""
 
 
@@ -291,18 +287,17 @@ def measured(name: str) -> dict[str, Any]:
     recordings = {engine: call.recordings[0] for engine, call in fast.items()}
     taken = wall["onelaunch"]["median"]
     auto = recordings["onelaunch-auto"].parallel
-    found = recordings["onelaunch-parallel"].parallel
     return {
         "title": title,
         "wall us": wall,
         "gain": taken / wall["onelaunch-auto"]["median"],
-        "gain of parallel=True": taken / wall["onelaunch-parallel"]["median"],
         "gain in the trial": None if auto is None else auto.gain,
         "target": TARGETS.get(name, LEAST),
         "same bits": same,
         "nodes": recordings["onelaunch"].nodes,
-        "longest chain": recordings["onelaunch"].nodes if found is None else found.longest,
-        "width": 1 if found is None else found.width,
+        "longest chain": recordings["onelaunch"].nodes if auto is None else auto.longest,
+        "width": 1 if auto is None else auto.width,
+        "picture": str(auto),
         "first replay s": {engine: seconds for engine, (_, seconds) in made.items()},
         "pool bytes": {engine: r.pool_bytes for engine, r in recordings.items()},
     }
@@ -333,13 +328,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: {rows[name]['failed']}", flush=True)
         else:
             us = ", ".join(f"{k} {v['median']:.0f}" for k, v in row["wall us"].items())
-            gains = f"{row['gain']:.2f}x, True {row['gain of parallel=True']:.2f}x"
-            chain, *wide = row["first replay s"].values()
-            pool, *pools = row["pool bytes"].values()
-            first = "/".join(f"{s / chain:.2f}" for s in wide)
-            more = "/".join(f"{b / max(pool, 1):.2f}" for b in pools)
+            chain, wide = row["first replay s"].values()
+            pool, more = row["pool bytes"].values()
             said = "same bits" if row["same bits"] else "OTHER BITS"
-            print(f"{name}: {us} us; {gains}, {said}; first {first}, memory {more}", flush=True)
+            costs = f"first replay {wide / chain:.2f}x, memory {more / max(pool, 1):.2f}x"
+            print(f"{name}: {us} us; {row['gain']:.2f}x, {said}; {costs}", flush=True)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

@@ -17,7 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import claims_table, coverage_table, first_replay_table, serving_table, versions
+from benchmarks import (
+    claims_table,
+    coverage_table,
+    first_replay_table,
+    parallel_table,
+    serving_table,
+    versions,
+)
 from benchmarks.optimize_table import HEAD, TEXT, rows_of
 from benchmarks.picture import draw
 
@@ -374,6 +381,13 @@ def serving(part: str) -> Callable[[dict[str, Any]], str]:
     return make
 
 
+def parallel(results: dict[str, Any]) -> str:
+    """The gain of branches over the chain."""
+    text = caption(results, parallel_table.TEXT, settled=True, dtype="bfloat16, small ones float32")
+    rows = table(parallel_table.HEAD, parallel_table.rows_of(results))
+    return rows + "\n" + text + parallel_table.missed(results)
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "engines-summary": ("engines.json", summary),
     "engines-wall": ("engines.json", figures("wall")),
@@ -395,6 +409,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "doctor": ("doctor.json", doctor),
     "first-replay": ("first_replay.json", first_replay_fresh),
     "first-replay-warm": ("first_replay.json", first_replay_warm),
+    "parallel": ("parallel.json", parallel),
+    "parallel-lanes": ("parallel.json", parallel_table.picture),
     "serving": ("serving.json", serving("targets")),
     "serving-rates": ("serving.json", serving("rates")),
     "serving-start": ("serving.json", serving("start")),

@@ -87,8 +87,9 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
             recording takes over once its result agrees with eager's (inference only). On a CPU
             none has an effect.
         parallel: let kernels run at the same time that need not wait for each other: branches of a
-            network, the gradients of a layer. The kernels and the bits are the same. Takes more
-            memory, and about a third more time to capture. Not of compiled code.
+            network, the gradients of a layer. The kernels and the bits are the same. Takes up to 64
+            MiB more memory, or a workspace of cuDNN for each branch, and more time to capture.
+            ``"auto"``: only if a trial shows that it pays, when it is recorded.
         pool: memory to share with other graphed callables; its own by default.
         capture: ``"background"``: calls without a recording run eagerly at once, and a thread
             captures their signatures meanwhile, what was asked for most first. The first call of a

@@ -1,4 +1,4 @@
-"""Random programs with many branches, as ``parallel=True``: each result is eager's, bit for bit.
+"""Random programs with many branches, under `parallel`: each result is eager's, bit for bit.
 
     python -m tests.fuzz.branches --programs 1000 --seed 1 --device tape
 
@@ -75,7 +75,8 @@ def program(seed: int) -> Program:
             names.append(f"v{number}")
         elif text == FREE:
             names.remove(target)
-    options = {"outputs": "static"} if r.random() < 0.2 else {}
+    options: dict[str, Any] = {"outputs": "static"} if r.random() < 0.2 else {}
+    options["parallel"] = "auto" if r.random() < 0.5 else True
     if r.random() < 0.2:
         options["inputs"] = "rebind"
     kept = r.sample(names, min(len(names), r.randint(1, 4)))
@@ -87,7 +88,7 @@ def run(found: Program, device: torch.device) -> tuple[str, str]:
     state = torch.linspace(-1, 1, 16).view(4, 4)
     states = [state.clone().to(device) for _ in range(2)]
     f = command.ran(str(found), found.seed, {"torch": torch})["f"]
-    fast: Any = command.graph(f, "", warmup=1, parallel=True, **dict(found.options))
+    fast: Any = command.graph(f, "", warmup=1, **dict(found.options))
     with torch.no_grad(), command.quiet():
         for call in range(5):
             both: list[tuple[Any, Tensor, Tensor]] = []

@@ -23,8 +23,12 @@ from examples import train_rl
 from onelaunch.tools.bench.environment import environment
 
 CLAIM = Claim("training", "training:step:mlp", "onelaunch", "wall", "by-hand", 1.5, 1, 1)
-NO_CLAIMS = {"batching.json", "claims.json", "serving.json", "torch_versions.json"}
-"""The tables that are not of measured figures of ours, or take a whole service."""
+NO_CLAIMS = {
+    *("batching.json", "claims.json", "parallel.json", "serving.json"),
+    "torch_versions.json",
+}
+"""The tables that are not of measured figures of ours, or take a whole service, or are run again
+as a whole."""
 
 
 def row(us: float = 100.0, **others: Any) -> dict[str, Any]:

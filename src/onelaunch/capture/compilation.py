@@ -22,7 +22,8 @@ _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 _OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
-"""Options of Inductor's: it makes what takes the memory of another result wait for its readers."""
+"""Inductor's options by which no result takes the memory of another, whose readers it would wait
+for."""
 _MOST = 200
 """The most characters of an error's first line."""
 _COMPILES = 1 << 16

@@ -171,9 +171,9 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
 
 
 LANES = 8
-"""For operations with large memory of their own: each lane has memory apart."""
+"""The number of lanes, each with memory apart, for operations with large memory of their own."""
 _WORKING = ("conv", "rnn", "attention", "fft")
-"""Parts of the names of such operations."""
+"""Parts of the names of operations with large memory of their own."""
 SPARE_BYTES = 64 << 20
 """The most memory that is kept from being taken again."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Parallel = bool | Literal["auto", "ahead"]
-"""Whether operations of a recording may run at the same time. ``"auto"``: where it pays, which a
-trial tells. ``"ahead"``: without a trial of any kind, as some of its memory is not filled yet."""
+"""True if operations of a recording may run at the same time. ``"auto"``: where a trial shows that
+it pays. ``"ahead"``: without a trial of any kind, as some of its memory is not filled yet."""
 _COLUMNS = 72
 _LANES_SHOWN = 16
 
@@ -29,7 +29,7 @@ class LaneSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The lanes of a recording whose operations wait only for what they need. Its text is a
+    """The lanes of a recording whose operations wait only where they have to. Its text is a
     picture: a lane in each line, the longest chain as ``#``.
 
     Attributes:

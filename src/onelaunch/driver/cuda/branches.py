@@ -27,7 +27,7 @@ class Branches:
 
     Attributes:
         groups: the nodes of each operation.
-        blocks: the (address, bytes) of what was allocated in the capture.
+        blocks: the (address, bytes) of each block that the capture allocated.
         ports: the nodes that bring inputs in and take outputs out.
         runnable: false if no part of it may run before its first launch.
     """

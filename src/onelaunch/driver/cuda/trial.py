@@ -13,9 +13,9 @@ _ROUNDS = 4
 _ROUND_MS = 0.8
 _MOST_LAUNCHES = 20
 _APART_BYTES = 64 << 20
-"""From here on, memory for what is saved goes back to the device."""
+"""The size of a copy above which its memory goes back to the device."""
 _PART_OF_FREE = 4
-"""What a graph writes is saved if it takes no more than this part of the free memory."""
+"""The part of the free memory, as a divisor, that may be taken to save what a graph writes."""
 
 
 def fits(spans: Sequence[tuple[int, int]], index: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 _READ = ("in_ptr", "arg_")
-"""How Inductor's names begin of what a kernel only reads; `arg_` in its templates."""
+"""Prefixes of Inductor's names for what a kernel only reads; `arg_` in its templates."""
 _WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")
 
 

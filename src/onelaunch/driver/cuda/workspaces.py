@@ -36,7 +36,7 @@ class Workspace:
 
     Attributes:
         region: all of it.
-        alike: what products do -> those that do it.
+        alike: kernels and their arguments -> the products with these.
     """
 
     region: Access
@@ -48,7 +48,7 @@ class Workspaces:
 
     Args:
         executable: of the nodes `handles`.
-        blocks: the (address, bytes) of what was allocated in the capture.
+        blocks: the (address, bytes) of each block that the capture allocated.
     """
 
     def __init__(

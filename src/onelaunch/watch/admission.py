@@ -64,6 +64,8 @@ class Admission:
         """Storages on the device whose values the host wanted."""
         self.draws: list[Callable[[], object]] = []
         """Draws from the host's default generator, which each call advances."""
+        self.host_state: Tensor | None = None
+        """The state of that generator before the first of them."""
         self.stepping = False
         """True while an optimizer steps with stand-ins for its numbers."""
 
@@ -109,6 +111,8 @@ class Admission:
         if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
                 raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
+            if self.host_state is None:
+                self.host_state = torch.default_generator.get_state()
             self.draws.append(partial(func, *args, **kwargs))
         uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:

@@ -57,6 +57,7 @@ class CaptureJob:
             constants.
         brought: state that the caller replaces between calls, which becomes inputs.
         parallel: whether operations may run at the same time.
+        draws: whether a run has drawn from the device's default generator.
     """
 
     driver: Driver
@@ -79,6 +80,7 @@ class CaptureJob:
     following: Following
     brought: tuple[Brought, ...]
     parallel: bool
+    draws: bool
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else

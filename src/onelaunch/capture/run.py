@@ -303,7 +303,7 @@ class CaptureRun:
             held=snapshot.held,
             constants=self.constants,
         )
-        made.filled_sets = snapshot.walk.filled_sets()
+        made.filled_sets, made.admission.may_draw = snapshot.walk.filled_sets(), job.draws
         if job.accesses is None:
             made.lanes = capture.lanes
             count = len(statics) - len(self.state_inputs)

@@ -440,6 +440,7 @@ class Driver(Protocol):
         bundled: bool = False,
         rewind: Rewind | None = None,
         parallel: bool = False,
+        draws: bool = True,
     ) -> tuple[Graph, T]:
         """Record the operations of `body`, and return the graph with the body's result. Afterwards
         older memory and the random state are as they were. On any exception everything is freed,
@@ -453,8 +454,10 @@ class Driver(Protocol):
             rewind: None: a body that saves or sets random state is refused.
             parallel: let operations run at the same time that need not wait for each other; see
                 `Capture.lanes`.
+            draws: False lets other threads draw from the device's default generator meanwhile.
 
         Raises:
+            DrawsAfterAll: the body draws from that generator, in spite of `draws`.
             CaptureError: OL111, out of memory; OL109, a refusal of the device without a better
                 code, raised from the original.
         """

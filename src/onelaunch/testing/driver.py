@@ -164,6 +164,7 @@ class TapeDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
         parallel: bool = False,
+        draws: bool = True,
     ) -> tuple[TapeGraph, T]:
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)

@@ -100,6 +100,12 @@ class CudaRewind:
     def used(self) -> bool:
         return bool(self._changes)
 
+    @property
+    def begun(self) -> bool:
+        """True once a capture saved or set a state; those that follow draw from the default
+        generator."""
+        return self._stage != "count"
+
     # The capture.
 
     def prepare(self, graph: torch.cuda.CUDAGraph) -> None:

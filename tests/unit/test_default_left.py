@@ -98,10 +98,8 @@ class World:
         self.others()
         self.registered = state = self.default.state
         made = torch.empty(1)
-        self.others()
         state.capturing = True
         made.fill_(state.seed)
-        self.others()
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, world: World, draws: bool = False) -> None:
@@ -113,7 +111,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, world: World, draws: bool = False) ->
     monkeypatch.setattr(module, "SHARED", True)
     graph: Any = world
     pool: Any = world
-    stream: Any = None
+    stream: Any = world
     capturing._begin(graph, pool, stream, (), draws)
 
 
@@ -166,6 +164,26 @@ def test_another_thread_seeds_while_a_capture_begins(monkeypatch: pytest.MonkeyP
     world.draw()
     assert world.default.state is world.own
     assert world.drawn == [(9, 0), (9, 4)]
+
+
+def test_an_interrupt_as_a_capture_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes once the graph has the state: torch would end the process with a graph that is
+    registered by half."""
+    left: list[str] = []
+    monkeypatch.setattr(capturing, "_is_capturing", lambda stream: stream.registered)
+    for name in ("_recover", "_forget"):
+        monkeypatch.setattr(capturing, name, lambda *given, name=name: left.append(name))
+
+    def interrupt(world: World) -> None:
+        raise KeyboardInterrupt
+
+    for at in range(1, steps(monkeypatch) + 1):
+        world = World({at}, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            begin(monkeypatch, world)
+        assert world.default.state is world.own
+        assert world.registered is None or world.registered.capturing
+    assert set(left) == {"_recover", "_forget"}
 
 
 def test_a_capture_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,8 +258,10 @@ def _begin(
         try:
             with contextlib.nullcontext() if draws else default_left(pool.index):
                 graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
-        except RuntimeError:
-            _forget(graph, stream, pool_id, generators, draws)
+        except BaseException as error:  # Ctrl-C may come when it has begun
+            begun = not isinstance(error, RuntimeError) and _is_capturing(stream)
+            leave = _recover if begun else _forget
+            leave(graph, stream, pool_id, generators, draws)
             raise
     del others
     return pool_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -34,14 +34,15 @@ def default_left(index: int) -> Generator[None]:
     if not SHARED:
         yield
         return
-    # A tensor made in inference mode could not be written outside of it.
     exchange = _Exchange(torch.cuda.default_generators[index])
-    with torch.inference_mode(False), exchange:
+    with exchange:
         try:
             exchange.begin()
             yield
         finally:
             exchange.end()
+    if exchange.interrupt is not None:
+        raise exchange.interrupt
 
 
 class _Exchange(DispatchMode):
@@ -54,6 +55,8 @@ class _Exchange(DispatchMode):
 
     def __init__(self, default: torch.Generator) -> None:
         super().__init__()
+        self.interrupt: BaseException | None = None
+        """A Ctrl-C in the operation: torch ends the process if a graph is half registered."""
         self._default: Any = default
         self._own: Any = self._default.graphsafe_get_state()
         self._other: Any = None
@@ -76,19 +79,29 @@ class _Exchange(DispatchMode):
         """Give the default generator its own state back, with what was drawn from the other."""
         if not self._exchanged:
             return
-        self._exchanged, own, other = False, self._own, self._other
+        own, other = self._own, self._other
         if torch.cuda.is_current_stream_capturing():  # no operation came, and none may ask now
             self._default.graphsafe_set_state(own)
+            self._exchanged = False
             return
         if other.initial_seed() != own.initial_seed():  # a thread has seeded it
             own.manual_seed(other.initial_seed())
         offset = other.get_offset()
         own.set_offset(offset)
         self._default.graphsafe_set_state(own)
+        self._exchanged = False
         late = other.get_offset() - offset
         if late:
             own.set_offset(own.get_offset() + late)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.end()
-        return func(*args, **(kwargs or {}))
+        try:
+            self.end()
+        except BaseException as error:  # noqa: BLE001 - raised once the capture has begun
+            self.interrupt = error
+        # A tensor made in inference mode could not be written outside of it.
+        with torch.inference_mode(False) if func is _EMPTY else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+_EMPTY = torch.ops.aten.empty.memory_format

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
 from onelaunch.optimizers.capturable import _WATCHES
@@ -493,23 +494,26 @@ def test_random_numbers_that_another_thread_draws(
             assert replays(fast) == 2
 
 
+def step_of(
+    net: torch.nn.Module, call: Callable[[Any, Tensor], Any] = lambda net, x: net(x)
+) -> Callable[[Tensor], Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = call(net, x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def test_random_numbers_drawn_beside_training(device: torch.device, rand: Rand) -> None:
     """While a whole step is captured, and a forward with its backward."""
     nets = [layers(device) for _ in range(4)]
     for net in nets[1:]:
         net.load_state_dict(nets[0].state_dict())
-
-    def step_of(net: torch.nn.Module) -> Callable[[Tensor], Tensor]:
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
 
     eager, whole = step_of(nets[0]), step_of(nets[1])
     with drawing(device):
@@ -525,6 +529,25 @@ def test_random_numbers_drawn_beside_training(device: torch.device, rand: Rand) 
             grads = [[p.grad for p in net.parameters()] for net in nets[2:]]
             assert_same(*grads)
         assert replays(forward) > 0
+    assert_same(list(nets[0].parameters()), list(nets[1].parameters()))
+
+
+@on_cuda
+def test_random_numbers_drawn_beside_a_checkpoint(device: torch.device, rand: Rand) -> None:
+    """Without dropout it saves and sets random states between which nothing is drawn. In eager, as
+    in a warm-up, it sets them for all threads."""
+    nets = [layers(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    eager, whole = (
+        step_of(net, lambda f, x: checkpoint(f, x, use_reentrant=False)) for net in nets
+    )
+    fast = ol.graph(whole, warmup=1)
+    expected = [eager(rand(i, 2, 4)) for i in range(6)]
+    assert_same(fast(rand(0, 2, 4)), expected[0])
+    with drawing(device):
+        for i in range(1, 6):
+            assert_same(fast(rand(i, 2, 4)), expected[i])
+    assert replays(fast) == 5
     assert_same(list(nets[0].parameters()), list(nets[1].parameters()))
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onelaunch.driver.cuda import graph
 from onelaunch.driver.cuda import rewind as module
 from onelaunch.driver.cuda.rewind import CudaRewind
+from onelaunch.driver.refusals import DrawsAfterAll, drawn_after_all
 from onelaunch.driver.substitutes import substituted
 
 
@@ -120,19 +121,21 @@ class Device:
         amount = n + 1
         state = self.default.state
         if self.capturing is not None:
-            assert state in self.capturing.states
+            if state not in self.capturing.states:
+                raise drawn_after_all(None)
             self.capturing.kernels.append((state, state.inside))
             state.inside += 4 * amount
         else:
             self.drawn.append((state.seed, state.offset))
             state.offset += 4 * amount
 
-    def capture(self, body: Callable[[], None], rewind: CudaRewind) -> FakeGraph:
+    def capture(self, body: Callable[[], None], rewind: CudaRewind, draws: bool) -> FakeGraph:
         """As `record` and `CudaDriver.capture` do."""
         made = FakeGraph()
+        registered = rewind.registers(draws)
         rewind.prepare(made)  # type: ignore[arg-type]
         home = self.default.state
-        made.states[home] = 0
+        made.states[home if registered else State()] = 0
         for state in made.states:
             state.inside, state.filled = 0, (state.seed, 0)
         self.capturing = made
@@ -149,22 +152,27 @@ class Device:
         return made
 
     def recorded(self, body: Callable[[], None], after: CudaRewind | None = None) -> Recording:
-        rewind = CudaRewind(0, after)
-        for _ in range(3):
-            made = self.capture(body, rewind)
+        rewind, draws = CudaRewind(0, after), False
+        for _ in range(4):
+            try:
+                made = self.capture(body, rewind, draws)
+            except DrawsAfterAll:
+                assert not draws
+                draws = True
+                continue
             if rewind.done:
-                return Recording(self, made, rewind)
+                return Recording(self, made, rewind, draws)
         raise AssertionError("captured without end")
 
 
 class Recording:
     """A graph with `graph._bind`'s choice between the two ways to launch it."""
 
-    def __init__(self, device: Device, made: FakeGraph, rewind: CudaRewind) -> None:
+    def __init__(self, device: Device, made: FakeGraph, rewind: CudaRewind, draws: bool) -> None:
         self.device, self.graph, self.rewind = device, made, rewind
         used = rewind if rewind.used else None
         self.replay = graph._random_replay(made, 0, (), used)  # type: ignore[arg-type]
-        self.random: bool | None = None
+        self.random: bool | None = None if draws or used else False
 
     def launch(self) -> None:
         if self.random is not False:

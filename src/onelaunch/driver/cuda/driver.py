@@ -156,7 +156,9 @@ class CudaDriver:
     ) -> tuple[CudaGraph, T]:
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
-        draws = draws or not SHARED or (rewind is not None and rewind.begun)
+        draws = draws or not SHARED
+        if rewind is not None:
+            draws = rewind.registers(draws)
         bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
         generators = _of_device(generators, pool.index)
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()

@@ -271,8 +271,9 @@ def _bind(
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
     replay = _plain_replay(graph, index)
     replay_random = _random_replay(graph, index, generators, rewind)
-    # Whether a launch draws random numbers: not known before the first, if it may.
-    random: bool | None = None if recorded.draws or generators else False
+    # Whether a launch draws random numbers, or needs their place: not known before the first.
+    drawing = recorded.draws or generators or rewind is not None
+    random: bool | None = None if drawing else False
     live = True
 
     def launch(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class Device:
     def __init__(self) -> None:
         self.default = FakeGenerator()
         self.capturing: FakeGraph | None = None
+        self.captures = 0
         self.drawn: list[tuple[int, int]] = []
         self.torch = SimpleNamespace(
             device=torch.device,
@@ -153,7 +155,9 @@ class Device:
 
     def recorded(self, body: Callable[[], None], after: CudaRewind | None = None) -> Recording:
         rewind, draws = CudaRewind(0, after), False
-        for _ in range(4):
+        self.captures = 0
+        for _ in range(6):
+            self.captures += 1
             try:
                 made = self.capture(body, rewind, draws)
             except DrawsAfterAll:
@@ -247,6 +251,33 @@ def test_one_recording(program: list[Op], calls: list[list[Op]]) -> None:
             assert device.drawn == eager.drawn
             assert device.default.state.offset == eager.default.state.offset
             assert device.default.state.seed == eager.default.state.seed
+
+
+def test_without_draws_nothing_is_measured() -> None:
+    with model() as device:
+        fast = device.recorded(lambda: run(device, [("save", 0), ("set", 0)], []))
+        assert device.captures == 2
+        device.draw(1)
+        at = device.default.state.offset
+        fast.launch()
+        assert device.default.state.offset == at
+
+
+def test_draws_that_begin_in_a_later_capture() -> None:
+    programs: list[list[Op]] = [
+        [("save", 0), ("set", 0)],
+        [("save", 0), ("draw", 1), ("set", 0), ("draw", 2)],
+    ]
+    with model() as device:
+        eager = Device()
+        attempts = itertools.count()
+        fast = device.recorded(lambda: run(device, programs[min(next(attempts), 1)], []))
+        assert device.captures == 5
+        for _ in range(2):
+            fast.launch()
+            run(eager, programs[1], [])
+            assert device.drawn == eager.drawn
+            assert device.default.state.offset == eager.default.state.offset
 
 
 @settings(deadline=None, max_examples=300)

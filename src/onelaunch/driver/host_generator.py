@@ -55,8 +55,6 @@ class HostGenerator:
         self._saved: list[tuple[Tensor, int]] = []
         self._place: int | None = None
         """The number of draws before the state that was set; None where all of them count."""
-        self._since = 0
-        """The number of draws when it was set."""
 
     @contextmanager
     def watched(self) -> Generator[None]:
@@ -96,12 +94,7 @@ class HostGenerator:
 
     def _reached(self) -> int:
         """Return the number of draws before the present state."""
-        count = len(self._drawn.draws)
-        if self._place is None:
-            return count
-        if count != self._since:
-            raise self._note(error_here("OL106", _ELSEWHERE))
-        return self._place
+        return len(self._drawn.draws) if self._place is None else self._place
 
     def _save(self) -> Tensor:
         state = torch.default_generator.get_state()
@@ -109,12 +102,10 @@ class HostGenerator:
         return state
 
     def _restore(self, state: Tensor) -> None:
-        self._reached()
         place = next((place for saved, place in self._saved if saved is state), None)
         if place is None:
             raise self._note(error_here("OL106", UNKNOWN))
-        self._since = len(self._drawn.draws)
-        self._place = None if place == self._since else place
+        self._place = None if place == len(self._drawn.draws) else place
 
 
 def put_back(first: Tensor, draws: Sequence[Callable[[], object]]) -> None:

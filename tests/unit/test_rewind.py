@@ -253,6 +253,31 @@ def test_one_recording(program: list[Op], calls: list[list[Op]]) -> None:
             assert device.default.state.seed == eager.default.state.seed
 
 
+@pytest.mark.parametrize("kind", ["nothing", "draws", "own generator", "saved states"])
+def test_what_draws_nothing_is_launched_without_a_generator(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    asked: list[bool | None] = []
+
+    def random_replay(*_: Any) -> Callable[[int, bool | None], bool]:
+        return lambda stream, random: bool(asked.append(random))
+
+    with model() as device:
+        order = SimpleNamespace(lock=threading.RLock(), last=0, marked=False)
+        pool: Any = SimpleNamespace(index=0, order=order, ranges=None, guard=order.lock)
+        made: Any = SimpleNamespace(graph=FakeGraph(), inputs=[], outputs=[], draws=kind == "draws")
+        monkeypatch.setattr(graph, "_random_replay", random_replay)
+        monkeypatch.setattr(graph, "bindings", module.bindings)
+        generators: Any = [FakeGenerator()] if kind == "own generator" else []
+        rewind = CudaRewind(0) if kind == "saved states" else None
+        launch, _ = graph._bind(made, pool, graph.Wiring(), generators, rewind)
+        at = device.default.state.offset
+        for _ in range(2):
+            launch((), ())
+        assert asked == ([] if kind == "nothing" else [None])
+        assert device.default.state.offset == at
+
+
 def test_without_draws_nothing_is_measured() -> None:
     with model() as device:
         fast = device.recorded(lambda: run(device, [("save", 0), ("set", 0)], []))

@@ -476,8 +476,8 @@ def _again(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
     return [torch.stack(t) for t in zip(*drawn, strict=True)]
 
 
-def layers(device: torch.device) -> torch.nn.Sequential:
-    return torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(20)]).to(device)
+def layers(device: torch.device, count: int = 5) -> torch.nn.Sequential:
+    return torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(count)]).to(device)
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -485,7 +485,7 @@ def test_random_numbers_that_another_thread_draws(
     device: torch.device, rand: Rand, where: str
 ) -> None:
     """They are no seeding by the call, and the call gives none of them back."""
-    net = layers(device)
+    net = layers(device, 20)
     with torch.no_grad(), drawing(torch.device("cpu") if where == "host" else device):
         for _ in range(4):
             fast = ol.graph(net, warmup=1)

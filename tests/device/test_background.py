@@ -24,6 +24,7 @@ from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.worker import Worker
 
 from .drop_in import assert_same, random_tensor, replays
+from .test_concurrency_threads import drawing
 
 Rand = Callable[..., Tensor]
 
@@ -264,6 +265,37 @@ def test_random_numbers_of_other_threads(device: torch.device, rand: Rand) -> No
             time.sleep(0.001)
         assert_same(drawn, expected)
         captured(fast, 1, lambda: fast(rand(0, 1, 4)))
+
+
+def test_random_numbers_drawn_all_the_time(device: torch.device, rand: Rand) -> None:
+    """What is captured beside calls leaves them to the thread that draws them."""
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    with torch.no_grad(), drawing(device):
+        for rows in (1, 2, 3):
+            x = rand(rows, rows, 4)
+            captured(fast, rows, lambda x=x: assert_same(fast(x), net(x)))
+        for rows in (1, 2, 3):
+            assert_same(fast(rand(9, rows, 4)), net(rand(9, rows, 4)))
+    assert "background" in fast.stats().eager_reasons
+    assert replays(fast) >= 3
+
+
+def test_dropout_is_as_eagers(device: torch.device, rand: Rand) -> None:
+    """It is captured in its calls, and the caller draws between them."""
+    found: list[list[Tensor]] = []
+    for graphed in (False, True):
+        model = nn.Sequential(network(device), nn.Dropout(0.3)).train()
+        call: Any = ol.graph(model, capture="background") if graphed else model
+        torch.manual_seed(5)
+        with torch.no_grad():
+            found.append([])
+            for i in range(20):
+                found[-1] += [call(rand(i, 2, 4)), torch.rand(2, device=device), torch.rand(2)]
+        if graphed:
+            assert replays(call) == 17
+            assert "background" not in call.stats().eager_reasons
+    assert_same(found[1], found[0])
 
 
 def test_buckets(device: torch.device, rand: Rand) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
 from onelaunch.optimizers.capturable import _WATCHES
@@ -436,24 +438,123 @@ def test_torch_keeps_no_object_for_a_thread(trains: bool, device: torch.device, 
     assert kept == [False, False]
 
 
-def test_random_numbers_that_another_thread_draws(device: torch.device, rand: Rand) -> None:
-    """They are no seeding by the call, and the call gives none of them back."""
+@contextmanager
+def drawing(*devices: torch.device) -> Generator[None]:
+    """Another thread draws from the default generators of these devices, and alone. It gets the
+    numbers that it would get by itself."""
     over = threading.Event()
+    drawn: list[list[Tensor]] = []
+    errors: list[BaseException] = []
 
-    def draw() -> None:
-        while not over.is_set():
-            torch.randn(3)
+    def draw() -> list[Tensor]:
+        return [torch.randn(3, device=device) for device in devices]
 
-    drawing = threading.Thread(target=draw)
-    net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(20)]).to(device)
-    drawing.start()
+    def draws() -> None:
+        try:
+            while not over.is_set():
+                drawn.append(draw())
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
+            errors.append(error)
+
+    torch.manual_seed(5)
+    thread = threading.Thread(target=draws)
+    thread.start()
     try:
-        with torch.no_grad():
-            for _ in range(4):
-                fast = ol.graph(net, warmup=1)
-                for i in range(3):
-                    assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
-                assert replays(fast) == 2
+        yield
     finally:
         over.set()
-        drawing.join()
+        thread.join()
+    if errors:
+        raise errors[0]
+    drawn.append(draw())
+    torch.manual_seed(5)
+    assert_same([torch.stack(t) for t in zip(*drawn, strict=True)], _again(draw, len(drawn)))
+
+
+def _again(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
+    drawn = [draw() for _ in range(count)]
+    return [torch.stack(t) for t in zip(*drawn, strict=True)]
+
+
+def layers(device: torch.device, count: int = 5) -> torch.nn.Sequential:
+    return torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(count)]).to(device)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_random_numbers_that_another_thread_draws(
+    device: torch.device, rand: Rand, where: str
+) -> None:
+    """They are no seeding by the call, and the call gives none of them back."""
+    net = layers(device, 20)
+    with torch.no_grad(), drawing(torch.device("cpu") if where == "host" else device):
+        for _ in range(4):
+            fast = ol.graph(net, warmup=1)
+            for i in range(3):
+                assert_same(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
+            assert replays(fast) == 2
+
+
+def step_of(
+    net: torch.nn.Module, call: Callable[[Any, Tensor], Any] = lambda net, x: net(x)
+) -> Callable[[Tensor], Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = call(net, x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def test_random_numbers_drawn_beside_training(device: torch.device, rand: Rand) -> None:
+    """While a whole step is captured, and a forward with its backward."""
+    nets = [layers(device) for _ in range(4)]
+    for net in nets[1:]:
+        net.load_state_dict(nets[0].state_dict())
+
+    eager, whole = step_of(nets[0]), step_of(nets[1])
+    with drawing(device):
+        fast = ol.graph(whole, warmup=1)
+        for i in range(6):
+            assert_same(fast(rand(i, 2, 4)), eager(rand(i, 2, 4)))
+        assert replays(fast) > 0
+        forward = ol.graph(nets[2], warmup=1)
+        for i in range(6):
+            for call, net in ((forward, nets[2]), (nets[3], nets[3])):
+                net.zero_grad()
+                call(rand(i, 2, 4)).square().mean().backward()
+            grads = [[p.grad for p in net.parameters()] for net in nets[2:]]
+            assert_same(*grads)
+        assert replays(forward) > 0
+    assert_same(list(nets[0].parameters()), list(nets[1].parameters()))
+
+
+@on_cuda
+def test_random_numbers_drawn_beside_a_checkpoint(device: torch.device, rand: Rand) -> None:
+    """Without dropout it saves and sets random states between which nothing is drawn. In eager, as
+    in a warm-up, it sets them for all threads."""
+    nets = [layers(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    eager, whole = (
+        step_of(net, lambda f, x: checkpoint(f, x, use_reentrant=False)) for net in nets
+    )
+    fast = ol.graph(whole, warmup=1)
+    expected = [eager(rand(i, 2, 4)) for i in range(6)]
+    assert_same(fast(rand(0, 2, 4)), expected[0])
+    with drawing(device):
+        for i in range(1, 6):
+            assert_same(fast(rand(i, 2, 4)), expected[i])
+    assert replays(fast) == 5
+    assert_same(list(nets[0].parameters()), list(nets[1].parameters()))
+
+
+def test_a_refused_call_leaves_another_threads_numbers(device: torch.device, rand: Rand) -> None:
+    """Its capture is given up in the middle, and ended."""
+    eager = ol.graph(lambda x: x * x.sum().item(), warmup=1, on_refusal="eager")
+    with torch.no_grad(), drawing(device):
+        eager(rand(0, 3))
+        with pytest.warns(ol.GraphWarning, match="OL101"):
+            assert_same(eager(rand(1, 3)), rand(1, 3) * rand(1, 3).sum().item())

@@ -57,6 +57,30 @@ def test_random_values_and_position_equal_eager(
     assert len(fast.recordings) == 1
 
 
+def test_draws_that_no_warm_up_has_shown(device: torch.device, rand: Rand) -> None:
+    """The first attempt at a capture leaves the generator to other threads, and the next has it."""
+
+    class Noise(torch.nn.Module):
+        share = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.dropout(x * 2, self.share)
+
+    found: list[list[Tensor]] = []
+    for graphed in (False, True):
+        noise = Noise()
+        call: Any = ol.graph(noise, warmup=1) if graphed else noise
+        torch.manual_seed(3)
+        with torch.no_grad():
+            found.append([call(rand(0, 5))])
+            noise.share = 0.5
+            found[-1] += [call(rand(i, 5)) for i in range(6)]
+            found[-1].append(torch.rand(2, device=device))
+        if graphed:
+            assert replays(call) > 3
+    assert_same(found[1], found[0])
+
+
 def test_dropout_differs_from_call_to_call(rand: Rand) -> None:
     fast = ol.graph(lambda x: torch.nn.functional.dropout(x, 0.5, True), warmup=1)
     x = rand(0, 64)

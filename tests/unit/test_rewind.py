@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from onelaunch.driver.cuda import graph
 from onelaunch.driver.cuda import rewind as module
 from onelaunch.driver.cuda.rewind import CudaRewind
+from onelaunch.driver.refusals import DrawsAfterAll, drawn_after_all
 from onelaunch.driver.substitutes import substituted
 
 
@@ -88,6 +90,7 @@ class Device:
     def __init__(self) -> None:
         self.default = FakeGenerator()
         self.capturing: FakeGraph | None = None
+        self.captures = 0
         self.drawn: list[tuple[int, int]] = []
         self.torch = SimpleNamespace(
             device=torch.device,
@@ -120,19 +123,21 @@ class Device:
         amount = n + 1
         state = self.default.state
         if self.capturing is not None:
-            assert state in self.capturing.states
+            if state not in self.capturing.states:
+                raise drawn_after_all(None)
             self.capturing.kernels.append((state, state.inside))
             state.inside += 4 * amount
         else:
             self.drawn.append((state.seed, state.offset))
             state.offset += 4 * amount
 
-    def capture(self, body: Callable[[], None], rewind: CudaRewind) -> FakeGraph:
+    def capture(self, body: Callable[[], None], rewind: CudaRewind, draws: bool) -> FakeGraph:
         """As `record` and `CudaDriver.capture` do."""
         made = FakeGraph()
+        registered = rewind.registers(draws)
         rewind.prepare(made)  # type: ignore[arg-type]
         home = self.default.state
-        made.states[home] = 0
+        made.states[home if registered else State()] = 0
         for state in made.states:
             state.inside, state.filled = 0, (state.seed, 0)
         self.capturing = made
@@ -149,22 +154,29 @@ class Device:
         return made
 
     def recorded(self, body: Callable[[], None], after: CudaRewind | None = None) -> Recording:
-        rewind = CudaRewind(0, after)
-        for _ in range(3):
-            made = self.capture(body, rewind)
+        rewind, draws = CudaRewind(0, after), False
+        self.captures = 0
+        for _ in range(6):
+            self.captures += 1
+            try:
+                made = self.capture(body, rewind, draws)
+            except DrawsAfterAll:
+                assert not draws
+                draws = True
+                continue
             if rewind.done:
-                return Recording(self, made, rewind)
+                return Recording(self, made, rewind, draws)
         raise AssertionError("captured without end")
 
 
 class Recording:
     """A graph with `graph._bind`'s choice between the two ways to launch it."""
 
-    def __init__(self, device: Device, made: FakeGraph, rewind: CudaRewind) -> None:
+    def __init__(self, device: Device, made: FakeGraph, rewind: CudaRewind, draws: bool) -> None:
         self.device, self.graph, self.rewind = device, made, rewind
         used = rewind if rewind.used else None
         self.replay = graph._random_replay(made, 0, (), used)  # type: ignore[arg-type]
-        self.random: bool | None = None
+        self.random: bool | None = None if draws or used else False
 
     def launch(self) -> None:
         if self.random is not False:
@@ -239,6 +251,58 @@ def test_one_recording(program: list[Op], calls: list[list[Op]]) -> None:
             assert device.drawn == eager.drawn
             assert device.default.state.offset == eager.default.state.offset
             assert device.default.state.seed == eager.default.state.seed
+
+
+@pytest.mark.parametrize("kind", ["nothing", "draws", "own generator", "saved states"])
+def test_what_draws_nothing_is_launched_without_a_generator(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    asked: list[bool | None] = []
+
+    def random_replay(*_: Any) -> Callable[[int, bool | None], bool]:
+        return lambda stream, random: bool(asked.append(random))
+
+    with model() as device:
+        order = SimpleNamespace(lock=threading.RLock(), last=0, marked=False)
+        pool: Any = SimpleNamespace(index=0, order=order, ranges=None, guard=order.lock)
+        made: Any = SimpleNamespace(graph=FakeGraph(), inputs=[], outputs=[], draws=kind == "draws")
+        monkeypatch.setattr(graph, "_random_replay", random_replay)
+        monkeypatch.setattr(graph, "bindings", module.bindings)
+        generators: Any = [FakeGenerator()] if kind == "own generator" else []
+        rewind = CudaRewind(0) if kind == "saved states" else None
+        launch, _ = graph._bind(made, pool, graph.Wiring(), generators, rewind)
+        at = device.default.state.offset
+        for _ in range(2):
+            launch((), ())
+        assert asked == ([] if kind == "nothing" else [None])
+        assert device.default.state.offset == at
+
+
+def test_without_draws_nothing_is_measured() -> None:
+    with model() as device:
+        fast = device.recorded(lambda: run(device, [("save", 0), ("set", 0)], []))
+        assert device.captures == 2
+        device.draw(1)
+        at = device.default.state.offset
+        fast.launch()
+        assert device.default.state.offset == at
+
+
+def test_draws_that_begin_in_a_later_capture() -> None:
+    programs: list[list[Op]] = [
+        [("save", 0), ("set", 0)],
+        [("save", 0), ("draw", 1), ("set", 0), ("draw", 2)],
+    ]
+    with model() as device:
+        eager = Device()
+        attempts = itertools.count()
+        fast = device.recorded(lambda: run(device, programs[min(next(attempts), 1)], []))
+        assert device.captures == 5
+        for _ in range(2):
+            fast.launch()
+            run(eager, programs[1], [])
+            assert device.drawn == eager.drawn
+            assert device.default.state.offset == eager.default.state.offset
 
 
 @settings(deadline=None, max_examples=300)

@@ -25,6 +25,7 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import flatten
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
+from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError, let_go
@@ -60,6 +61,8 @@ class _Capturing:
     constants: DeviceConstants | None
     before: StateWalk | None
     parallel: Parallel
+    draws: bool
+    """True if a run drew from the device's default generator."""
     effects: _Effects = field(init=False)
     """The effects of the last run."""
 
@@ -71,7 +74,7 @@ class _Capturing:
         capture.staged()
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
-        observer.lanes = capture.lanes
+        observer.lanes, observer.admission.may_draw = capture.lanes, self.draws
         if self.rehearsal is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
@@ -127,18 +130,27 @@ class _Capturing:
                     bundled=True,
                     rewind=rewind,
                     parallel=self.parallel,
+                    draws=self.draws,
                 )
                 self._settle(graph)
             except CaptureError as error:
                 if rollback is not None:
                     rollback.restore()
-                if self.constants is None or self.rehearsal is None or not self.constants.misses():
+                if isinstance(error, DrawsAfterAll) and not self.draws:
+                    self.draws = True
+                elif not self._lacked_constants():
                     raise
                 let_go(error)
                 continue
             if rewind.done:
                 return graph, made
             graph.reset()
+
+    def _lacked_constants(self) -> bool:
+        """Return whether another attempt has host values on the device that this one had not."""
+        if self.constants is None or self.rehearsal is None:
+            return False
+        return self.constants.misses()
 
     def _settle(self, graph: Graph) -> None:
         """Free the recording and raise, if its run changed a number that it read."""
@@ -185,10 +197,12 @@ def capture_backward(
         )
         constants = DeviceConstants(static.device, foreseen)
     before = None if rehearsal is None else rehearsal.state()
+    draws = rehearsal is not None and static.device.type in rehearsal.ledger.drawn
     parallel = static.forward.parallel
     capturing = _Capturing(
         *(static, grads, moved, pool, kept, rehearsal, constants, before),
-        "ahead" if ahead and parallel else parallel,
+        parallel="ahead" if ahead and parallel else parallel,
+        draws=draws,
     )
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():

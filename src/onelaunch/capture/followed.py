@@ -14,6 +14,7 @@ import operator
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,14 +291,20 @@ def _tried(
     any."""
     ambiguities = Ambiguous()
     for seed in range(SEEDS):
+        # What other threads draw meanwhile would be drawn again.
+        kept = preserved_random_state(device) if _may_draw(operation) else nullcontext()
         try:
-            with torch.no_grad(), torch._C._DisableAutocast(), preserved_random_state(device):
+            with torch.no_grad(), torch._C._DisableAutocast(), kept:
                 return _Trial(driver, device, operation, seed).run(pool, ambiguities)
         except AmbiguousMatch as error:
             ambiguities.add(error)
         except (CaptureError, *_REFUSALS):
             return None
     return None
+
+
+def _may_draw(operation: Operation) -> bool:
+    return torch.Tag.nondeterministic_seeded in operation.func.tags
 
 
 class _Trial:
@@ -336,7 +343,9 @@ class _Trial:
         stand_ins = [unmistakable(0.61, self._random) for _ in self._operation.kinds]
         self._driver.warmup(lambda: self._called(stand_ins), self._device)
         self._restore()
-        graph, result = self._driver.capture(lambda _: self._called(stand_ins), pool)
+        graph, result = self._driver.capture(
+            lambda _: self._called(stand_ins), pool, draws=_may_draw(self._operation)
+        )
         try:
             patch = graph.scalar_patch(stand_ins, ambiguities.confirmed)
             if patch is None or len(patch.found) < len(stand_ins):

@@ -58,6 +58,7 @@ class CaptureJob:
             constants.
         brought: state that the caller replaces between calls, which becomes inputs.
         parallel: see `Driver.capture`.
+        draws: whether a run has drawn from the device's default generator.
     """
 
     driver: Driver
@@ -80,6 +81,7 @@ class CaptureJob:
     following: Following
     brought: tuple[Brought, ...]
     parallel: Parallel
+    draws: bool
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else

@@ -64,9 +64,10 @@ from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
 from onelaunch.driver.host_factories import HostFactories
+from onelaunch.driver.host_generator import HostGenerator
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
-from onelaunch.driver.seeding import HostGenerators, seeded_once, watching_seeds
+from onelaunch.driver.seeding import HostGenerators, watching_seeds
 from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
@@ -303,7 +304,7 @@ class CaptureRun:
             held=snapshot.held,
             constants=self.constants,
         )
-        made.filled_sets = snapshot.walk.filled_sets()
+        made.filled_sets, made.admission.may_draw = snapshot.walk.filled_sets(), job.draws
         made.lanes = capture.lanes
         if job.accesses is None:
             count = len(statics) - len(self.state_inputs)
@@ -355,7 +356,7 @@ class CaptureRun:
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
         with (
             unwound(),
-            self._seeds_kept(),
+            self._host_generator(),
             stepping,
             noting_steps(ledger),
             observer.host_reads(),
@@ -479,16 +480,10 @@ class CaptureRun:
         )
         return outputs
 
-    def _seeds_kept(self) -> AbstractContextManager[None]:
-        if self.job.driver.computes_on_host or is_beside():
-            return nullcontext()  # a recording advances the host's generator, which is watched
-
-        def refusal() -> CaptureError:
-            what = "`torch.manual_seed`, or the like, in a capture"
-            return CaptureError("OL106", what, where=self.job.line("OL106"))
-
-        def redraw() -> None:
-            for draw in self.observer.admission.draws:
-                draw()
-
-        return seeded_once(refusal, redraw)
+    def _host_generator(self) -> AbstractContextManager[None]:
+        """Watch the host's default generator. A recording on the host advances it, and is seen."""
+        job, observer = self.job, self.observer
+        if job.driver.computes_on_host:
+            return nullcontext()
+        admission, note = observer.admission, observer.note_refusal
+        return HostGenerator(job.driver, admission, note, job.line).watched()

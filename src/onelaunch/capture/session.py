@@ -25,6 +25,8 @@ from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureRun, Retry
 from onelaunch.capture.survivors import late_refusal
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
+from onelaunch.driver.refusals import DrawsAfterAll
+from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
@@ -120,6 +122,9 @@ class CaptureSession:
     def _lesson(self, error: Exception) -> str | None:
         """Have the next attempt do without the cause of a failure, and name it. None if another
         attempt would fail likewise."""
+        if isinstance(error, DrawsAfterAll) and not (self.job.draws or is_beside()):
+            self.job.draws = True
+            return "it draws random numbers"
         # Also an exception of the callable's own: a stand-in may do less than a number, and
         # without stand-ins the next attempt shows whether the callable raises it.
         if self.job.following:
@@ -302,6 +307,7 @@ class CaptureSession:
             bundled=job.in_place is None or job.in_place.inputs != 0,
             rewind=self._rewind,
             parallel=job.parallel,
+            draws=job.draws,
         )
 
     def _run(self, run: CaptureRun, capture: Capture, tree: Tree) -> None:

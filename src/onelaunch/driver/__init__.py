@@ -13,7 +13,8 @@ known_causes.py     functions of libraries that are refused, and the ways to do 
 host_reads.py       reads by the host that torch does not dispatch
 host_factories.py   tensors of Python numbers, made on the host and then copied to the device
 capture_query.py    the answer to code that asks whether it is being captured
-seeding.py          seeding in a capture: watched, and undone afterwards
+seeding.py          seeding in a capture, watched; the generators of Python and NumPy
+host_generator.py   the host's default generator in a capture: seeds, states that are set, draws
 substitutes.py      functions of random state, storages and events, replaced during a capture
 attention_seeds.py  seeds handed to a backward: on the host in eager, on the device in a capture
 distance.py         the distance between the results of two runs

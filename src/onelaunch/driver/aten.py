@@ -68,6 +68,10 @@ _DESCRIPTIONS = frozenset(
 )
 
 
+_OF_DROPOUT = ("dropout_p", "dropout", "train", "training")
+"""Arguments without which a random operation draws nothing."""
+
+
 class Operator:
     """One ATen overload.
 
@@ -81,6 +85,7 @@ class Operator:
         outs: arguments for the memory of the results.
         lifts: True if it takes a tensor that Python filled without the dispatcher.
         idle: True if there is nothing to repeat: metadata only, or memory left undefined.
+        random: True if it may draw random numbers; see `draws`.
         reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
         writes: True if it may write memory of its arguments; see `written`.
         collective: True if it goes to other processes, and gives something to wait for.
@@ -102,6 +107,11 @@ class Operator:
         self.reshapes = torch.Tag.inplace_view in func.tags
         self.idle = self.reshapes or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self._switches = [
+            (i, a.name, a.default_value)
+            for i, a in enumerate(func._schema.arguments)
+            if a.name in _OF_DROPOUT
+        ]
         self.lifts = self.base in ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
         self.outs = [a.name for a in func._schema.arguments if a.is_out]
         self._writes = [
@@ -128,6 +138,18 @@ class Operator:
             excluded = excluded.remove(_KEY.ADInplaceOrView)
         with torch._C._ForceDispatchKeyGuard(included, excluded):
             return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
+
+    def draws(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a call draws from a default generator. Attention without dropout, for one,
+        does not."""
+        return (
+            self.random
+            and kwargs.get("generator") is None
+            and all(
+                (args[i] if i < len(args) else kwargs.get(name, default)) not in (0, False)
+                for i, name, default in self._switches
+            )
+        )
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """List the tensors among the arguments that the call writes."""

@@ -441,6 +441,7 @@ class Driver(Protocol):
         bundled: bool = False,
         rewind: Rewind | None = None,
         parallel: Parallel = False,
+        draws: bool = True,
     ) -> tuple[Graph, T]:
         """Record the operations of `body`, and return the graph with the body's result. Afterwards
         older memory and the random state are as they were. On any exception everything is freed,
@@ -455,8 +456,10 @@ class Driver(Protocol):
             parallel: let operations run at the same time that need not wait for each other; see
                 `Capture.lanes`. ``"auto"``: if the branches are faster than the chain, measured
                 with the tensors of this call, whose memory is afterwards as it was.
+            draws: False lets other threads draw from the device's default generator meanwhile.
 
         Raises:
+            DrawsAfterAll: the body draws from that generator, in spite of `draws`.
             CaptureError: OL111, out of memory; OL109, a refusal of the device without a better
                 code, raised from the original.
         """

@@ -60,6 +60,15 @@ READ_BY_HOST = (
 """The fix for a host tensor whose many values the host reads."""
 
 
+class DrawsAfterAll(CaptureError):
+    """The refusal of a random number in a capture that was to draw none; another may draw it."""
+
+
+def drawn_after_all(place: Place | None) -> DrawsAfterAll:
+    """Make the refusal for a line of user code, or for none."""
+    return DrawsAfterAll("OL106", "a random number is drawn", where=place and str(place))
+
+
 class OperatorRefusal(NamedTuple):
     """The reason why one operation cannot be captured."""
 

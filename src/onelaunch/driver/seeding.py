@@ -1,5 +1,4 @@
-"""Seeding in a capture: watched, and undone afterwards; and the generators of Python and NumPy,
-which no replay advances.
+"""Seeding in a capture, watched; and the generators of Python and NumPy, which no replay advances.
 
 The drivers make the numbers that a replay draws.
 """
@@ -217,6 +216,19 @@ class _Watch(NamedTuple):
 _DYNAMO = os.path.join(TORCH, "_dynamo", "")
 
 
+_TRACING = tuple(_DYNAMO + name for name in ("convert_frame.py", "symbolic_convert.py"))
+
+
+def is_tracing(frame: FrameType | None) -> bool:
+    """Tell whether Dynamo traces the code that a frame runs for. A function around which Dynamo is
+    turned off comes through its modules, too."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename in _TRACING:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_compiling(frame: FrameType | None) -> bool:
     # Dynamo puts the state back to where it was when it has traced a function.
     while frame is not None and not is_users(frame.f_code.co_filename):
@@ -265,27 +277,3 @@ def watching_seeds(
         made.end()
         if sys.getprofile() is made:  # not where an interrupt has this end long after the run
             set_profile(before)
-
-
-@contextmanager
-def seeded_once(
-    refusal: Callable[[], BaseException], redraw: Callable[[], None]
-) -> Generator[None]:
-    """Raise `refusal` if the host's default generator is seeded meanwhile. `watching_seeds` misses
-    `torch.manual_seed`, which runs where Dynamo has turned the interpreter's hooks off. But the
-    state after it differs from `redraw`'s, which repeats the draws: a number is drawn first, so
-    even last time's seed shows. For devices with generators of their own, whose graphs cannot
-    repeat a seeding. The state is put back."""
-    state = torch.get_rng_state()
-    torch.rand((), device="cpu")  # whatever the default device is
-    drawn = torch.get_rng_state()
-    try:
-        yield
-        left = torch.get_rng_state()
-        torch.set_rng_state(drawn)
-        redraw()
-        kept = torch.equal(torch.get_rng_state(), left)
-    finally:
-        torch.set_rng_state(state)
-    if not kept:
-        raise refusal()

@@ -54,6 +54,8 @@ class SignatureState:
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None
     """The operations of the last run, to compare the next capture with."""
+    draws: bool = False
+    """True if a run drew from the device's default generator."""
     differed_in_a_row: int = 0
     """Captures in a row that differed from the run before them."""
     shrinks: bool = False

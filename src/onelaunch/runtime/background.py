@@ -24,6 +24,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
@@ -245,7 +246,8 @@ class Captures:
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
-            self.off |= isinstance(error, NeedsTheCaller) or getattr(error, "code", "") == "OL110"
+            needs_calls = isinstance(error, NeedsTheCaller | DrawsAfterAll)
+            self.off |= needs_calls or getattr(error, "code", "") == "OL110"
             self._became(wanted, _State.ITS_OWN)
             if spec is not None:
                 graphed._signatures.states.pop(spec, None)

@@ -139,6 +139,7 @@ class Recorder:
         session, following, brought = CaptureSession(job), job.following, job.brought
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
+        signature.draws = job.draws
         self._signatures.replacements.note_recorded(brought, job.brought)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
@@ -203,6 +204,8 @@ class Recorder:
             raise Unfollowed(numbers)
         if is_beside() and (forward is not None or brought or following):
             raise NeedsTheCaller("stand-ins take the place of its state")
+        if is_beside() and signature.draws:
+            raise NeedsTheCaller("it draws random numbers")
         return CaptureJob(
             driver=driver,
             device=device,
@@ -224,6 +227,7 @@ class Recorder:
             following=following,
             brought=brought,
             parallel=options.parallel,
+            draws=signature.draws,
         )
 
     def _in_place(self, attempt: Attempt) -> InPlace | None:

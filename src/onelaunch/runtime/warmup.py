@@ -80,6 +80,8 @@ class Warmup:
         self._callee = callee
         self._options = options
         self._pool = pool
+        self.drawn: set[str] | None = None
+        """See `Ledger.drawn`: of the latest run, if its operations were noted."""
 
     def run(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
@@ -87,6 +89,7 @@ class Warmup:
         """Run one of the caller's own first calls."""
         leave_ours_alone()
         driver, signature = attempt.driver, attempt.signature
+        earlier = signature.ledger
         try:
             with same_modes() as modes, _noting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
@@ -107,6 +110,8 @@ class Warmup:
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
+        ledger = signature.ledger
+        self.drawn = None if ledger is earlier or ledger is None else ledger.drawn
         signature.warmups += 1
         signature.threads.add(get_ident())
         reads = self._callee.reads
@@ -125,7 +130,8 @@ class Warmup:
         accesses = signature.accesses
         if not self._callee.is_compiled(driver):
             conditions = self._stepping(signature, refuse)
-            run = self._noted(attempt, run, last)
+            may_be_beside = self._options.capture == "background"
+            run = self._noted(attempt, run, last or may_be_beside)
         elif accesses is not None:
             conditions = accesses.noting(driver, device, _now(attempt))
         else:
@@ -396,6 +402,7 @@ class _NotedRun:
         ledger.handed_on(flat.tensors, flat.tree)
         ledger.finish()
         attempt.signature.ledger = ledger
+        attempt.signature.draws = attempt.device.type in ledger.drawn
         return result
 
     def step_aside(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls
 from onelaunch.runtime.graphed import Graphed
 
@@ -106,6 +107,8 @@ class Footprint:
     """The changes by a call that other threads could notice."""
 
     def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
+        self._warmup, self._others = graphed._recorder.warmup, other_threads()
+        self._warmup.drawn = None
         self._device = device
         self._reached = graphed._callee.reached(flat)
         self._walk = self._reached.walk()
@@ -126,8 +129,14 @@ class Footprint:
         return (
             all(v is not None for v in self._versions)
             and list(map(_version, self._tensors)) == self._versions
-            and all(map(torch.equal, self._random_state(), self._drawn))
+            and self._has_drawn_nothing()
         )
+
+    def _has_drawn_nothing(self) -> bool:
+        """Return whether the call has drawn no random number. Other threads may have drawn."""
+        if all(map(torch.equal, self._random_state(), self._drawn)):
+            return True
+        return self._warmup.drawn == set() and other_threads() != self._others
 
 
 class Unmoved:

@@ -165,6 +165,7 @@ class TapeDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
         parallel: Parallel = False,
+        draws: bool = True,
     ) -> tuple[TapeGraph, T]:
         assert isinstance(pool, TapePool)
         assert rewind is None or isinstance(rewind, TapeRewind)

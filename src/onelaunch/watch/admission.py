@@ -17,7 +17,8 @@ from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.refusals import CHECKED, DRAWN, error_here, refusal
+from onelaunch.driver.refusals import CHECKED, DRAWN, drawn_after_all, error_here, refusal
+from onelaunch.source import user_frame
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.lifted import DeviceConstants, copied_to_device
 from onelaunch.watch.operations import OpCall
@@ -64,6 +65,10 @@ class Admission:
         """Storages on the device whose values the host wanted."""
         self.draws: list[Callable[[], object]] = []
         """Draws from the host's default generator, which each call advances."""
+        self.host_state: Tensor | None = None
+        """The state of that generator before the first of them."""
+        self.may_draw = True
+        """False if the device's default generator is left to others; see `Driver.capture`."""
         self.stepping = False
         """True while an optimizer steps with stand-ins for its numbers."""
 
@@ -91,6 +96,9 @@ class Admission:
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise error_here(found.code, what, fix=fix)
         target = kwargs.get("device")
+        drawing = not self.may_draw and op.random and (bool(device) or self._is_ours(target))
+        if drawing and op.draws(args, kwargs):
+            raise drawn_after_all(user_frame())
         if device and not host and target is None:
             return []  # nearly all operations: on the device alone
         moves = (
@@ -109,6 +117,8 @@ class Admission:
         if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
                 raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
+            if self.host_state is None:
+                self.host_state = torch.default_generator.get_state()
             self.draws.append(partial(func, *args, **kwargs))
         uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:

@@ -114,6 +114,8 @@ class Ledger:
         self._here = OfKind(device.type)
         self.copied_to_device: list[Tensor] = []
         """Copies of the host tensors that the run copied to the device."""
+        self.drawn: set[str] = set()
+        """Types of the devices from whose default generators the run drew."""
         self._origins: dict[int, object] = {}
         """storage -> its name, the value of a host tensor, or the result of an operation."""
         self._starts: dict[int, int] = {}
@@ -196,6 +198,9 @@ class Ledger:
             for t in call.tensors:
                 on_host = t.device.type == "cpu"
                 self._origins[self._storage(t)] = self._value(t) if on_host else (number, 0)
+        if op.random and op.draws(call.args, call.kwargs):
+            devices = [t.device for t in call.tensors] or [call.kwargs.get("device") or "cpu"]
+            self.drawn.update(torch.device(device).type for device in devices)
         if call.on_host:
             host = copied_to_device(op.base, args, kwargs, self._here.kind)
             self.copied_to_device += [t.detach().clone() for t in host]

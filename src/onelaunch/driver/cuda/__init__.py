@@ -18,6 +18,7 @@
     triton_launches.py  kernels that Inductor's code launches
     rebind.py        kernels that reach inputs and outputs where the caller has them; their proof
     scalars.py       numbers in the arguments of recorded kernels
+    generators.py    the default generator, left to others by a capture that draws nothing
     rewind.py       random state that a callable saves and sets
     caches.py        cuBLAS's workspaces and autocast's weights around a capture
     fft_plans.py     cuFFT's plans, which kernels read and torch may free

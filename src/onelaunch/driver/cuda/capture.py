@@ -19,6 +19,7 @@ from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
+from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
 from onelaunch.driver.cuda.lanes import CudaLanes, prepare
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
@@ -26,6 +27,7 @@ from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
 from onelaunch.driver.cuda.triton_launches import watching_launches
 from onelaunch.driver.protocol import Provenance, Travel
+from onelaunch.driver.refusals import drawn_after_all
 from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError, GraphError, let_go
@@ -72,12 +74,14 @@ class CudaRecorder:
         rewind: the random state that the body saves and sets.
         runnable: see `Branches`.
         branches: the operations of the graph, if they may run at the same time.
+        draws: true if the graph has the default generator.
         examples: the source of each input port, as it was given.
         held: memory that must not be given away before the capture ends.
     """
 
     pool: CudaPool
     bundled: bool = False
+    draws: bool = True
     lanes: CudaLanes | None = None
     rewind: CudaRewind | None = None
     runnable: bool = True
@@ -188,6 +192,7 @@ class Recorded:
     Attributes:
         plans: the plans of its FFTs, if it has any.
         schedule: the lanes; None: it is a chain.
+        draws: false if it draws nothing from the default generator.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -197,6 +202,7 @@ class Recorded:
     driver_bytes: int
     plans: Plans | None
     schedule: Schedule | None
+    draws: bool
 
 
 def record(
@@ -207,21 +213,23 @@ def record(
     bundled: bool = False,
     rewind: CudaRewind | None = None,
     parallel: Parallel = False,
+    draws: bool = True,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
 
     Args:
         bundled: let small ports share a node; `body` then calls `Capture.staged`.
-        parallel: see `Driver.capture`.
+        parallel, draws: see `Driver.capture`.
 
     Raises:
+        DrawsAfterAll: see `Driver.capture`.
         CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
         BaseException: of the body itself, unchanged.
     """
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
-    recorder = CudaRecorder(pool, bundled, rewind=rewind, runnable=parallel != "ahead")
+    recorder = CudaRecorder(pool, bundled, draws, rewind=rewind, runnable=parallel != "ahead")
     if parallel:
         prepare(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -242,14 +250,14 @@ def record(
         stream.wait_stream(caller)
         try:
             with torch.cuda.stream(stream):
-                pool_id = _begin(graph, pool, stream, generators)
+                pool_id = _begin(graph, pool, stream, generators, draws)
                 try:
                     if parallel:
                         recorder.lanes = CudaLanes(index, stream)
                     with rewinding():
                         result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
-                    _recover(graph, stream, pool_id, generators)
+                    _recover(graph, stream, pool_id, generators, draws)
                     raise
         finally:
             pool.allocated = None
@@ -269,7 +277,7 @@ def record(
         except BaseException:  # Ctrl-C too: it is launched by nobody
             graph.reset()
             raise
-    return Recorded(graph, *ports, driver_bytes, used, schedule), result
+    return Recorded(graph, *ports, driver_bytes, used, schedule, draws), result
 
 
 def _branched(recorder: CudaRecorder, branches: Branches, parallel: Parallel) -> Schedule | None:
@@ -287,14 +295,18 @@ def _begin(
     pool: CudaPool,
     stream: torch.cuda.Stream,
     generators: Sequence[torch.Generator],
+    draws: bool,
 ) -> Any:
     others = pool.listed()  # none of them is freed before the id is in use
     with pool.guard:
         pool_id: Any = pool.open()
         try:
-            graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
-        except RuntimeError:
-            _forget(graph, stream, pool_id, generators)
+            with contextlib.nullcontext() if draws else default_left(pool.index):
+                graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+        except BaseException as error:  # Ctrl-C may come when it has begun
+            begun = not isinstance(error, RuntimeError) and _is_capturing(stream)
+            leave = _recover if begun else _forget
+            leave(graph, stream, pool_id, generators, draws)
             raise
     del others
     return pool_id
@@ -309,7 +321,7 @@ def _run(
     lanes = recorder.lanes
     launches = contextlib.nullcontext() if lanes is None else watching_launches(lanes.launched)
     try:
-        with _explained():
+        with _explained(recorder.draws):
             with refusing_events(torch.cuda.Event, _is_capturing), launches:
                 result = body(recorder)
             torch.cuda.set_stream(stream)  # the body may have left another one
@@ -326,12 +338,15 @@ def _run(
 
 
 @contextlib.contextmanager
-def _explained() -> Generator[None]:
-    """Raise a CaptureError for what the device refuses."""
+def _explained(draws: bool = True) -> Generator[None]:
+    """Raise a CaptureError for what the device refuses. `draws`: the graph has the default
+    generator."""
     try:
         yield
     except RuntimeError as error:
-        explained = _explain(error)
+        drawn = not draws and is_unregistered_draw(error)
+        place = user_frame(error.__traceback__)
+        explained = drawn_after_all(place) if drawn else _explain(error)
         if explained is None:
             raise
         # The frames of the original hold tensors of the pool; the message has what they tell.
@@ -370,6 +385,7 @@ def _recover(
     stream: torch.cuda.Stream,
     pool_id: Any,
     generators: Sequence[torch.Generator],
+    draws: bool,
 ) -> None:
     """End the capture so that stream, allocator and generators go on as before."""
     torch.cuda.set_stream(stream)
@@ -386,7 +402,7 @@ def _recover(
             anything(stream.device_index).zero_()
             _end(graph)
         else:
-            _forget(graph, stream, pool_id, generators)
+            _forget(graph, stream, pool_id, generators, draws)
             return
     graph.reset()
 
@@ -396,13 +412,14 @@ def _forget(
     stream: torch.cuda.Stream,
     pool_id: Any,
     generators: Sequence[torch.Generator],
+    draws: bool,
 ) -> None:
     """Leave a capture that PyTorch neither began nor ended to the last."""
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
         bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
     # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.
     _leaked.append(graph)
-    _capture_nothing(stream, generators)
+    _capture_nothing(stream, generators, draws)
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:
@@ -413,12 +430,15 @@ def _ended(graph: torch.cuda.CUDAGraph) -> bool:
     return True
 
 
-def _capture_nothing(stream: torch.cuda.Stream, generators: Sequence[torch.Generator]) -> None:
+def _capture_nothing(
+    stream: torch.cuda.Stream, generators: Sequence[torch.Generator], draws: bool
+) -> None:
     """Make a small capture: its success tells the generators that no capture is under way."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    graph.capture_begin(capture_error_mode="thread_local")
+    with contextlib.nullcontext() if draws else default_left(stream.device_index):
+        graph.capture_begin(capture_error_mode="thread_local")
     anything(stream.device_index).zero_()
     graph.capture_end()
     graph.reset()

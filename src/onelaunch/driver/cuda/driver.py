@@ -20,6 +20,7 @@ from onelaunch.driver.cuda import memory, ragged
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import record
+from onelaunch.driver.cuda.generators import SHARED
 from onelaunch.driver.cuda.graph import CudaGraph
 from onelaunch.driver.cuda.memory import CudaPool
 from onelaunch.driver.cuda.rebind import rebind
@@ -152,9 +153,13 @@ class CudaDriver:
         bundled: bool = False,
         rewind: Rewind | None = None,
         parallel: Parallel = False,
+        draws: bool = True,
     ) -> tuple[CudaGraph, T]:
         pool = _own(pool)
         assert rewind is None or isinstance(rewind, CudaRewind)
+        draws = draws or not SHARED
+        if rewind is not None:
+            draws = rewind.registers(draws)
         bundled = bundled and bundle.kernel.ready(torch.device("cuda", pool.index))
         generators = _of_device(generators, pool.index)
         pool.earlier = pool.ranges.copy() if pool.recordings else memory.Ranges()
@@ -163,7 +168,9 @@ class CudaDriver:
             with watching_resizes(memory.resized):
                 on = _stream(stream, pool.index)
                 parallel = capabilities().rebind and parallel
-                recorded, result = record(body, pool, generators, on, bundled, rewind, parallel)
+                recorded, result = record(
+                    body, pool, generators, on, bundled, rewind, parallel, draws
+                )
             grown = pool.memory_bytes - pool.earlier.nbytes
             rewinds = rewind if rewind is not None and (rewind.used or not rewind.done) else None
             graph = CudaGraph(recorded, pool, grown, generators, rewinds)

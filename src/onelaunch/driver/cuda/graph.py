@@ -130,6 +130,7 @@ class CudaGraph:
     Attributes:
         launch: a function. It takes about 2.5 us of host time more than a bare `replay()` with an
             input and an output by node.
+        draws: false if it draws nothing from the default generator.
     """
 
     launch: Launch
@@ -159,6 +160,7 @@ class CudaGraph:
             self.launch = self._plans.checked(self.launch)
         with pool.guard:
             pool.recordings.add(self)
+        self.draws = recorded.draws
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
         # Last, so that it also goes last, and finds its memory unused.
         self.pool = pool
@@ -270,7 +272,9 @@ def _bind(
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
     replay = _plain_replay(graph, index)
     replay_random = _random_replay(graph, index, generators, rewind)
-    random: bool | None = None  # whether a launch draws random numbers; not known before the first
+    # Whether a launch draws random numbers, or needs their place: not known before the first.
+    drawing = recorded.draws or generators or rewind is not None
+    random: bool | None = None if drawing else False
     live = True
 
     def launch(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

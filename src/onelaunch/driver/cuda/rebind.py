@@ -140,7 +140,9 @@ def rebind(
             }
             if not candidates:
                 return
-            drawn = (torch.cuda.default_generators[index], *generators)
+            drawn = list(generators)
+            if graph.draws:
+                drawn.append(torch.cuda.default_generators[index])
             with graph.pool.order.lock, torch.inference_mode():
                 trial = _TrialLaunches(found, examples, state, filled, drawn)
                 proven = _largest_proven(trial, candidates)
@@ -205,7 +207,9 @@ def _compare(
     try:
         while True:
             with allocations(index) as history:
-                recorded, _ = record(again, elsewhere, generators, stream, bundled)
+                recorded, _ = record(
+                    again, elsewhere, generators, stream, bundled, draws=graph.draws
+                )
                 allocated = history.blocks()
             try:
                 alone = _alone(found, recorded, allocated)

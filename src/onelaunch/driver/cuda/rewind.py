@@ -86,6 +86,8 @@ class CudaRewind:
     _changes: list[_Change] = field(default_factory=list)
     _expected: list[_Change] = field(default_factory=list)
     """The changes of the capture before."""
+    _draws: bool = False
+    """True if a capture may draw from the default generator."""
     _drawn: list[int] = field(default_factory=list)
     """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict)
@@ -101,6 +103,13 @@ class CudaRewind:
         return bool(self._changes)
 
     # The capture.
+
+    def registers(self, draws: bool) -> bool:
+        """Tell whether the next capture is to have the default generator. Without draws all places
+        are one, and nothing is measured, so that the first capture that `draws` begins anew."""
+        if draws and not self._draws:
+            self._draws, self._stage, self._expected = True, "count", []
+        return self._draws
 
     def prepare(self, graph: torch.cuda.CUDAGraph) -> None:
         """Make the generators that a capture may draw from, before it."""
@@ -177,6 +186,8 @@ class CudaRewind:
             self.done = False
             if not capabilities().memcpy_nodes:
                 raise CaptureError("OL106", "random state saved in a capture needs cuda-bindings")
+            if not self._draws:
+                self._place([0] * (len(self._changes) + 1))
         elif self._stage == "measure":
             self._measure(graph, others)
         else:
@@ -184,7 +195,8 @@ class CudaRewind:
             for saved in self.saved:
                 saved.place = self._places[saved.number + 1]
         if not self.done:
-            self._stage = "measure" if self._stage == "count" else "record"
+            measures = self._stage == "count" and self._draws
+            self._stage = "measure" if measures else "record"
             self._expected = self._changes
 
     def _measure(self, graph: torch.cuda.CUDAGraph, others: Sequence[torch.Generator]) -> None:
@@ -197,10 +209,15 @@ class CudaRewind:
             before = [g.get_offset() for g in (*own, *others)]
             try:
                 super(torch.cuda.CUDAGraph, graph).replay()
-                self._drawn = [g.get_offset() - b for g, b in zip(own, before, strict=False)]
+                drawn = [g.get_offset() - b for g, b in zip(own, before, strict=False)]
             finally:
                 for generator, offset in zip((*own, *others), before, strict=True):
                     generator.set_offset(offset)
+        self._place(drawn)
+
+    def _place(self, amounts: list[int]) -> None:
+        """Find the places where the stretches begin, by the numbers drawn in each."""
+        self._drawn = amounts
         place = _StreamPlace(self._origin, 0)
         self._places = [place]
         for change, drawn in zip(self._changes, self._drawn, strict=False):

@@ -176,7 +176,7 @@ def _number_first(graph: Graph) -> None:
 
 def _as_operator(node: Node) -> None:
     """Rewrite ``x.__eq__(n)`` as ``x == n`` and ``x.__rsub__(n)`` as ``n - x``. Dynamo calls such
-    methods where the program does, and until torch 2.12 for ``x == n``."""
+    methods where the program does, and in torch 2.11 for ``x == n``, too."""
     name, args = str(node.target), node.args
     if node.op != "call_method" or not name.startswith("__") or len(args) != 2 or node.kwargs:
         return

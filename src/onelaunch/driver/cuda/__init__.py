@@ -13,7 +13,7 @@
     rebind.py        kernels that reach inputs and outputs where the caller has them; their proof
     scalars.py       numbers in the arguments of recorded kernels
     rewind.py       random state that a callable saves and sets
-    caches.py        cuBLAS's workspaces and autocast's weights around a capture
+    caches.py        workspaces and weights around a capture, and the order of attention
     fft_plans.py     cuFFT's plans, which kernels read and torch may free
     capabilities.py  the abilities of this machine
 

@@ -88,7 +88,7 @@ def test_modules(device: str, name: str) -> None:
         torch.testing.assert_close(got, expected, check_stride=True)
     else:
         assert_same(got, expected)
-    assert replays(fast) == 5
+    assert replays(fast) == 5, fast.stats()
 
 
 def test_random_operations_and_seeds(device: str) -> None:

@@ -193,6 +193,25 @@ def test_a_number_of_the_host(device: torch.device, rand: Rand) -> None:
 
 
 @on_accelerators
+def test_tensors_that_fill(device: torch.device, rand: Rand) -> None:
+    """CUDA's kernel takes their values on the host."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.t().masked_fill(x.t() > 1, x.amax())
+        return (y * 2).masked_fill_(y < 0, x.sum()) + y.stride(0)
+
+    fast = compiled(f, codegen="eager")
+    same_calls(f, fast, lambda i: (rand(i, 2, 4),))
+    x, y = (rand(0, 2, 4).requires_grad_() for _ in range(2))
+    for i in range(6):
+        given = rand(i, 4, 2)
+        fast(x).backward(given)
+        f(y).backward(given)
+        torch.testing.assert_close(x.grad, y.grad)
+    assert replays() >= 6
+
+
+@on_accelerators
 def test_a_cache_marked_as_static_is_written_where_it_is(device: torch.device, rand: Rand) -> None:
     def world() -> tuple[Tensor, F]:
         cache = torch.zeros(8, 4, device=device)

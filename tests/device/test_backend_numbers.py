@@ -141,6 +141,7 @@ FRACTIONS: dict[str, F] = {
     "power": lambda x, n: (n**x,),
     "an argument": lambda x, n: (x.div_(n), operator.itruediv(x, n), x.mul_(n)),
     "comparisons": lambda x, n: (x < n, n >= x, x == n),
+    "methods": lambda x, n: (x.__eq__(n), x.__ge__(n), x.__rmul__(n), x.__rtruediv__(n)),
 }
 
 
@@ -253,6 +254,16 @@ def test_a_number_that_a_tensor_cannot_hold(
                 fast(x, n)
         else:
             assert torch.equal(fast(x, n), expected), n
+
+
+@on_accelerators
+def test_a_number_beside_an_operator_that_is_refused(device: torch.device, rand: Rand) -> None:
+    """It is no reason: a recording has it on the device."""
+    # The value of another dtype is read on the host.
+    f: F = lambda x, n: x.masked_fill(x > 0, x.double().sum()) * n  # noqa: E731
+    with torch.no_grad(), pytest.warns(ol.GraphWarning, match="OL312.*`masked_fill`") as warned:
+        same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 2, 4), i))
+    assert "copies" not in str(warned[0].message)
 
 
 @on_accelerators

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.testing.ports import Ports
 
 from .drop_in import Rand
 
@@ -135,6 +136,19 @@ def draws_in_python(x: Tensor) -> Tensor:
     return x * random.random()
 
 
+@pytest.fixture
+def captures_keep_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the emulated device hold the tensors of their call, as those of CUDA do."""
+    add_port = Ports.input
+
+    def keep(self: Any, source: Tensor, *args: Any) -> None:
+        self.examples = [*getattr(self, "examples", ()), source]
+        add_port(self, source, *args)
+
+    monkeypatch.setattr(Ports, "input", keep)
+
+
+@pytest.mark.usefixtures("captures_keep_examples")
 @pytest.mark.parametrize("ask", [asks, catches, draws_in_python])
 @pytest.mark.parametrize("on_refusal", ["raise", "eager"])
 def test_callers_of_what_is_refused(

@@ -68,6 +68,8 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "weight": lambda x, y, n: torch.lerp(x, y, n).lerp_(y, 1 - n),
     "bound": lambda x, y, n: x.clamp(min=-n) + y.clamp(max=n) + (x > n),
     "fill": as_fill,
+    "slope": lambda x, y, n: nn.functional.leaky_relu(x, n) + nn.functional.leaky_relu_(y * 2, n),
+    "bound in place": lambda x, y, n: (x * 2).gt_(n) + (y * 2).copysign_(x).ne_(n),
 }
 
 

@@ -207,6 +207,17 @@ def places() -> None:
                     assert small or i in seeds_of(func).results or b.device == a.device, (func, i)
 
 
+def first() -> None:
+    """The first attention of a process, by which torch chooses the order of its kernels."""
+    q = torch.rand(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+    fast = ol.graph(F.scaled_dot_product_attention, warmup=1)
+    with torch.no_grad():
+        got = [fast(q, q, q) for _ in range(4)][-1]
+        torch.testing.assert_close(got, F.scaled_dot_product_attention(q, q, q))
+    assert replays(fast) == 3
+    assert len(fast.recordings) == 1
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -59,5 +59,9 @@ def test_kernels(backend: str, dtype: str, p: str) -> None:
     run("sdpa", backend, dtype, p)
 
 
+def test_the_first_attention_of_a_process() -> None:
+    run("first")
+
+
 def test_where_operators_have_their_seeds() -> None:
     run("places")

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import CudaDriver, capabilities, nodes, ragged, rebind
+from onelaunch.driver.cuda import CudaDriver, caches, capabilities, nodes, ragged, rebind
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import PortSpan, Word, flipped, moving_words, poison
@@ -129,6 +129,33 @@ def test_poison_is_nan_for_floats_and_the_calls_own_values_for_others() -> None:
         2,
         3,
     ]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_order_of_attention_is_settled_before_a_call(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """Torch chooses it at the first attention on CUDA, unlike the order that a program sets."""
+    before, chosen, set_order = [1, 2, 0, 3, 4], [3, 1, 2, 0, 4], torch._C._set_sdp_priority_order
+    assert torch._C._get_sdp_priority_order() == before
+
+    def choose(*args: object) -> None:
+        set_order(chosen)
+        raise RuntimeError("No viable backend")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    monkeypatch.setattr(caches, "_settled", [])
+    first = [0, 1, 2, 3, 4] if own else before
+    try:
+        set_order(first)
+        caches.settle_attention(torch.device("cpu"))
+        assert torch._C._get_sdp_priority_order() == (first if own else chosen)
+        set_order(before)
+        caches.settle_attention(torch.device("cpu"))
+        assert torch._C._get_sdp_priority_order() == before
+    finally:
+        set_order(before)
 
 
 def test_memory_of_tensors() -> None:

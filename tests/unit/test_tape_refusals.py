@@ -55,20 +55,27 @@ SHAPES: dict[str, Program] = {
     "mask assigned": lambda x: x.clone().index_put_((x > 0,), x[x > 0]),
 }
 
+INSIDE: dict[str, Program] = {
+    "masked fill": lambda x: x.masked_fill(x > 0, x.sum()),
+    "masked fill in place": lambda x: x.clone().masked_fill_(x > 0, x.sum()),
+}
+"""Reads of CUDA's kernels, which only the stream refuses."""
+
 SEEDS: dict[str, Program] = {
     "seed": lambda x: (torch.manual_seed(0), x + 1)[1],
     "last": lambda x: (x + 1, torch.manual_seed(0))[0],
     "state": lambda x: seeded_by_state(x),
 }
+PROGRAMS = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS, "OL109": INSIDE}
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     ("code", "name"),
-    [("OL101", n) for n in READS] + [("OL102", n) for n in SHAPES] + [("OL106", n) for n in SEEDS],
+    [(code, name) for code, programs in PROGRAMS.items() for name in programs],
 )
 def test_refused(code: str, name: str, mode: Callable[[], Any], device: torch.device) -> None:
-    program = {"OL101": READS, "OL102": SHAPES, "OL106": SEEDS}[code][name]
+    program = PROGRAMS[code][name]
     x = torch.eye(4).to(device) + 0.5
     pool = driver_of(device.type).new_pool(device)
     with mode():

@@ -209,8 +209,23 @@ def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
 def eager_aten(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph to torch's own operators by AOTAutograd, in a fraction of Inductor's time."""
     backends: Any = importlib.import_module("torch._dynamo.backends.debugging")
+    compiler = backends.aot_autograd(
+        fw_compiler=backends.boxed_nop,
+        bw_compiler=backends.boxed_nop,
+        partition_fn=backends.min_cut_rematerialization_partition,
+        decompositions={torch.ops.aten.masked_fill.Tensor: _filled},
+        keep_inference_input_mutations=True,
+    )
     with _recorded_backward():
-        return backends.aot_eager(graph, inputs)
+        return compiler(graph, inputs)
+
+
+def _filled(target: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """Do ``x.masked_fill(mask, value)`` on the device, with the same bits and layout. CUDA's kernel
+    takes the value on the host."""
+    if (value.dtype, value.device) != (target.dtype, target.device):
+        return NotImplemented
+    return torch.where(mask, value, target).contiguous()
 
 
 def _metadata() -> Any:
@@ -227,11 +242,27 @@ def _recorded_backward() -> Generator[None]:
     Inductor's cache of kernels stays."""
     config: Any = importlib.import_module("torch._functorch.config")
     settings = {"donated_buffer": False, "force_non_lazy_backward_lowering": True}
-    with config.patch(**settings, enable_autograd_cache=False):
+    with config.patch(**settings, enable_autograd_cache=False), _session():
         yield
     metadata = _metadata()
     if metadata is not None:  # else a backward with `retain_graph` asks for the setting again
         metadata.bw_donated_idxs = []
+
+
+@contextmanager
+def _session() -> Generator[None]:
+    """Have torch say that it compiles, as Dynamo does itself in newer releases. In torch 2.11 a
+    compiled function raises where another thread compiles: a trace is taken for its own thread's.
+    """
+    compiler: Any = torch.compiler
+    if hasattr(compiler, "_compile_session_context"):
+        yield
+        return
+    before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
 
 
 def failed_in_capture(error: Exception) -> CaptureError:

@@ -30,7 +30,7 @@ from onelaunch.call.numbers import is_number, with_numbers
 from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.number import Node, Number, node_of
 from onelaunch.capture.scalar_trace import ScalarTrace, Step, Term, unmistakable
-from onelaunch.driver.aten import leaves, mapped
+from onelaunch.driver.aten import is_pointwise, leaves, mapped
 from onelaunch.optimizers.steps import NumberPlace
 from onelaunch.state.slots import Slot
 
@@ -446,7 +446,7 @@ class Numbers:
 
 
 def _is_pointwise(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags or func._schema.name.startswith(_OF_LISTS)
+    return is_pointwise(func) or func._schema.name.startswith(_OF_LISTS)
 
 
 _Inside = Callable[[Any], Node | None]

@@ -70,6 +70,21 @@ _DESCRIPTIONS = frozenset(
 
 _OF_DROPOUT = ("dropout_p", "dropout", "train", "training")
 """Arguments without which a random operation draws nothing."""
+_UNTAGGED = frozenset(
+    f"aten::{name}"
+    for name in ("_conj_physical", "celu", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "selu")
+)
+"""Pointwise operations that torch 2.11 does not tag so, or not in place."""
+
+
+@functools.cache
+def is_pointwise(func: torch._ops.OpOverload) -> bool:
+    """Return whether each element of the result depends only on the elements at its place. Torch
+    tags few operations in place: `gelu_` is as pointwise as `gelu`."""
+    name, overload = func._schema.name.removesuffix("_"), func._overloadname
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    alike = getattr(packet, overload, func) if name.startswith("aten::") else func
+    return name in _UNTAGGED or any(torch.Tag.pointwise in op.tags for op in (func, alike))
 
 
 class Operator:

@@ -161,6 +161,7 @@ def _number_first(graph: Graph) -> None:
     """Rewrite ``n += x`` and ``n / x``, where `n` is a number, as eager computes them: a tensor in
     the number's place would be written, or divided."""
     for node in graph.graph.nodes:
+        _as_operator(node)
         if node.target not in _NUMBER_FIRST or isinstance(_value(node.args[0]), Tensor):
             continue
         node.target = _NUMBER_FIRST[node.target]
@@ -171,6 +172,18 @@ def _number_first(graph: Graph) -> None:
             inverse.meta = {**node.meta, "example_value": example(x).reciprocal()}
             node.target, node.args = operator.mul, (inverse, n)
     graph.recompile()
+
+
+def _as_operator(node: Node) -> None:
+    """Rewrite ``x.__eq__(n)`` as ``x == n`` and ``x.__rsub__(n)`` as ``n - x``. Dynamo calls such
+    methods where the program does, and in torch 2.11 for ``x == n``, too."""
+    name, args = str(node.target), node.args
+    if node.op != "call_method" or not name.startswith("__") or len(args) != 2 or node.kwargs:
+        return
+    if not hasattr(operator, name):
+        name, args = name.replace("__r", "__", 1), args[::-1]
+    if hasattr(operator, name) and isinstance(_value(node.args[1]), _Number):
+        node.op, node.target, node.args = "call_function", getattr(operator, name), args
 
 
 def _value(given: Any) -> Any:

@@ -41,6 +41,9 @@ from onelaunch.testing.random_state import RandomState, seeding_line
 from onelaunch.testing.repeats import Step, bind, wraps
 from onelaunch.unwinding import DispatchMode, unnoticed
 
+_FILLS = frozenset({"aten::masked_fill.Tensor", "aten::masked_fill_.Tensor"})
+"""Operations whose kernels on CUDA take the value of a tensor on the host."""
+
 
 class TapeCall:
     """A step that repeats an operation on the same memory, in the grad mode of the capture.
@@ -189,6 +192,9 @@ class TapeRecorder(DispatchMode):
         if self.memory.transfers(op, args, kwargs):
             what = f"`{op.label}` copied between the host and the device during a capture."
             raise self.note_refusal("OL103", what)
+        if op.name in _FILLS and self.memory.owns(args[2:], {}):
+            what = f"`{op.label}` read its value on the host during a capture."
+            raise self.note_refusal("OL109", what)
         return self.memory.run(self.call, op, args, kwargs)
 
     def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

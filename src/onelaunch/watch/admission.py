@@ -144,7 +144,8 @@ class Admission:
         same values. A call must match the values from now on."""
         if self._constants is None or (name == "aten::copy_" and self.is_number(args)):
             return []
-        found = copied_to_device(name, args, kwargs, self._kind)
+        copied = copied_to_device(name, args, kwargs, self._kind)
+        found = [t for t in copied if not self._host.is_held_on_device(t)]
         return found if all(map(self._is_fixed, found)) else []
 
     def is_number(self, args: Sequence[Any]) -> bool:

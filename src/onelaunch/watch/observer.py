@@ -331,8 +331,10 @@ class Observer(Watching):
         self.host.release()
 
     def forget(self) -> None:
-        """Release every tensor. The reads and writes of the run are unknown from then on."""
+        """Release every tensor. The reads and writes of the run are unknown from then on. A run
+        that did not end lets go of its capture, too, which holds tensors of its call."""
         self.release()
+        self.ledger = self.lanes = self.placed = None
         self.memory.external, self.memory.written = {}, {}  # others may use these dicts
 
 

@@ -20,7 +20,7 @@
     scalars.py       numbers in the arguments of recorded kernels
     generators.py    the default generator, left to others by a capture that draws nothing
     rewind.py       random state that a callable saves and sets
-    caches.py        cuBLAS's workspaces and autocast's weights around a capture
+    caches.py        workspaces and weights around a capture, and the order of attention
     fft_plans.py     cuFFT's plans, which kernels read and torch may free
     capabilities.py  the abilities of this machine
 

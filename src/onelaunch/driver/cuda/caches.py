@@ -1,13 +1,16 @@
-"""Caches that torch keeps from one operation to the next, and a capture must not share."""
+"""What torch keeps from one operation to the next: caches, which a capture must not share, and a
+choice that it makes at the first attention."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.cuda.streams import bindings, capture_stream
 
@@ -33,6 +36,27 @@ def no_shared_caches(index: int) -> Generator[None]:
             # Without memory for it, the stream's next product will say so.
             with contextlib.suppress(RuntimeError), torch.cuda.stream(_streams(index)[raw]):
                 torch.cuda.current_blas_handle()
+
+
+_FIRST_ORDER = [1, 2, 0, 3, 4]
+"""Torch's own order of the kernels of attention, as numbers of `SDPBackend`, before the first."""
+_settled: list[bool] = []
+
+
+def settle_attention(device: torch.device) -> None:
+    """Have torch choose the order of the kernels of attention, once in a process. It does so at the
+    first attention (on H100 cuDNN's come first), which would leave a mode of its call changed. An
+    order that the program has set stays."""
+    if _settled or not torch.cuda.is_initialized():
+        return
+    _settled.append(True)
+    if bindings._get_sdp_priority_order() != _FIRST_ORDER:
+        return
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")  # of kernels that the program has turned off
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            x = torch.empty(1, 1, 8, 8, dtype=torch.float16, device=device)
+            torch._fused_sdp_choice(x, x, x)
 
 
 def _drop() -> None:

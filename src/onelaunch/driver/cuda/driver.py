@@ -17,7 +17,7 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import is_wrapped, parts
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import memory, ragged
-from onelaunch.driver.cuda.caches import no_shared_caches
+from onelaunch.driver.cuda.caches import no_shared_caches, settle_attention
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import record
 from onelaunch.driver.cuda.generators import SHARED
@@ -88,6 +88,7 @@ class CudaDriver:
 
     def exclusive(self) -> AbstractContextManager[Any]:
         """See `Driver.exclusive`; a launch does not wait for it."""
+        settle_attention(torch.device("cuda"))
         return _exclusive
 
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> CudaPool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onelaunch.driver import aten
 from onelaunch.driver.aten import tensors
 from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere
 
 
-@functools.cache
 def is_pointwise(func: Any) -> bool:
     """Return whether each element of the result depends only on the elements at its place."""
     packet = str(func).removeprefix("aten.").partition(".")[0]
-    return torch.Tag.pointwise in func.tags or packet.removesuffix("_") in POINTWISE
+    return aten.is_pointwise(func) or packet.removesuffix("_") in POINTWISE
 
 
 POINTWISE = frozenset(

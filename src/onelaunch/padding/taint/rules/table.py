@@ -37,7 +37,7 @@ RULES: dict[str, Rule] = _table(
     ("where.self", elementwise.chosen),
     ("masked_fill masked_fill_", elementwise.masked_fill),
     ("complex polar", elementwise.pointwise),
-    ("eq.Tensor ne.Tensor", rows.compared),
+    ("eq.Tensor ne.Tensor eq_.Tensor ne_.Tensor", rows.compared),
     ("glu", elementwise.halved),
     ("bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar", elementwise.sorted_into),
     ("searchsorted.Tensor", elementwise.searched),

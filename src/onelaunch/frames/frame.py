@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import operator
 import sys
@@ -31,7 +32,7 @@ from onelaunch.frames.callees import (
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.origins import is_machinery
+from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import (
     MOST,
     attributes_of,
@@ -67,6 +68,11 @@ class RanFrame:
         self._locals = values if type(values) is dict else dict(values)
         self._code = frame.f_code
         self._globals = frame.f_globals
+        # The body of a class looks in its own names first.
+        of_class = (
+            not frame.f_code.co_flags & inspect.CO_OPTIMIZED and values is not frame.f_globals
+        )
+        self._names_of_class = self._locals if of_class else _NO_NAMES
         self._loads = loads
         self._arguments = arguments
         self._results = (
@@ -196,9 +202,13 @@ class RanFrame:
                 if issubclass(type(value), StandIn):
                     cast(StandIn, value).asked(function)
         elif is_getattr(function):
-            self._note_getattr(*self._of_getattr(given, call))
+            objects, names, told = self._of_getattr(given, call)
+            self._note_getattr(objects, names, told)
+            if not given:
+                self._note_untold(names, call.parts[:1])
         elif isinstance(function, operator.attrgetter):
             self._note_getter(function, [*given, *self._arguments_of(call)])
+            self._note_untold(_names_of(function), call.parts)
         elif reads_attributes(function):
             values = [*given, *self._arguments_of(call)]
             for _ in range(2 if is_format(function) else 0):  # `"{0.layer.scale}".format(model)`
@@ -208,6 +218,9 @@ class RanFrame:
             arguments = [*given, *self._arguments_of(call)]
             if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
                 self._note_opaque(part for value in arguments for part in elements(value))
+            for getter in arguments:
+                if isinstance(getter, operator.attrgetter):
+                    self._note_untold(_names_of(getter), call.parts)
             for value in filter(callable, arguments):
                 method, held = taken_apart(value)
                 if is_of_dict(method):  # `map(table.get, keys)`
@@ -302,8 +315,13 @@ class RanFrame:
                 owner.asked |= not told
                 raise_uses(owner.names, uses)
 
+    def _note_untold(self, names: Iterable[str], objects: Iterable[Symbol]) -> None:
+        """Note names that are read of objects that cannot all be found: of any object."""
+        if not (all(map(self._loads.tells, objects)) or is_installed(self._code.co_filename)):
+            self._reads.loose.update(names)
+
     def _note_getter(self, getter: operator.attrgetter[Any], objects: list[object]) -> None:
-        for path in cast(Any, getter).__reduce__()[1]:
+        for path in _paths(getter):
             reached = objects
             for name in path.split("."):
                 self._note_getattr(reached, [name], True)
@@ -331,6 +349,8 @@ class RanFrame:
             found = self._variable(symbol.key)
         elif kind == "global":
             found = global_values(self._globals, symbol.key)
+            if symbol.key in self._names_of_class:
+                found = [self._names_of_class[symbol.key], *found]
         elif kind == "constant":
             found = [symbol.key]
         elif kind != "unknown":
@@ -460,11 +480,20 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
+_NO_NAMES: Mapping[str, object] = {}
 _OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
+
+
+def _paths(getter: operator.attrgetter[Any]) -> tuple[str, ...]:
+    return cast(Any, getter).__reduce__()[1]
+
+
+def _names_of(getter: operator.attrgetter[Any]) -> list[str]:
+    return [name for path in _paths(getter) for name in path.split(".")]
 
 
 def _attribute_values(value: object) -> Iterable[object]:

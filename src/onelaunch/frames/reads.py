@@ -92,6 +92,8 @@ class Reads:
     """The name of a called operator that takes functions; see `watch.operations.HigherOrder`."""
     noted: set[tuple[types.CodeType, int]] = field(default_factory=set)
     """(code, id of its globals) whose loads of globals and free variables are known."""
+    loose: set[str] = field(default_factory=set)
+    """Attributes that were read by name, as by `getattr`, of objects that are not all known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads] = field(
         default_factory=weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads]
     )
@@ -115,6 +117,7 @@ class Reads:
             self.backward,
             self.takes_functions,
             set(self.noted),
+            set(self.loose),
             self.kinds.copy(),
         )
 
@@ -180,7 +183,9 @@ class Reads:
             held: ids of the objects in the state. Items of other containers do not count, nor
                 attributes of other tensors, which are the call's.
         """
-        if self.codes - other.codes or _exceed(self.variables, other.variables):
+        if self.codes - other.codes or self.loose - other.loose:
+            return True
+        if _exceed(self.variables, other.variables):
             return True
         if _exceed({k: use for k, use in self.items.items() if k[0] in held}, other.items):
             return True

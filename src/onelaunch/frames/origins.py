@@ -36,7 +36,8 @@ _READ_OF_TORCH = tuple(
 )
 """Parts of torch that keep the user's state in Python; the rest is internal."""
 _CONTAINERS = ("collections" + os.sep, "_collections_abc.py", "_weakrefset.py", "weakref.py")
-_HOLDERS = ("configparser.py", "os.py", "queue.py", "string.py", "types.py")
+_STRING = ("string.py", "string" + os.sep)  # a package since Python 3.14
+_HOLDERS = ("configparser.py", "os.py", "queue.py", "types.py", *_STRING)
 _READ_OF_STANDARD = (
     "<frozen _collections_abc",
     "<frozen os>",  # `environ`

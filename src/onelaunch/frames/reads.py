@@ -165,14 +165,14 @@ class Reads:
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
             kind.asked |= owner.asked
-        value, count = None, -1
+        count = -1
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
         while len(ours) != count:  # an object that held another may have been dropped
             count = len(ours)
             for key in ours:
-                value = self.owners[key].ref()
+                ref = self.owners[key].ref
                 # A node belongs to the graph of its run, which may last until a backward has run.
-                if isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE:
+                if isinstance(ref(), Node) or _references(ref) <= _OURS_ALONE:
                     del self.owners[key]
             ours = [key for key in ours if key in self.owners]
 
@@ -259,13 +259,18 @@ def _kind(value: object) -> type | types.CodeType:
     return value.__code__ if isinstance(value, types.FunctionType) else type(value)
 
 
-_OURS_ALONE = 3
-"""References to an object that a partial, a variable and `sys.getrefcount` itself hold."""
-
-
 def _freed() -> None:
     return None
 
 
 def _itself(value: object) -> object:
     return value
+
+
+def _references(ref: Callable[[], object]) -> int:
+    value = ref()
+    return sys.getrefcount(value)
+
+
+_OURS_ALONE = _references(functools.partial(_itself, object()))
+"""References to an object that a partial alone holds. Python 3.14 counts fewer of its own."""

@@ -181,6 +181,32 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
         "    while q: x = x * operator.attrgetter('scale')(q.pop())\n    return x",
         (*A_, *C_),
     ),
+    "all of an object": (
+        "\n    q = []\n    for r in m.rows: q.append(r)\n"
+        "    while q: x = x * sum(v for v in vars(q.pop()).values() if type(v) is float)\n"
+        "    return x",
+        (*A_, *C_),
+    ),
+    "a name from a list that is emptied": (
+        "\n    q, n = [], []\n    q.extend(m.rows)\n    while q:\n        o = q.pop()\n"
+        "        for k in ('scale', 'kept'): n.append(k + '')\n"
+        "        while n: x = x * getattr(o, n.pop(), 1.0)\n    return x",
+        (*A_, *C_, "b.kept = 9.0"),
+    ),
+    "a partial and a map": (
+        "\n    q = []\n    for r in m.rows: q.append(r)\n"
+        "    while q: x = x * functools.partial(getattr, q.pop())(N)\n"
+        "    for r in m.rows: q.append(r)\n"
+        "    while q: x = x * next(map(getattr, [q.pop()], [N]))\n    return x",
+        (*A_, *C_),
+    ),
+    "a way through a graph": (
+        "\n    q = [linked]\n    while q:\n        o = q.pop()\n"
+        "        x = x * getattr(o, N)\n        if o.next: q.append(o.next)\n"
+        "    q.append(linked)\n    q.append(q.pop().next)\n"
+        "    return x * sum(v for v in vars(q.pop()).values() if type(v) is float)",
+        (*A_, *B_, *C_, "b.next = None"),
+    ),
     "a class of an object": (
         "\n    q = []\n    for r in m.rows: q.append(r)\n"
         "    while q: x = x * getattr(type(q.pop()), 'k', 2.0)\n    return x",
@@ -213,6 +239,7 @@ if sys.version_info >= (3, 12):
     PROGRAMS |= NEWER
 MORE = """
 LATE = "scale"
+linked, a.next, b.next, c.next = a, b, c, None
 class Sliced:
     def __getitem__(self, key):
         return m.a

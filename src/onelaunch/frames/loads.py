@@ -333,6 +333,11 @@ class _Reader(OperandStack):
             self._stack.append(self._namespace(arguments[0], index)._replace(offset=offset))
             return
         symbol = Symbol("call", function, parts=arguments, offset=offset)
+        if function.kind == "attribute" and base and function.key in _PUTS:
+            given = [s for s in arguments if s is not base]
+            if function.key in _PUTS_EACH:
+                given = [Symbol("element", s, offset=offset) for s in given]
+            self._found.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
             key = arguments[1] if len(arguments) > 1 else UNKNOWN
             if key.kind == "constant":
@@ -361,6 +366,9 @@ def _assigned_inside(code: types.CodeType) -> set[str]:
 _ASSIGNS_FREE = {dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]}
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
 """Methods that make a container grow."""
+_PUTS_EACH = frozenset({"extend", "extendleft", "update"})
+_PUTS = _PUTS_EACH | {"append", "appendleft", "add", "insert", "put", "setdefault"}
+"""Methods that put their arguments, or the elements of these, into a container."""
 _CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
 _STORES_ITEMS = ("STORE_SUBSCR", "STORE_SLICE")
 _ENDS = frozenset(

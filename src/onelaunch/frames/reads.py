@@ -165,7 +165,7 @@ class Reads:
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
             kind.asked |= owner.asked
-        count = -1
+        value, count = None, -1  # it refers to nothing
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
         while len(ours) != count:  # an object that held another may have been dropped
             count = len(ours)

@@ -460,7 +460,7 @@ class RanFrame:
         return found
 
     def _put_into(self, container: Symbol | None) -> list[object]:
-        """Return what the code put into a container, which may be out of it by the end."""
+        """Return values that the code put into a container. They may be out of it by the end."""
         place = without_offset(container) if container and self._loads.grown else None
         if place is None or place in self._putting:
             return []

@@ -151,7 +151,7 @@ def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> P
 
 def loaded_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
     """Find the user's first line that loads a name or a key, in code that ran."""
-    loads = {"LOAD_CONST"} if item else _LOADS
+    loads = _CONSTANTS if item else _LOADS
     return next((place for place, steps in _lines(codes) if _has(steps, loads, name)), None)
 
 
@@ -161,7 +161,10 @@ def argument_changed_at(fn: object) -> Place | None:
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for place, steps in () if code is None else _lines([code]):
         changes = any(step.opname in _ITEMS or step.argval in _CHANGING for step in steps)
-        if changes and any(s.opname.startswith("LOAD_FAST") and s.argval in names for s in steps):
+        loaded = [s.argval for s in steps if s.opname.startswith("LOAD_FAST")]
+        # Since Python 3.13 an instruction may load two variables.
+        each = [name for a in loaded for name in (a if isinstance(a, tuple) else (a,))]
+        if changes and not set(names).isdisjoint(each):
             return place
     return None
 
@@ -171,7 +174,8 @@ _STORES = {
     *("DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"),
 }
 _LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
-_ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
+_ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"}
 _KEYED = _ITEMS | {"COPY"}
 """Instructions after a key: a store, or the load in `d["n"] += 1`."""
 _BY_NAME = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"))
@@ -214,12 +218,10 @@ def _change(steps: Sequence[dis.Instruction], name: object, item: bool) -> int:
 
 def _part_of_change(steps: Sequence[dis.Instruction], name: object, item: bool) -> int:
     names = {step.opname for step in steps}
-    key = _has(steps, {"LOAD_CONST"}, name)
+    key = _has(steps, _CONSTANTS, name)
     loads = key if item else _has(steps, _LOADS, name)
     if item:
-        stores = any(
-            _has([a], {"LOAD_CONST"}, name) and b.opname in _KEYED for a, b in pairwise(steps)
-        )
+        stores = any(_has([a], _CONSTANTS, name) and b.opname in _KEYED for a, b in pairwise(steps))
         computes = "BINARY_OP" in names
     else:
         stores = _has(steps, _STORES, name) or (key and _mentions(steps, _BY_NAME))
@@ -229,7 +231,7 @@ def _part_of_change(steps: Sequence[dis.Instruction], name: object, item: bool) 
     if loads and _mentions(steps, _CHANGING):
         return 4  # `self.log.append(n)`
     if stores:
-        return 3 if "BINARY_OP" in names or "LOAD_CONST" not in names else 2
+        return 3 if "BINARY_OP" in names or names.isdisjoint(_CONSTANTS) else 2
     return int(loads and not names.isdisjoint(_ITEMS))  # `self.log[n] = 1`
 
 

@@ -35,6 +35,13 @@ def counts(s: Any) -> None:
     s.v["b"] += 0.5
 
 
+class InnerPath(pathlib.PurePosixPath):
+    """A path as of Python 3.13, whose class is of `pathlib._local`."""
+
+    __slots__ = ()
+    __module__ = "pathlib._local"
+
+
 STEPS: dict[str, tuple[Step, Callable[[], Any]]] = {
     "a longer list": (replaced(lambda v: [*v, 1]), lambda: [1]),
     "a sum of lists": (replaced(lambda v: v + [1]), lambda: [1]),  # noqa: RUF005
@@ -47,6 +54,7 @@ STEPS: dict[str, tuple[Step, Callable[[], Any]]] = {
     "a dict": (replaced(lambda v: {**v, "n": len(v)}), lambda: {"a": 1}),
     "a fraction": (added, lambda: Fraction(1, 3)),
     "a path": (replaced(lambda v: v / "b"), lambda: pathlib.PurePosixPath("a")),
+    "a path of a module inside": (replaced(lambda v: v / "b"), lambda: InnerPath("a")),
     "a namespace": (replaced(lambda v: SimpleNamespace(n=v.n + 1)), lambda: SimpleNamespace(n=1)),
     "counts": (counts, Counter),
     "the same list": (replaced(lambda v: [*v[:2]]), lambda: [1, 2]),

@@ -55,6 +55,13 @@ def test_a_folder_of_the_users_may_have_any_name(folder: str) -> None:
     assert not is_machinery(file)
 
 
+@pytest.mark.parametrize("name", ["string.py", "string/__init__.py", "collections/__init__.py"])
+def test_what_keeps_the_users_objects_is_read(name: str) -> None:
+    """A file of the standard library, or a package: `string` is one since Python 3.14."""
+    assert not is_machinery(os.path.join(STANDARD, name))
+    assert is_machinery(os.path.join(STANDARD, "textwrap.py"))
+
+
 @pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
 def test_a_folder_of_packages_on_the_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, f"/opt/layer/{name}"])

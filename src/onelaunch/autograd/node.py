@@ -125,12 +125,11 @@ class Lease:
     def take(self) -> object | None:
         """Return the token, or None while somebody has it. Atomic."""
         try:
-            token = self._tokens.pop()
+            token, owners = _popped(self._tokens)
         except IndexError:
             return None  # another thread is in between
-        free = getrefcount(token) == _NOBODY
         self._tokens.append(token)
-        return token if free else None
+        return token if owners == _NOBODY else None
 
     @property
     def taken(self) -> bool:
@@ -138,13 +137,14 @@ class Lease:
         return self.take() is None
 
 
-def _owners_of_none() -> int:
-    """Return the references that `Lease.take` counts for a free token."""
-    token = [object()].pop()
-    return getrefcount(token)
+def _popped(tokens: list[object]) -> tuple[object, int]:
+    """Return the token, and the number of references to it. Which of its own Python 3.14 counts
+    depends on the function that asks."""
+    token = tokens.pop()
+    return token, getrefcount(token)
 
 
-_NOBODY = _owners_of_none()
+_, _NOBODY = _popped([object()])
 
 
 class InFlightForward:

@@ -320,7 +320,9 @@ def _is_other_data(was: object, value: object) -> bool:
         return False
     if parts_of(was) is None:  # a `Fraction`, or a path
         return (
-            type(was).__module__ in sys.stdlib_module_names and compares(type(was)) and was != value
+            type(was).__module__.partition(".")[0] in sys.stdlib_module_names
+            and compares(type(was))
+            and was != value
         )
     if isinstance(was, dict) and not all(map(is_plain, [*was, *cast(dict[Any, Any], value)])):
         return False  # a table of objects, such as streams

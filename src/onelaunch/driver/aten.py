@@ -40,6 +40,8 @@ _KEY = torch._C.DispatchKey
 _IMPLICIT = "CompositeImplicitAutograd"
 
 # Results of these hold whatever the memory held: there is nothing to repeat.
+_SETS_DATA = "aten::shallow_copy_data_"
+"""`t.data = new` of compiled code, since torch 2.14; without the tag."""
 _UNDEFINED = frozenset(
     f"aten::{name}"
     for name in (
@@ -119,7 +121,7 @@ class Operator:
         self.composite = known and has_kernel(self.name, _IMPLICIT) and not whole
         self._makes_views = known and has_kernel(self.name, "ADInplaceOrView")
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
-        self.reshapes = torch.Tag.inplace_view in func.tags
+        self.reshapes = torch.Tag.inplace_view in func.tags or self.name == _SETS_DATA
         self.idle = self.reshapes or self.name in _UNDEFINED
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self._switches = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from typing import Any, cast
 
@@ -65,6 +66,14 @@ def reads_attributes(function: object) -> bool:
         return reads_attributes(cast(functools.partial[object], function).func)
     named = getattr(function, "__module__", None) in _READ_ALL
     return named or id(function) in _OPEN or is_getattr(function) or is_format(function)
+
+
+def paths_of(getter: operator.attrgetter[Any]) -> tuple[str, ...]:
+    return cast(Any, getter).__reduce__()[1]
+
+
+def names_of(getter: operator.attrgetter[Any]) -> list[str]:
+    return [name for path in paths_of(getter) for name in path.split(".")]
 
 
 def is_format(function: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import importlib
+import inspect
 import os
 import threading
 import types
@@ -58,6 +59,7 @@ class CodeFacts:
         special: of a special method, such as `__call__`: its first argument, and the use of its
             name; else None.
         iterates: True for a comprehension or a generator expression.
+        is_enclosed: True for the body of a class that takes variables of the function around it.
         stores: see `sure_stores`.
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
@@ -75,6 +77,7 @@ class CodeFacts:
     replaced: tuple[str, ...] = ()
     special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
+    is_enclosed: bool = False
     stores: tuple[SureStore, ...] = ()
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
@@ -103,6 +106,7 @@ class CodeFacts:
         self.stores = sure_stores(code)
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = ITERATED in arguments
+        self.is_enclosed = bool(code.co_freevars) and not code.co_flags & inspect.CO_OPTIMIZED
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if is_special and code.co_argcount:
             self.special = arguments[0], {code.co_name: Use.READ}
@@ -135,7 +139,10 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
     if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
         return ()
     steps = list(dis.get_instructions(code))
-    assigned = {step.argval for step in steps if step.opname.startswith("STORE_FAST")}
+    assigned: set[str] = set()
+    for step in steps:
+        if step.opname.startswith("STORE_FAST"):
+            assigned.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
     found: list[SureStore] = []
     beyond = 0  # where the furthest jump until here leads
     for number, step in enumerate(steps):
@@ -157,7 +164,7 @@ def _store(steps: list[dis.Instruction]) -> SureStore | None:
     key = last.argval
     if item:
         constant = steps.pop()
-        if constant.opname != "LOAD_CONST":
+        if constant.opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
             return None
         key = constant.argval
     path: list[str] = []

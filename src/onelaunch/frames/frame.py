@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import operator
 import sys
@@ -28,12 +29,15 @@ from onelaunch.frames.callees import (
     is_inert,
     is_of_dict,
     is_unread,
+    names_of,
+    paths_of,
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.origins import is_machinery
+from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import (
     MOST,
+    attribute_values,
     attributes_of,
     elements,
     global_values,
@@ -47,7 +51,7 @@ from onelaunch.frames.peek import (
     peek,
 )
 from onelaunch.frames.reads import Reads, StandIn, raise_uses
-from onelaunch.frames.stack import MEMBER, UNKNOWN, Loads, Symbol, Use
+from onelaunch.frames.stack import MEMBER, UNKNOWN, Loads, Symbol, Use, without_offset
 from onelaunch.source import TORCH
 
 
@@ -67,12 +71,18 @@ class RanFrame:
         self._locals = values if type(values) is dict else dict(values)
         self._code = frame.f_code
         self._globals = frame.f_globals
+        # The body of a class looks in its own names first.
+        of_class = (
+            not frame.f_code.co_flags & inspect.CO_OPTIMIZED and values is not frame.f_globals
+        )
+        self._names_of_class = self._locals if of_class else _NO_NAMES
         self._loads = loads
         self._arguments = arguments
         self._results = (
             {loads.instruction(at): found for at, found in results.items()} if results else _NONE
         )
         self._variables: dict[str, list[object]] = {}
+        self._putting: set[Symbol] = set()  # whose contents are being looked for
         self._following = 0
         """Number of variables whose values are being looked for."""
         self._known: dict[int, list[object]] = {}
@@ -191,34 +201,37 @@ class RanFrame:
         elif function is setattr or function is delattr:
             self._note_setattr(*self._of_getattr(given, call))
         asks = function is type or function is isinstance
-        if asks and call.parts and not self._is_of_optimizer():
+        # Torch's optimizers ask for the type of a number in the texts of errors alone.
+        if asks and call.parts and not self._code.co_filename.startswith(_OPTIMIZERS):
             for value in self._values(call.parts[0]):
                 if issubclass(type(value), StandIn):
                     cast(StandIn, value).asked(function)
         elif is_getattr(function):
-            self._note_getattr(*self._of_getattr(given, call))
+            objects, names, told = self._of_getattr(given, call)
+            self._note_getattr(objects, names, told)
+            if not given:
+                self._note_untold(names, call.parts[:1])
         elif isinstance(function, operator.attrgetter):
             self._note_getter(function, [*given, *self._arguments_of(call)])
+            self._note_untold(names_of(function), call.parts)
         elif reads_attributes(function):
             values = [*given, *self._arguments_of(call)]
             for _ in range(2 if is_format(function) else 0):  # `"{0.layer.scale}".format(model)`
-                values += [v for o in values for v in _attribute_values(o) if has_attributes(v)]
+                values += [v for o in values for v in attribute_values(o) if has_attributes(v)]
             self._note_opaque(values)
         elif hands_on(function):
             arguments = [*given, *self._arguments_of(call)]
             if any(map(reads_attributes, arguments)):  # `map(attrgetter("scale"), layers)`
                 self._note_opaque(part for value in arguments for part in elements(value))
+            for getter in arguments:
+                if isinstance(getter, operator.attrgetter):
+                    self._note_untold(names_of(getter), call.parts)
             for value in filter(callable, arguments):
                 method, held = taken_apart(value)
                 if is_of_dict(method):  # `map(table.get, keys)`
                     self._note_of_dict(method, held or arguments, [], False)
                 elif method is setattr or method is delattr:
                     self._note_setattr(held or arguments, [], False)
-
-    def _is_of_optimizer(self) -> bool:
-        """Return whether the code is of torch's optimizers: these ask for the type of a number in
-        the texts of errors alone."""
-        return self._code.co_filename.startswith(_OPTIMIZERS)
 
     def _of_dict(
         self, given: tuple[object, ...], call: Symbol
@@ -302,8 +315,13 @@ class RanFrame:
                 owner.asked |= not told
                 raise_uses(owner.names, uses)
 
+    def _note_untold(self, names: Iterable[str], objects: Iterable[Symbol]) -> None:
+        """Note names that are read of objects that cannot all be found: of any object."""
+        if not (all(map(self._loads.tells, objects)) or is_installed(self._code.co_filename)):
+            self._reads.loose.update(names)
+
     def _note_getter(self, getter: operator.attrgetter[Any], objects: list[object]) -> None:
-        for path in cast(Any, getter).__reduce__()[1]:
+        for path in paths_of(getter):
             reached = objects
             for name in path.split("."):
                 self._note_getattr(reached, [name], True)
@@ -331,6 +349,8 @@ class RanFrame:
             found = self._variable(symbol.key)
         elif kind == "global":
             found = global_values(self._globals, symbol.key)
+            if symbol.key in self._names_of_class:
+                found = [self._names_of_class[symbol.key], *found]
         elif kind == "constant":
             found = [symbol.key]
         elif kind != "unknown":
@@ -351,6 +371,7 @@ class RanFrame:
         elif kind in ("item", "element"):
             keys = [v for part in symbol.parts for v in self._values(part)]
             inside = self._values(symbol.base)
+            found += self._put_into(symbol.base)
             found += [v for o in inside for v in items(o, keys)]
             if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
                 found += inside
@@ -399,7 +420,7 @@ class RanFrame:
             if is_getattr(function):
                 objects, names, _ = self._of_getattr(given, call)
                 found += [v for o in objects for n in names for v in peek(o, n)]
-                found += [v for o in objects for v in _attribute_values(o)] if not names else []
+                found += [v for o in objects for v in attribute_values(o)] if not names else []
                 found += [v for default in call.parts[2:] for v in self._values(default)]
             elif function is globals:
                 found.append(self._globals)
@@ -414,7 +435,7 @@ class RanFrame:
                 found.append(cast(Any, weakref.ref.__call__(function)))
             elif isinstance(function, operator.attrgetter):
                 arguments = [*given, *self._arguments_of(call)]
-                found += [v for o in arguments for v in _attribute_values(o) if has_contents(v)]
+                found += [v for o in arguments for v in attribute_values(o) if has_contents(v)]
             elif isinstance(function, type) and is_called_by_c(function):
                 found += filter(has_contents, self._arguments_of(call))
                 if function is functools.partial:
@@ -427,14 +448,25 @@ class RanFrame:
                 arguments = [*given, *self._arguments_of(call)]
                 found += [v for v in arguments if has_contents(v)]
                 found += [v for v in map(elements, arguments) for v in v if has_contents(v)]
+                found += [v for part in call.parts for v in self._put_into(part) if has_contents(v)]
         if call.base and call.base.kind == "call" and self._is_made_by_c(call.base):
             arguments = self._arguments_of(call)  # of an `itemgetter("k")`
             found += [
                 v
                 for o in arguments
-                for v in (*_attribute_values(o), *elements(o))
+                for v in (*attribute_values(o), *elements(o))
                 if has_contents(v)
             ]
+        return found
+
+    def _put_into(self, container: Symbol | None) -> list[object]:
+        """Return values that the code put into a container. They may be out of it by the end."""
+        place = without_offset(container) if container and self._loads.grown else None
+        if place is None or place in self._putting:
+            return []
+        self._putting.add(place)
+        found = [v for symbol in self._loads.grown.get(place, ()) for v in self._values(symbol)]
+        self._putting.discard(place)
         return found
 
     def _partials(self, call: Symbol) -> list[object]:
@@ -460,12 +492,9 @@ class RanFrame:
 
 
 _NONE: Mapping[int, list[object]] = {}
+_NO_NAMES: Mapping[str, object] = {}
 _OF_TORCH = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""
-
-
-def _attribute_values(value: object) -> Iterable[object]:
-    return list((attributes_of(value) or {}).values()) if has_attributes(value) else ()

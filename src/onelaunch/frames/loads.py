@@ -11,7 +11,10 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import cast
 
+from onelaunch.frames.counts import STORES, is_subscript, only_counts
+from onelaunch.frames.operands import JUMPS, LEAVE_OTHERS, OperandStack, is_slice
 from onelaunch.frames.stack import (
     MEMBER,
     UNKNOWN,
@@ -30,13 +33,12 @@ def loads_of(code: types.CodeType) -> Loads:
     return _Reader(code).read()
 
 
-class _Reader:
+class _Reader(OperandStack):
     """A reader that follows the stack through a function's instructions, in their order."""
 
     def __init__(self, code: types.CodeType) -> None:
+        super().__init__()
         self._steps = list(dis.get_instructions(code))
-        self._stack: list[Symbol] = []
-        self._at: dict[int, list[Symbol]] = {}
         self._loads: list[Load] = []
         self._found = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
@@ -44,19 +46,15 @@ class _Reader:
             offsets=[step.offset for step in self._steps],
         )
         self._first = Symbol("variable", key=code.co_varnames[0]) if code.co_varnames else UNKNOWN
-        self._stored = {s.argval for s in self._steps if s.opname in _STORES}
+        self._stored = {s.argval for s in self._steps if s.opname in STORES}
         self._assigned_at: dict[str, list[int]] = {}
         """variable -> the offsets of its assignments."""
         self._assigned_inside = _assigned_inside(code)
-        self._stores_items = any(s.opname == "STORE_SUBSCR" for s in self._steps)
+        self._stores_items = any(s.opname in _STORES_ITEMS for s in self._steps)
         self._branch_end = 0
         """The end of the last branch so far. A run may skip the instructions before it."""
         self._counters: dict[int, Symbol] = {}
         self._stores: Counter[Symbol] = Counter()
-        self._unescaped: dict[int, int] = {}
-        """id of a symbol that only gave items by known keys so far -> number of its load."""
-        self._indexed: set[int] = set()
-        """ids of symbols with an item that was loaded or stored."""
         self._loaded: set[Symbol] = set()
         self._always_stored: set[Symbol] = set()
         """Places that were stored before any load, whichever branches ran."""
@@ -70,10 +68,11 @@ class _Reader:
                 handler(self, step, index)
             else:
                 self._other(step)
-            if step.opcode in _JUMPS and isinstance(step.argval, int):
+            if step.opcode in JUMPS and isinstance(step.argval, int):
                 if step.argval < step.offset:
                     self._found.backward.append((step.offset, step.argval))
-                self._at.setdefault(step.argval, list(self._stack))
+                if step.opname not in LEAVE_OTHERS:
+                    self._jump(step, self._stack)
                 self._branch_end = max(self._branch_end, step.argval)
             if step.opname in _ENDS:
                 self._stack = []
@@ -94,39 +93,6 @@ class _Reader:
         again = others or any(to <= first < source for source, to in found.backward)
         return not (again or name in found.cleared or name in self._assigned_inside)
 
-    def _merge(self, other: list[Symbol]) -> None:
-        if not self._stack:
-            self._stack = list(other)
-        elif len(self._stack) == len(other):
-            for a, b in zip(self._stack, other, strict=True):
-                if a is not b:
-                    self._unescaped.pop(id(a), None)
-                    self._unescaped.pop(id(b), None)
-            self._stack = [
-                a if a is b else Symbol("either", parts=(a, b))
-                for a, b in zip(self._stack, other, strict=True)
-            ]
-
-    def _pop(self, indexed: bool = False) -> Symbol:
-        symbol = self._stack.pop() if self._stack else UNKNOWN
-        if indexed:
-            self._indexed.add(id(symbol))
-        else:
-            self._unescaped.pop(id(symbol), None)
-        return symbol
-
-    def _pops(self, count: int) -> list[Symbol]:
-        return [self._pop() for _ in range(count)][::-1]
-
-    def _other(self, step: dis.Instruction) -> None:
-        """Apply an instruction with unknown results."""
-        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
-        self._pops(max(0, -effect))
-        if effect > 0:
-            self._stack += [UNKNOWN] * effect
-        elif self._stack and not step.opname.startswith(_KEEPS):
-            self._stack[-1] = UNKNOWN
-
     def _note(self, place: Symbol, index: int) -> None:
         items = place.kind == "item"
         may_grow = self._stores_items if items else place.key in self._stored
@@ -136,7 +102,7 @@ class _Reader:
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
-        elif may_grow and _only_counts(self._steps, index, place.key, items=items):
+        elif may_grow and only_counts(self._steps, index, place.key, items=items):
             use = Use.GROWS  # if it is this place that is stored
             self._counters[len(self._loads)] = known
         self._loads.append(Load(place, use))
@@ -160,8 +126,8 @@ class _Reader:
         for name in names:
             symbol = Symbol("variable", key=name)
             self._stack.append(symbol)
-            if name in self._found.free and "CLOSURE" not in step.opname:
-                self._note(symbol, index)
+            if name in self._found.free and "DEREF" in step.opname:
+                self._note(symbol, index)  # and not its cell, for a function inside
 
     def store_variable(self, step: dis.Instruction, index: int) -> None:
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -173,6 +139,14 @@ class _Reader:
             self._assigned_at.setdefault(name, []).append(step.offset)
             if name in self._found.free and step.opname == "STORE_DEREF":
                 self._store(Symbol("variable", key=name), step)
+
+    def variable_or_name(self, step: dis.Instruction, index: int) -> None:
+        """Note a name in the body of a class, which may be one of the class's own."""
+        self._pop()
+        if step.opname == "LOAD_FROM_DICT_OR_DEREF":
+            self.variable(step, index)
+        else:
+            self.global_(step, index)
 
     def global_(self, step: dis.Instruction, index: int) -> None:
         symbol = Symbol("global", key=step.argval)
@@ -212,7 +186,8 @@ class _Reader:
         elif first.argval == "get":
             named = second.opname == "LOAD_CONST"
         else:
-            named = first.opname == "LOAD_CONST" and second.opname.endswith("_SUBSCR")
+            by_key = is_subscript(second) or second.opname.endswith("_SUBSCR")
+            named = first.opname == "LOAD_CONST" and by_key
         if not named:
             self._found.opaque.append(base)
         return Symbol("namespace", base)
@@ -229,6 +204,9 @@ class _Reader:
 
     def item(self, step: dis.Instruction, index: int) -> None:
         key = self._pop()
+        if is_slice(key):
+            self._slice(step, index)
+            return
         base = self._pop(indexed=key.kind == "constant")
         if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
             symbol = Symbol("attribute", base.base, key.key, offset=step.offset)
@@ -236,6 +214,23 @@ class _Reader:
             symbol = Symbol("item", base, parts=(key,), offset=step.offset)
         self._note(symbol, index)
         self._stack.append(symbol)
+
+    def slice_(self, step: dis.Instruction, index: int) -> None:
+        self._pops(2)
+        self._slice(step, index)
+
+    def _slice(self, step: dis.Instruction, index: int) -> None:
+        """Note `layers[1:]`, a container of elements of another."""
+        base = self._pop()
+        self._note(Symbol("item", base, parts=(UNKNOWN,), offset=step.offset), index)
+        element = Symbol("element", base, offset=step.offset)
+        self._stack.append(Symbol("parts", parts=(element,), offset=step.offset))
+
+    def operator(self, step: dis.Instruction, index: int) -> None:
+        if is_subscript(step):
+            self.item(step, index)
+        else:
+            self._other(step)
 
     def contains(self, step: dis.Instruction, index: int) -> None:
         """Note `"scale" in layer.__dict__`."""
@@ -256,15 +251,9 @@ class _Reader:
             place = Symbol("item", base, parts=(key,))
         self._store(place, step)
 
-    def unchanged(self, step: dis.Instruction, index: int) -> None:
-        """Leave the stack as it is: an iterator stands for its container."""
-
-    def next_(self, step: dis.Instruction, index: int) -> None:
-        base = self._stack[-1] if self._stack else UNKNOWN
-        # At the end it pops the iterator. From 3.12 the instruction there pops two values.
-        after = [*self._stack, UNKNOWN] if sys.version_info >= (3, 12) else self._stack[:-1]
-        self._at.setdefault(step.argval, after)
-        self._stack.append(Symbol("element", base, offset=step.offset))
+    def store_slice(self, step: dis.Instruction, index: int) -> None:
+        _, base, *_ = self._pops(4)
+        self._store(Symbol("item", base, parts=(UNKNOWN,)), step)
 
     def unpack(self, step: dis.Instruction, index: int) -> None:
         base = self._pop()
@@ -285,36 +274,17 @@ class _Reader:
         found = [self._attribute(base, key, step.offset, index) for key in keys]
         self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *found)))
 
-    def parts(self, step: dis.Instruction, index: int) -> None:
-        self._stack.append(Symbol("parts", parts=tuple(self._pops(step.arg or 0))))
-
-    def append(self, step: dis.Instruction, index: int) -> None:
-        """Add a part to a comprehension's result, which lies below the iterators of its loops."""
-        self._extend(step.arg or 1, self._pops(2 if step.opname == "MAP_ADD" else 1))
-
-    def extended(self, step: dis.Instruction, index: int) -> None:
-        """Note `[*layers]`."""
-        more = Symbol("element", self._pop(), offset=step.offset)
-        self._extend(step.arg or 1, [more])
-
-    def _extend(self, place: int, more: Iterable[Symbol]) -> None:
-        if len(self._stack) < place:
-            return
-        old = self._stack[-place]
-        new = Symbol("parts", parts=(*(old.parts if old.kind == "parts" else (old,)), *more))
-        for stack in (self._stack, *self._at.values()):  # where a comprehension's loops end, too
-            stack[:] = [new if symbol is old else symbol for symbol in stack]
-
-    def copy(self, step: dis.Instruction, index: int) -> None:
-        place = step.arg or 1
-        known = len(self._stack) >= place
-        self._stack.append(self._stack[-place] if known else UNKNOWN)
-
-    def swap(self, step: dis.Instruction, index: int) -> None:
-        place = step.arg or 1
-        if len(self._stack) >= place:
-            stack = self._stack
-            stack[-1], stack[-place] = stack[-place], stack[-1]
+    def matched_keys(self, step: dis.Instruction, index: int) -> None:
+        """Note `case {"scale": scale}`."""
+        base, names = self._stack[-2:] if len(self._stack) > 1 else (UNKNOWN, UNKNOWN)
+        if names.kind == "constant" and isinstance(names.key, tuple):
+            keys = [Symbol("constant", key=key) for key in cast(tuple[object, ...], names.key)]
+        else:
+            keys = list(names.parts) if names.kind == "parts" else [UNKNOWN]
+        found = [Symbol("item", base, parts=(key,), offset=step.offset) for key in keys]
+        for place in found:
+            self._note(place, index)
+        self._stack.append(Symbol("parts", parts=tuple(found)))
 
     def imported(self, step: dis.Instruction, index: int) -> None:
         level, _ = self._pops(2)
@@ -337,7 +307,7 @@ class _Reader:
             self._other(step)
 
     def call_spread(self, step: dis.Instruction, index: int) -> None:
-        count = 3 + ((step.arg or 0) & 1)
+        count = 4 if sys.version_info >= (3, 14) else 3 + ((step.arg or 0) & 1)
         *front, spread, first = self._pops(count) if count == 4 else (*self._pops(3), None)
         function = next((s for s in front if s.kind != "unknown"), UNKNOWN)
         # Any of the first arguments may be any of the elements; a method has its object, too.
@@ -363,6 +333,11 @@ class _Reader:
             self._stack.append(self._namespace(arguments[0], index)._replace(offset=offset))
             return
         symbol = Symbol("call", function, parts=arguments, offset=offset)
+        if function.kind == "attribute" and base and function.key in _PUTS:
+            given = [s for s in arguments if s is not base]
+            if function.key in _PUTS_EACH:
+                given = [Symbol("element", s, offset=offset) for s in given]
+            self._found.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
             key = arguments[1] if len(arguments) > 1 else UNKNOWN
             if key.kind == "constant":
@@ -391,12 +366,11 @@ def _assigned_inside(code: types.CodeType) -> set[str]:
 _ASSIGNS_FREE = {dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]}
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
 """Methods that make a container grow."""
-_KEEPS = (
-    *("POP", "STORE", "DELETE", "NOP", "RESUME", "CACHE", "PRECALL", "KW_NAMES", "JUMP"),
-    *("END_FOR", "LIST_"),
-)
-"""Prefixes of instructions that do not replace the top of the stack."""
-_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_PUTS_EACH = frozenset({"extend", "extendleft", "update"})
+_PUTS = _PUTS_EACH | {"append", "appendleft", "add", "insert", "put", "setdefault"}
+"""Methods that put their arguments, or the elements of these, into a container."""
+_CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
+_STORES_ITEMS = ("STORE_SUBSCR", "STORE_SLICE")
 _ENDS = frozenset(
     (
         *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD"),
@@ -420,17 +394,33 @@ _HANDLERS: dict[str, _Handler] = {
         _Reader.store_variable,
     ),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), _Reader.global_),
+    **dict.fromkeys(
+        ("LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF"), _Reader.variable_or_name
+    ),
     **dict.fromkeys(("STORE_GLOBAL", "STORE_NAME"), _Reader.store_global),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), _Reader.attribute),
     "LOAD_SUPER_ATTR": _Reader.super_attribute,
     "STORE_ATTR": _Reader.store_attribute,
     "BINARY_SUBSCR": _Reader.item,
+    "BINARY_OP": _Reader.operator,
+    "BINARY_SLICE": _Reader.slice_,
+    "BUILD_SLICE": _Reader.made_slice,
+    "STORE_SLICE": _Reader.store_slice,
     "STORE_SUBSCR": _Reader.store_item,
     "CONTAINS_OP": _Reader.contains,
-    **dict.fromkeys(("GET_ITER", "GET_YIELD_FROM_ITER", "PRECALL", "KW_NAMES"), _Reader.unchanged),
+    **dict.fromkeys(
+        ("GET_ITER", "GET_YIELD_FROM_ITER", "GET_AWAITABLE", "PRECALL", "KW_NAMES"),
+        _Reader.unchanged,
+    ),
     "FOR_ITER": _Reader.next_,
+    **dict.fromkeys(("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP"), _Reader.jump_or_pop),
     **dict.fromkeys(("UNPACK_SEQUENCE", "UNPACK_EX"), _Reader.unpack),
+    "SEND": _Reader.send,
+    "END_SEND": _Reader.sent,
+    **dict.fromkeys(("BEFORE_WITH", "BEFORE_ASYNC_WITH"), _Reader.entered),
+    "LOAD_SPECIAL": _Reader.special,
     "MATCH_CLASS": _Reader.matched,
+    "MATCH_KEYS": _Reader.matched_keys,
     **dict.fromkeys(("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"), _Reader.parts),
     **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE"), _Reader.extended),
     **dict.fromkeys(("LIST_APPEND", "SET_ADD", "MAP_ADD"), _Reader.append),
@@ -442,47 +432,3 @@ _HANDLERS: dict[str, _Handler] = {
     "CALL_FUNCTION_EX": _Reader.call_spread,
     "CALL_INTRINSIC_1": _Reader.intrinsic,
 }
-
-
-# Numbers that are only counted.
-
-_CLEARS = ("DELETE_FAST", "DELETE_DEREF", "DELETE_NAME", "LOAD_FAST_AND_CLEAR")
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
-_CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
-_PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", "BINARY_SUBSCR", *_CALLS)
-"""Prefixes of instructions between the read and the store of an assignment such as `n += k`."""
-_BY_SWAP = ("SWAP", "STORE_ATTR", "STORE_SUBSCR")
-"""Instructions after a swap in such an assignment."""
-
-
-def _only_counts(
-    steps: list[dis.Instruction],
-    start: int,
-    name: str,
-    *,
-    items: bool = False,
-) -> bool:
-    """Return whether the value read at `start` is only a term of the number stored there next.
-
-    Args:
-        items: True for an item of a container; False for an attribute or variable `name`.
-    """
-    above, computed = 1, False
-    for i in range(start + 1, len(steps)):
-        step = steps[i]
-        above += dis.stack_effect(step.opcode, step.arg, jump=False)
-        if step.opname.startswith("CALL") and above < 2:  # it is an argument
-            return False
-        if step.opname == "SWAP" and not steps[i + 1].opname.startswith(_BY_SWAP):
-            return False  # of `a.n, a.k = a.k, a.n + 1`
-        if items and step.opname == "STORE_SUBSCR":
-            return computed and above <= 0 and steps[i - 1].opname.startswith("SWAP")
-        if not items and step.opname in _STORES:
-            return computed and above <= 0 and step.argval == name
-        if step.opname.startswith("BINARY_OP"):
-            if step.argrepr not in ("+", "+=", "-="):
-                return False
-            computed = True
-        elif not step.opname.startswith(_PASSES):
-            return False
-    return False

@@ -312,6 +312,10 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def attribute_values(value: object) -> Iterable[object]:
+    return list((attributes_of(value) or {}).values()) if has_attributes(value) else ()
+
+
 _get_attribute: Any = object.__getattribute__
 
 

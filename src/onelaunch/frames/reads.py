@@ -92,6 +92,8 @@ class Reads:
     """The name of a called operator that takes functions; see `watch.operations.HigherOrder`."""
     noted: set[tuple[types.CodeType, int]] = field(default_factory=set)
     """(code, id of its globals) whose loads of globals and free variables are known."""
+    loose: set[str] = field(default_factory=set)
+    """Attributes that were read by name, as by `getattr`, of objects that are not all known."""
     kinds: weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads] = field(
         default_factory=weakref.WeakKeyDictionary[type | types.CodeType, ObjectReads]
     )
@@ -115,6 +117,7 @@ class Reads:
             self.backward,
             self.takes_functions,
             set(self.noted),
+            set(self.loose),
             self.kinds.copy(),
         )
 
@@ -162,14 +165,14 @@ class Reads:
             raise_uses(kind.names, owner.names)
             kind.opaque |= owner.opaque
             kind.asked |= owner.asked
-        value, count = None, -1
+        value, count = None, -1  # it refers to nothing
         ours = [k for k, owner in self.owners.items() if isinstance(owner.ref, functools.partial)]
         while len(ours) != count:  # an object that held another may have been dropped
             count = len(ours)
             for key in ours:
-                value = self.owners[key].ref()
+                ref = self.owners[key].ref
                 # A node belongs to the graph of its run, which may last until a backward has run.
-                if isinstance(value, Node) or sys.getrefcount(value) <= _OURS_ALONE:
+                if isinstance(ref(), Node) or _references(ref) <= _OURS_ALONE:
                     del self.owners[key]
             ours = [key for key in ours if key in self.owners]
 
@@ -180,7 +183,9 @@ class Reads:
             held: ids of the objects in the state. Items of other containers do not count, nor
                 attributes of other tensors, which are the call's.
         """
-        if self.codes - other.codes or _exceed(self.variables, other.variables):
+        if self.codes - other.codes or self.loose - other.loose:
+            return True
+        if _exceed(self.variables, other.variables):
             return True
         if _exceed({k: use for k, use in self.items.items() if k[0] in held}, other.items):
             return True
@@ -254,13 +259,18 @@ def _kind(value: object) -> type | types.CodeType:
     return value.__code__ if isinstance(value, types.FunctionType) else type(value)
 
 
-_OURS_ALONE = 3
-"""References to an object that a partial, a variable and `sys.getrefcount` itself hold."""
-
-
 def _freed() -> None:
     return None
 
 
 def _itself(value: object) -> object:
     return value
+
+
+def _references(ref: Callable[[], object]) -> int:
+    value = ref()
+    return sys.getrefcount(value)
+
+
+_OURS_ALONE = _references(functools.partial(_itself, object()))
+"""References to an object that a partial alone holds. Python 3.14 counts fewer of its own."""

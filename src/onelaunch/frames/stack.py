@@ -101,6 +101,8 @@ class Loads:
     """Variables that may have lost their value by the end."""
     inside: frozenset[str] = frozenset()
     """Variables that functions inside may assign."""
+    grown: dict[Symbol, list[Symbol]] = field(default_factory=dict)
+    """container, without offsets -> values that its methods put into it."""
     once: frozenset[str] = frozenset()
     """Variables that are assigned once at most: at the end they have the assigned value."""
     offsets: list[int] = field(default_factory=list)
@@ -145,6 +147,8 @@ class Loads:
     def is_settled(self, symbol: Symbol) -> bool:
         """Return whether no variable that is assigned leads to a symbol's values."""
         found = self._settled.get(id(symbol))
+        if found is None and self.grown and symbol.kind in ("call", "item", "element"):
+            found = self._settled[id(symbol)] = False
         if found is None:
             inside = symbol.parts if symbol.base is None else (symbol.base, *symbol.parts)
             assigned = symbol.kind == "variable" and symbol.key in self.assigned
@@ -221,6 +225,7 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
     found.assigned = {
         name: [unique(s) for s in symbols] for name, symbols in found.assigned.items()
     }
+    found.grown = {place: [unique(s) for s in put] for place, put in found.grown.items()}
     for place in found.places:
         if place.kind == "attribute" and place.base is not None and not found.tells(place.base):
             found.loose.add(place.key)

@@ -10,6 +10,7 @@ found afterwards, as in `queue.pop().scale`, the name counts for all objects (`L
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
 import types
@@ -232,6 +233,8 @@ class FrameWatch:
             arguments = {n: v for n in known.replaced if has_contents(v := values.get(n))}
             if arguments:
                 self._arguments[id(frame)] = arguments
+        if known.is_enclosed:
+            self._arguments[id(frame)] = _enclosing(frame)
         if known.iterates:  # at the end it is exhausted
             container = iterated_container(frame.f_locals.get(ITERATED))
             self._arguments.setdefault(id(frame), {})[ITERATED] = container
@@ -278,6 +281,20 @@ class FrameWatch:
         holder = value if store.item else attributes_of(value)
         if holder is not None:
             self.stored.add((id(holder), store.key))
+
+
+def _enclosing(frame: FrameType) -> dict[str, Any]:
+    """Return the variables that the body of a class takes from the function around it, which runs
+    it. The frame of the body has only the names of the class."""
+    found: dict[str, Any] = {}
+    parent = frame.f_back
+    while parent is not None and len(found) < len(frame.f_code.co_freevars):
+        values = parent.f_locals
+        for name in frame.f_code.co_freevars:
+            if name in values and parent.f_code.co_flags & inspect.CO_OPTIMIZED:
+                found.setdefault(name, values[name])
+        parent = parent.f_back
+    return found
 
 
 def run_in_engine(device: torch.device, function: Callable[[], object]) -> None:

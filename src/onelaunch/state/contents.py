@@ -100,7 +100,7 @@ class Contents:
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
             self._keys.setdefault(container, []).append(key)
-        self.loose: set[str] = set()
+        self.loose: set[str] = set() if reads is None else set(reads.loose)
         """Names of attributes that code loaded from unknown objects. An untouched attribute with
         the name counts as read, on any object."""
         for code in () if reads is None else reads.codes:

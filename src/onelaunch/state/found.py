@@ -234,7 +234,7 @@ class StateWalk:
         for kind in self.classes:
             if self.contents.is_open(kind):
                 yield members_of(kind), None
-            names = self.contents.names_of(kind)
+            names = {*self.contents.names_of(kind), *self.contents.loose}
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
         containers, uses, read = self.containers, self.uses, Use.READ

@@ -237,7 +237,7 @@ class ArenaMemory(HostMemory):
     ) -> Tensor:
         t: Tensor = args[0]
         match op.name.removeprefix("aten::"):
-            case "set_.source_Tensor":
+            case "set_.source_Tensor" | "shallow_copy_data_":
                 s = args[1]
                 bind(t, s.untyped_storage(), s.storage_offset(), s.shape, s.stride())
             case "set_.source_Storage":

@@ -121,7 +121,7 @@ class TaintMode(DecomposingMode):
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name_of(func) == "record_stream":  # its schema says that it writes, but it does not
             return func(*args, **kwargs)
-        if torch.Tag.inplace_view in func.tags:  # metadata alone: the memory is unchanged
+        if operator(func).reshapes:  # metadata alone: the memory is unchanged
             result = func(*args, **kwargs)
             self._alignment.counterpart(step_of(func, args, kwargs, result))
             return result

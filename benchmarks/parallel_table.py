@@ -35,6 +35,21 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+_SHORT = ("critics", "critics-step", "hrnet", "googlenet", "bert-compiled")
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Some of the rows, in a sentence."""
+    rows = [results["rows"][name] for name in _SHORT]
+    found = [(row["title"], {e: t["median"] for e, t in row["wall us"].items()}) for row in rows]
+    gains = [
+        f"{title} {wall['onelaunch']:,.0f} to {wall['onelaunch-auto']:,.0f}"
+        for title, wall in found
+    ]
+    gpu = results["environment"]["gpu"].partition(" (")[0]
+    return f"{'; '.join(gains)} microseconds on an {gpu}, with the same bits.\n"
+
+
 def missed(results: dict[str, Any]) -> str:
     """What was to be reached and was not; empty where all was."""
     found = [

@@ -410,6 +410,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "first-replay": ("first_replay.json", first_replay_fresh),
     "first-replay-warm": ("first_replay.json", first_replay_warm),
     "parallel": ("parallel.json", parallel),
+    "parallel-summary": ("parallel.json", parallel_table.summary),
     "parallel-lanes": ("parallel.json", parallel_table.picture),
     "serving": ("serving.json", serving("targets")),
     "serving-rates": ("serving.json", serving("rates")),

@@ -5,6 +5,7 @@ select.py           the driver of a call: `cuda/`, or `onelaunch.testing`, which
 cuda/               CUDA graphs: launches, copies in, random numbers, streams, memory
 aten.py             operations and the memory that they write, read off the schema
 dispatch.py         torch's kernels, past autograd, autocast and modes
+schedule.py         the lanes of a recording, for its users to see
 edges.py            the true order of a recording's operations, by the memory that they touch; lanes
 overlaps.py         tensors that share memory
 refusals.py         operations that a capture refuses

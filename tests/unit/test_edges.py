@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onelaunch.driver import edges
 from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed
 from onelaunch.testing.lanes import shuffled
 
@@ -126,3 +128,20 @@ def test_nodes_of_no_operation_are_barriers(accesses: list[Access] | None) -> No
         *((4, 5, accesses), (5, 7, None)),
     ]
     assert Dependencies(groups).longest == 7
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program frees memory that is kept, as FSDP does."""
+    monkeypatch.setattr(edges, "SPARE_BYTES", 100)
+    kept, tensors = edges.Kept(), [torch.zeros(10) for _ in range(6)]
+    kept.keep(tensors[:2])
+    kept.keep([tensors[0][2:], tensors[1]])  # views, and again
+    assert [memory.data_ptr() for memory, _ in kept._memory.values()] == [
+        t.data_ptr() for t in tensors[:2]
+    ]
+    tensors[0].untyped_storage().resize_(0)
+    for t in tensors:
+        kept.keep([t])
+    assert 0 < kept._nbytes <= 100
+    kept.keep([torch.zeros(1000)])
+    assert kept._nbytes == 0 == len(kept._memory)

@@ -183,20 +183,24 @@ class Kept:
     their memory would have to wait."""
 
     def __init__(self) -> None:
-        self._memory: dict[int, UntypedStorage] = {}
+        self._memory: dict[int, tuple[UntypedStorage, int]] = {}
         self._nbytes = 0
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Keep the memory of tensors. The oldest goes first."""
         for t in tensors:
             memory = local(t).untyped_storage()
-            if self._memory.setdefault(memory._cdata, memory) is memory:
+            if memory._cdata not in self._memory:
+                self._memory[memory._cdata] = memory, memory.nbytes()
                 self._nbytes += memory.nbytes()
         while self._nbytes > SPARE_BYTES:
-            self._nbytes -= self._memory.pop(next(iter(self._memory))).nbytes()
+            _, nbytes = self._memory.pop(next(iter(self._memory)))
+            self._nbytes -= nbytes
 
     def clear(self) -> None:
+        """Let it all be freed."""
         self._memory.clear()
+        self._nbytes = 0
 
 
 class Dealer:

@@ -86,7 +86,7 @@ class Branches:
 
     def _lasting(self) -> list[tuple[int, int]] | None:
         """List the addresses that the graph may write and that it did not allocate; None if they
-        are not known."""
+        are not known, or the host's."""
         others: list[NodeGroup] = []
         for group in self.groups:
             if not self.ports.issuperset(self._handles[group.first : group.last]):
@@ -95,11 +95,12 @@ class Branches:
             return None
         spans = {(a.start, a.stop) for g in others for a in g.touched() if a.writes}
         own = [(start, start + nbytes) for start, nbytes in self.blocks]
-        return [
+        found = [
             (start, stop)
             for start, stop in sorted(spans)
             if LEAST_ADDRESS <= start < stop and not _inside(start, stop, own)
         ]
+        return found if all(nodes.is_device_memory(start) for start, _ in found) else None
 
 
 def _inside(start: int, stop: int, blocks: Sequence[tuple[int, int]]) -> bool:

@@ -71,6 +71,13 @@ def is_address(word: int) -> bool:
     return int(_cu().cuPointerGetAttribute(kind, word)[0]) == 0
 
 
+def is_device_memory(word: int) -> bool:
+    """Tell whether an address is of a device's memory, and not the host's."""
+    kind = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    code, found = _cu().cuPointerGetAttribute(kind, word)
+    return int(code) == 0 and int(found) == int(_cu().CUmemorytype.CU_MEMORYTYPE_DEVICE)
+
+
 def address_range(word: int) -> tuple[int, int] | None:
     """Find the allocation around an address that the driver knows, by its first and last."""
     code, *found = _cu().cuMemGetAddressRange(word)

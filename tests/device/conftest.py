@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from . import overlaps
 from .drop_in import random_tensor
 
 
@@ -25,6 +26,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return (
         torch.device(request.param, 0) if request.param == "cuda" else torch.device(request.param)
     )
+
+
+@pytest.fixture
+def no_overlaps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each graph with branches is checked: see overlaps.py."""
+    checked = overlaps.watch(monkeypatch)
+    yield
+    assert checked
 
 
 @pytest.fixture

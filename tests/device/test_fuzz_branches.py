@@ -12,6 +12,7 @@ from .drop_in import on_accelerators
 
 
 @on_accelerators
+@pytest.mark.usefixtures("no_overlaps")
 def test_results_are_those_of_eager(device: torch.device) -> None:
     said: list[str] = []
     found = branches.fuzz(range(1, 41), device, said.append)

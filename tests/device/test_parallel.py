@@ -17,6 +17,7 @@ import onelaunch as ol
 from .drop_in import assert_same, on_accelerators, replays
 from .steps import batch, training_of
 
+pytestmark = pytest.mark.usefixtures("no_overlaps")
 Rand = Callable[..., Tensor]
 Parallel = Any
 
@@ -293,8 +294,3 @@ def test_compiled_code(device: torch.device, rand: Rand) -> None:
             torch.testing.assert_close(fast(x), model(x))
     assert width(fast) > 2
     assert width(chain) == 1
-
-
-def test_the_option_is_checked() -> None:
-    with pytest.raises(ol.ArgumentError, match="parallel"):
-        ol.graph(lambda x: x, parallel="wide")  # pyright: ignore

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import onelaunch as ol
 from onelaunch.driver import edges
 from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed
 from onelaunch.testing.lanes import shuffled
+from tests.device.overlaps import clashes
 
 ACCESSES = st.lists(
     st.builds(
@@ -26,26 +27,6 @@ ACCESSES = st.lists(
 SHAPES = st.lists(
     st.tuples(st.integers(1, 3), st.one_of(ACCESSES, ACCESSES, ACCESSES, st.none())), max_size=14
 )
-
-
-def overlapping(groups: Sequence[NodeGroup], order: Dependencies) -> tuple[int, int] | None:
-    """Return two groups that share memory and may still run at the same time. None if there are
-    none."""
-    for number, group in enumerate(groups):
-        for other in range(number):
-            if order.may_overlap(other, number) and _conflict(group, groups[other]):
-                return other, number
-    return None
-
-
-def _conflict(one: NodeGroup, other: NodeGroup) -> bool:
-    if one.accesses is None or other.accesses is None:
-        return True
-    return any(
-        a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
-        for a in one.accesses
-        for b in other.accesses
-    )
 
 
 def groups_of(shapes: list[tuple[int, list[Access] | None]]) -> list[NodeGroup]:
@@ -77,7 +58,6 @@ def test_exactly_what_conflicts_is_ordered(shapes: list[tuple[int, list[Access] 
         before.append(direct.union(*(before[i] for i in direct)))
     for i, j in itertools.combinations(range(len(groups)), 2):
         assert order.may_overlap(i, j) == (i not in before[j])
-    assert overlapping(groups, order) is None
     lengths: list[int] = []
     for group, earlier in zip(groups, before, strict=True):
         longest = max((lengths[i] for i in earlier), default=0)
@@ -105,18 +85,15 @@ def test_edges_and_another_order(shapes: list[tuple[int, list[Access] | None]]) 
         assert all(places[other] < places[number] for other in waits)
 
 
-def test_a_missing_edge_is_found() -> None:
-    write, read = Access(0, 8, True), Access(4, 12, False)
-    groups = [
-        NodeGroup(0, 1, [write]),
-        NodeGroup(1, 2, [Access(20, 24, True)]),
-        NodeGroup(2, 3, [read]),
-    ]
-    order = Dependencies(groups)
-    assert order.waits == [[], [], [0]]
-    assert overlapping(groups, order) is None
-    planted = Dependencies([*groups[:2], NodeGroup(2, 3, [])])
-    assert overlapping(groups, planted) == (0, 2)
+@given(SHAPES)
+@settings(max_examples=200, deadline=None)
+def test_each_missing_edge_is_found(shapes: list[tuple[int, list[Access] | None]]) -> None:
+    """No edge of a graph is needless, so the check of final graphs misses each one."""
+    groups = groups_of(shapes)
+    every = list(Dependencies(groups).edges(groups))
+    assert clashes(groups, every) == []
+    for edge in every:
+        assert clashes(groups, [other for other in every if other != edge])
 
 
 @pytest.mark.parametrize("accesses", [None, [Access(0, 1, True)]])
@@ -145,3 +122,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < kept._nbytes <= 100
     kept.keep([torch.zeros(1000)])
     assert kept._nbytes == 0 == len(kept._memory)
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(ol.ArgumentError, match="parallel"):
+        ol.graph(lambda x: x, parallel="wide")  # pyright: ignore

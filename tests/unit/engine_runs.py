@@ -27,7 +27,10 @@ from onelaunch.tools.bench.target import load
 from onelaunch.tools.bench.workload import Workload
 
 TARGETS = Path(__file__).parent / "engine_targets.py"
-OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")
+OURS = (
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static"),
+    *("onelaunch-parallel", "onelaunch-compile"),
+)
 EAGER = ("eager", "no_grad", "inference_mode")
 EXPORTERS = ("onnxruntime", "tvm", "openxla")
 RUN: dict[str, tuple[str, ...]] = {

@@ -22,7 +22,10 @@ from onelaunch.tools.bench.workload import Workload
 from onelaunch.tools.report.units import memory
 
 QUICK = ("eager", "no_grad", "inference_mode", "torchscript", "torchscript-script")
-OURS = ("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile")
+OURS = (
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static"),
+    *("onelaunch-parallel", "onelaunch-compile"),
+)
 CUDA_ONLY = ("by-hand", "make_graphed_callables", "reduce-overhead", "cudagraphs", "bare")
 PACKAGES = {
     "onnxruntime": "onnxruntime is not installed: pip install onnxruntime onnxscript",

@@ -12,6 +12,8 @@ from onelaunch.driver.cuda import memory, nodes
 _ROUNDS = 4
 _ROUND_MS = 0.8
 _MOST_LAUNCHES = 20
+_LONG_MS = 20
+"""The time of a launch above which one round has to do."""
 _APART_BYTES = 64 << 20
 """The size of a copy above which its memory goes back to the device."""
 _PART_OF_FREE = 4
@@ -50,15 +52,14 @@ def _total(spans: Sequence[tuple[int, int]]) -> int:
 def gain(chain: int, branches: int, index: int) -> float:
     """Measure the gain of branches over the chain, two executables of the same nodes."""
     stream = torch.cuda.current_stream(index).cuda_stream
-    best, count = [float("inf"), float("inf")], 0
-    for number in range(1 + _ROUNDS):
+    for executable in (chain, branches):
+        _time(executable, stream, 1)  # to warm up
+    taken = _time(chain, stream, 1)
+    count = min(_MOST_LAUNCHES, max(1, int(_ROUND_MS / max(taken, 1e-3))))
+    best = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS if taken < _LONG_MS else 1):
         for which, executable in enumerate((chain, branches)):
-            taken = _time(executable, stream, max(count, 1))
-            if number:  # the first is to warm up
-                best[which] = min(best[which], taken)
-        if not count:
-            taken = _time(chain, stream, 1)
-            count = min(_MOST_LAUNCHES, max(1, int(_ROUND_MS / max(taken, 1e-3))))
+            best[which] = min(best[which], _time(executable, stream, count))
     return best[0] / best[1]
 
 

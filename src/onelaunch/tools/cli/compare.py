@@ -33,7 +33,8 @@ ENGINES = (
     *("compile", "reduce-overhead", "max-autotune", "cudagraphs"),
     *("torchscript", "torchscript-script", "aotinductor"),
     *("onnxruntime", "tensorrt", "openxla", "tvm"),
-    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-compile"),
+    *("onelaunch", "onelaunch-rebind", "onelaunch-static", "onelaunch-parallel"),
+    "onelaunch-compile",
     *("onelaunch-max-autotune", "bare", "bare_compiled"),
 )
 """The names in `bench.ENGINES`, which would import torch; a test compares the two."""

@@ -63,6 +63,8 @@ def _line(recording: Recording) -> str:
     held = f"{memory(recording.pool_bytes)} in the pool"
     if recording.driver_bytes:
         held += f", {memory(recording.driver_bytes)} taken by the driver"
+    if recording.parallel is not None:
+        held += f"; {str(recording.parallel).splitlines()[0]}"
     return f"{recording.spec}: {recording.nodes} nodes; inputs: {inputs or 'none'}; {held}"
 
 
@@ -70,6 +72,7 @@ OURS = (
     OneLaunch("onelaunch", "onelaunch"),
     OneLaunch("onelaunch-rebind", "onelaunch rebind", (("inputs", "rebind"),)),
     OneLaunch("onelaunch-static", "onelaunch static outputs", (("outputs", "static"),)),
+    OneLaunch("onelaunch-parallel", 'onelaunch parallel="auto"', (("parallel", "auto"),)),
     OneLaunch("onelaunch-compile", "onelaunch compile=True", (("compile", True),)),
 )
 AUTOTUNED = OneLaunch(

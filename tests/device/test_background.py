@@ -415,11 +415,42 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own() -> None:
     while not worker.busy:
         time.sleep(0.002)
     child = os.fork()
-    if child == 0:
-        ended = not (worker.alive or worker.busy)
-        with worker.changed:
-            worker.wake()
-        os._exit(0 if ended and worker.alive else 1)
+    if child == 0:  # whatever it raises, it runs no other test
+        code = 1
+        try:
+            ended = not (worker.alive or worker.busy)
+            with worker.changed:
+                worker.wake()
+            code = 0 if ended and worker.alive else 2
+        finally:
+            os._exit(code)
     parts.set()
     worker.end()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_a_lock_is_held() -> None:
+    """By a thread that the child does not have: nobody would ever give it back there."""
+    worker, inside, over = Worker("test", lambda: None), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with worker.changed:
+            inside.set()
+            over.wait(60)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    inside.wait(60)
+    threading.Timer(0.3, over.set).start()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if worker.changed.acquire(timeout=10) else 2
+        finally:
+            os._exit(code)
+    holding.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert worker.changed.acquire(timeout=10)
+    worker.changed.release()

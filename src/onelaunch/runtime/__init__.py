@@ -15,6 +15,7 @@ worth.py      whether another recording pays, after some that did not
 varied.py     numbers that the caller varies, to be read at each call
 background.py  captures in a thread of their own, while calls run eagerly
 later.py      compiled recordings that take over from eager's, by a thread
+forks.py      locks of our threads, and a fork of the process
 worker.py     a thread for captures beside calls, and the conditions that they need
 brought.py    state that the caller replaces between calls, to be inputs
 warmup.py     the runs before a capture, and the facts that they show

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from onelaunch.call.ambient import Modes
 from onelaunch.errors import ArgumentError, GraphError
+from onelaunch.runtime.forks import condition
 from onelaunch.sizes.batching import best
 from onelaunch.sizes.buckets import Sizes, integer
 
@@ -69,7 +70,7 @@ class Batcher:
         self._modes = Modes(graded=False)
         self._times: dict[Sizes, float] = {}
         self._queue: deque[_Waiting] = deque()
-        self._changed = threading.Condition()
+        self._changed = condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="onelaunch batcher", daemon=True)
         self._thread.start()

@@ -18,6 +18,7 @@ from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls
+from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
 _IDLE_S = 5.0
@@ -40,7 +41,7 @@ class Worker:
 
     def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
         self._busy = False
-        self.changed = threading.Condition()
+        self.changed = condition()
         self._name, self._next = name, next_job
         self._thread: threading.Thread | None = None
         self._ended = False

@@ -294,3 +294,38 @@ def test_compiled_code(device: torch.device, rand: Rand) -> None:
             torch.testing.assert_close(fast(x), model(x))
     assert width(fast) > 2
     assert width(chain) == 1
+
+
+@on_accelerators
+@pytest.mark.usefixtures("compiled")
+def test_the_backend(device: torch.device, rand: Rand) -> None:
+    model, pool = ensemble(device), ol.Pool()
+    options = {"parallel": True, "pool": pool}
+    fast: Any = torch.compile(model, backend="onelaunch", options=options)
+    with torch.no_grad():
+        for i in range(6):
+            x = rand(i, 5, 4)
+            torch.testing.assert_close(fast(x), model(x))
+    (recording,) = pool.stats().recordings
+    assert recording.parallel is not None
+    assert recording.parallel.width > 2
+
+
+@on_accelerators
+@pytest.mark.usefixtures("compiled")
+def test_compiled_pairs(device: torch.device, rand: Rand) -> None:
+    models = [ensemble(device) for _ in range(2)]
+    fast: list[Any] = [
+        ol.graph(model, parallel=parallel, compile=True)
+        for model, parallel in zip(models, (True, False), strict=True)
+    ]
+    for i in range(7):
+        found = []
+        for call, model in zip(fast, models, strict=True):
+            x = rand(i, 5, 4).requires_grad_()
+            call(x).square().sum().backward()
+            found.append((x.grad, [p.grad for p in model.parameters()]))
+            model.zero_grad()
+        assert_same(found[0], found[1], f"call {i}")
+    assert replays(fast[0]) >= 3
+    assert width(fast[0]) > 2

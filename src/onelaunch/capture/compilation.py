@@ -21,7 +21,7 @@ from onelaunch.watch.compiled_accesses import note_host_inputs
 _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
-_OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
+OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
 """Inductor's options by which no result takes the memory of another, whose readers it would wait
 for."""
 _MOST = 200
@@ -46,7 +46,7 @@ def compiled(
         parallel: let kernels that need not wait for each other have memory of their own.
     """
     chosen = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
-    backend = backend_of(driver, chosen, _OWN_MEMORY if parallel else {})
+    backend = backend_of(driver, chosen, OWN_MEMORY if parallel else {})
 
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from onelaunch.capture.compilation import Backend, backend_of, eager_aten
+from onelaunch.capture.compilation import OWN_MEMORY, Backend, backend_of, eager_aten
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.options import Options
@@ -18,7 +18,12 @@ from onelaunch.sizes.ragged import Ragged
 
 _SHARED = PoolManager()
 """The pool of all regions, unless the options name another."""
-_OURS = frozenset(("buckets", "gradients", "inputs", "max_in_flight", "max_recordings", "warmup"))
+_OURS = frozenset(
+    (
+        *("buckets", "gradients", "inputs", "max_in_flight", "max_recordings", "parallel"),
+        "warmup",
+    )
+)
 _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 
@@ -74,7 +79,8 @@ class CompileSettings:
         """Return the backend that compiles graphs for a driver."""
         if self.codegen == "eager":
             return eager_aten
-        return backend_of(driver, self.mode, self.inductor)
+        own = OWN_MEMORY if self.graph.parallel else {}
+        return backend_of(driver, self.mode, {**own, **self.inductor})
 
 
 def _refuse_unknown(options: Iterable[str]) -> None:

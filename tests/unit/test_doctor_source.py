@@ -18,6 +18,7 @@ from onelaunch import testing
 from onelaunch.errors import ArgumentError
 from onelaunch.finding import Finding
 from onelaunch.tools.doctor.diagnose import diagnose
+from onelaunch.tools.doctor.diagnosis import Diagnosis
 from onelaunch.tools.doctor.source import lint
 from onelaunch.tools.doctor.source.comments import allowed, kept
 from onelaunch.tools.doctor.source.scan import scan, scan_text
@@ -372,11 +373,11 @@ def test_encodings(tmp_path: Path, name: str) -> None:
 def test_rules_are_chosen() -> None:
     texts = [HEAD + FILES[name] for name in ("address", "helper_of_forward")]
     findings = [f for text in texts for f in scan_text("program.py", text.encode())]
-    codes = {f.code for f in findings}
-    assert codes == {"OL101", "OL309", "OL510"}
+    diagnosis = Diagnosis("program.py", tuple(findings))
+    codes = {"OL101", "OL309", "OL510"}
 
     def left(select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> set[str]:
-        return {f.code for f in chosen(findings, select, ignore)}
+        return {f.code for f in diagnosis.only(chosen(select, ignore)).findings}
 
     assert left() == codes
     assert left(("OL5",)) == {"OL510"}

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Engine, Mode
+from onelaunch.tools.bench.engines.engine import Engine
 from onelaunch.tools.bench.entry import OnStage
 from onelaunch.tools.bench.reference import Reference
 from onelaunch.tools.bench.rows import Row
@@ -56,10 +56,6 @@ class Isolated:
     @property
     def title(self) -> str:
         return self.engine.title
-
-    @property
-    def mode(self) -> Mode:
-        return self.engine.mode
 
     def missing(self, device: torch.device) -> str | None:
         return self.engine.missing(device) if self.python is None else None

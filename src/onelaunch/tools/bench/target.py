@@ -83,24 +83,19 @@ def _import(target: str, place: str, command: Command) -> Any:
 
 
 def _checked(target: str, name: str, made: object) -> TargetCall:
-    if not isinstance(made, tuple) or len(cast(tuple[Any, ...], made)) not in (2, 3):
-        raise bad_target(
-            target, f"`{name}()` returned {_shape(made)}", "the arguments must come with it"
-        )
-    fn, args, *rest = cast(tuple[Any, ...], made)
-    kwargs: Any = rest[0] if rest else {}
-    if not callable(fn):
-        raise bad_target(
-            target, f"`{name}()` returned {_shape(made)}", "its first part is not callable"
-        )
-    if not isinstance(args, (tuple, list)):
-        why = "its second part must be a tuple of arguments: (net, (images,)) for one"
-        raise bad_target(target, f"`{name}()` returned {_shape(made)}", why)
-    if not isinstance(kwargs, Mapping):
-        raise bad_target(
-            target, f"`{name}()` returned {_shape(made)}", "its third part must be a dict"
-        )
-    return fn, tuple(cast("tuple[Any, ...]", args)), dict(cast("Mapping[str, Any]", kwargs))
+    parts = cast(tuple[Any, ...], made) if isinstance(made, tuple) else ()
+    why = "the arguments must come with it"
+    if len(parts) in (2, 3):
+        fn, args, kwargs = (*parts, {})[:3]
+        if not callable(fn):
+            why = "its first part is not callable"
+        elif not isinstance(args, (tuple, list)):
+            why = "its second part must be a tuple of arguments: (net, (images,)) for one"
+        elif not isinstance(kwargs, Mapping):
+            why = "its third part must be a dict"
+        else:
+            return fn, tuple(args), dict(kwargs)
+    raise bad_target(target, f"`{name}()` returned {_shape(made)}", why)
 
 
 def _shape(made: object) -> str:

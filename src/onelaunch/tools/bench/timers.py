@@ -6,6 +6,7 @@ that the rounds of several engines can be interleaved.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -107,18 +108,14 @@ def _count(about_us: float, most: int) -> int:
 
 def timers_for(device: torch.device) -> tuple[Timer, ...]:
     """Pick the timers of a device: wall and host, and on a GPU its own."""
-    if device.type == "cuda":
-        return WallTimer(torch.cuda.synchronize), HostTimer(torch.cuda.synchronize), GpuTimer()
-    return WallTimer(_nothing), HostTimer(_nothing)
+    wait = functools.partial(synchronize, device)
+    timers = WallTimer(wait), HostTimer(wait)
+    return (*timers, GpuTimer()) if device.type == "cuda" else timers
 
 
 def one_call_us(call: Timed, device: torch.device) -> float:
     """Time a single call, and its work on the device."""
     return timers_for(device)[0].sample(call, float("inf"))[0]
-
-
-def _nothing() -> None:
-    """Do nothing: a CPU has finished when the call returns."""
 
 
 @dataclass(frozen=True)

@@ -189,13 +189,9 @@ def graded_as(t: Tensor, made: Tensor) -> Tensor:
 
 def widen(t: Tensor) -> Tensor:
     """Copy `t` in the widest dtype of its kind; integers and booleans as they are."""
-    if t.is_complex():
-        wide = t.detach().to(torch.complex128, copy=True)
-    elif t.is_floating_point():
-        wide = t.detach().to(torch.float64, copy=True)
-    else:
-        wide = t.detach().clone()
-    return graded_as(t, wide)
+    real = torch.float64 if t.is_floating_point() else t.dtype
+    dtype = torch.complex128 if t.is_complex() else real
+    return graded_as(t, t.detach().to(dtype, copy=True))
 
 
 def resample(generator: torch.Generator, t: Tensor) -> Tensor:
@@ -293,18 +289,11 @@ def _own_function(
     made.__dict__.update(fn.__dict__)
     memo[id(fn)] = made  # before what it holds is copied: it may hold itself
     for cell, source in zip(cells, fn.__closure__ or (), strict=True):
-        _copy_cell(cell, source, copied)
+        with suppress(ValueError):  # empty: a name that the function has not been given yet
+            cell.cell_contents = copied(source.cell_contents)
     for name in names:
         outside[name] = copied(fn.__globals__[name])
     return made
-
-
-def _copy_cell(
-    cell: types.CellType, source: types.CellType, copied: Callable[[object], Any]
-) -> None:
-    # An empty cell is a name that the function has not been given yet.
-    with suppress(ValueError):
-        cell.cell_contents = copied(source.cell_contents)
 
 
 def global_state(fn: types.FunctionType) -> list[str]:

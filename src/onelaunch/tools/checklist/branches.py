@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -167,26 +168,23 @@ def _input(node: fx.Node) -> fx.Node:
 def _fitting(branches: list[Branch]) -> list[Branch] | None:
     """Return the convolutions among branches that fit into the largest of them; None if there is
     nothing to merge, or an identity that does not fit."""
-    convolutions = [b for b in branches if b.convolution is not None]
-    largest = max(convolutions, key=lambda b: _taps(b.convolution))
-    fit = [b for b in convolutions if _fits(largest.convolution, b.convolution)]
+    largest = _largest(branches)
+    fit = [b for b in branches if b.convolution and _fits(largest, b.convolution)]
     identities = [b for b in branches if b.convolution is None]
-    if identities and not _keeps_size(largest.convolution):
+    if identities and not _keeps_size(largest):
         return None
     return fit if len(fit) + len(identities) > 1 else None
 
 
-def _taps(convolution: _ConvNd | None) -> int:
-    assert convolution is not None
-    taps = 1
-    for size in convolution.kernel_size:
-        taps *= size
-    return taps
+def _largest(branches: list[Branch]) -> _ConvNd:
+    return max(filter(None, (b.convolution for b in branches)), key=_taps)
 
 
-def _fits(large: _ConvNd | None, small: _ConvNd | None) -> bool:
-    assert large is not None
-    assert small is not None
+def _taps(convolution: _ConvNd) -> int:
+    return math.prod(convolution.kernel_size)
+
+
+def _fits(large: _ConvNd, small: _ConvNd) -> bool:
     if type(large) is not type(small) or {large.padding_mode, small.padding_mode} != {"zeros"}:
         return False
     same = ("stride", "groups", "in_channels", "out_channels")
@@ -195,9 +193,8 @@ def _fits(large: _ConvNd | None, small: _ConvNd | None) -> bool:
     return all(place is not None for place in _places(large, small))
 
 
-def _keeps_size(convolution: _ConvNd | None) -> bool:
+def _keeps_size(convolution: _ConvNd) -> bool:
     """Return whether an identity is a kernel of this convolution's size."""
-    assert convolution is not None
     one = {1} == set(convolution.stride) and convolution.padding_mode == "zeros"
     same = convolution.in_channels == convolution.out_channels
     centred = all(
@@ -237,8 +234,7 @@ def _places(large: _ConvNd, small: _ConvNd) -> list[list[int] | None]:
 
 def _one(layers: list[Branch], branches: list[Branch]) -> _ConvNd:
     """Add the kernels and biases of branches in float64."""
-    large = max((b.convolution for b in layers), key=_taps)
-    assert large is not None
+    large = _largest(layers)
     weight = torch.zeros_like(large.weight, dtype=torch.float64)
     bias = weight.new_zeros(large.out_channels)
     for branch in branches:

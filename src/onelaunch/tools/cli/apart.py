@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onelaunch.errors import ArgumentError, bad
@@ -13,51 +12,46 @@ if TYPE_CHECKING:
     from onelaunch.tools.bench.isolated import Isolated
 
 
-@dataclass(frozen=True)
 class Apart:
-    """The engines that run in processes of their own, for how long, and with which Python."""
+    """The engines that run in processes of their own, for how long, and with which Python.
 
-    every: bool
-    limit: float | None
-    pythons: dict[str, str]
+    Args:
+        isolate, limit: the options.
+        pythons: texts such as ``tvm=/path/to/python``.
+        chosen: the engines that are named to run, or None.
+        known: the names of all engines.
 
-    @staticmethod
-    def of(
+    Raises:
+        ArgumentError: OL401: one of the options cannot be.
+    """
+
+    def __init__(
+        self,
         isolate: bool,
         limit: float | None,
         pythons: Sequence[str],
         chosen: Sequence[str] | None,
         known: Sequence[str],
-    ) -> Apart:
-        """Read the options.
-
-        Args:
-            pythons: texts such as ``tvm=/path/to/python``.
-            chosen: the engines that are named to run, or None.
-            known: the names of all engines.
-
-        Raises:
-            ArgumentError: OL401: one of them cannot be.
-        """
+    ) -> None:
         if limit is not None and not limit > 0:
             why = "a process gets a number of seconds above 0"
             raise bad(f"--limit is {limit:g}", "--limit", why, "--limit 300")
         if limit is not None and not isolate and not pythons:
             why = "an engine in this process cannot be ended"
             raise bad("--limit needs --isolate", "--limit", why, f"--isolate --limit {limit:g}")
-        found = dict(_python(text, chosen, known) for text in pythons)
-        return Apart(isolate, limit, found)
+        self._every, self._limit = isolate, limit
+        self._pythons = dict(_python(text, chosen, known) for text in pythons)
 
     def engine(self, engine: Engine | Isolated, target: str) -> Engine | Isolated:
         """Put an engine into a process of its own, if it is to be there."""
         from onelaunch.tools.bench.engines import ALONE, Engine
         from onelaunch.tools.bench.isolated import LIMIT_SECONDS, Isolated
 
-        python = self.pythons.get(engine.name)
-        alone = self.every or python is not None or engine.name in ALONE
+        python = self._pythons.get(engine.name)
+        alone = self._every or python is not None or engine.name in ALONE
         if not alone or not isinstance(engine, Engine):
             return engine
-        return Isolated(engine, target, self.limit or LIMIT_SECONDS, python)
+        return Isolated(engine, target, self._limit or LIMIT_SECONDS, python)
 
 
 def _python(text: str, chosen: Sequence[str] | None, known: Sequence[str]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import typer
 from onelaunch.errors import bad
 from onelaunch.tools.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.tools.cli.apart import Apart
-from onelaunch.tools.cli.mistakes import check_files, parsed, read_saved
+from onelaunch.tools.cli.mistakes import check_files, read_saved
 from onelaunch.tools.cli.progress import OnProgress, console_for_reports
 from onelaunch.tools.cli.target import (
     Json,
@@ -81,12 +81,12 @@ def compare(
         why = "timing takes a number of seconds above 0"
         raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
     check_files("the comparison", "compare", json, report=report)
-    apart = Apart.of(isolate, limit, python or [], names, ENGINES)
+    apart = Apart(isolate, limit, python or [], names, ENGINES)
     console = console_for_reports()
     if target.endswith(".json"):
         given = {"--engines": names, "--isolate": isolate, "--limit": limit, "--python": python}
         result = _saved(Path(target), given_options(given))
-        deliver(result, "compare", console, json, report)
+        deliver(result, console, json, report)
         return WRONG if result.wrong else OK
     located(target, "compare")
     import_torch(console)
@@ -101,7 +101,7 @@ def compare(
     measured = any(row.wall for row in result.rows)
     if result.interrupted and not measured and not result.wrong:
         return STOPPED
-    deliver(result, "compare", console, json, report)
+    deliver(result, console, json, report)
     if result.wrong:
         return WRONG
     return OK if measured else FAILED
@@ -120,4 +120,4 @@ def _saved(file: Path, given: str) -> Comparison:
     from onelaunch.tools.bench import Comparison
 
     fix = "onelaunch compare path.py:model --json result.json"
-    return parsed(read_saved(file, Comparison.noun, fix), Comparison, file, fix)
+    return read_saved(file, Comparison, fix)

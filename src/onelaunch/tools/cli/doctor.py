@@ -16,7 +16,7 @@ from rich.console import Console
 
 from onelaunch.errors import ArgumentError, bad
 from onelaunch.tools.cli import FAILED, FOUND, OK
-from onelaunch.tools.cli.mistakes import check_files, parsed, read_saved
+from onelaunch.tools.cli.mistakes import check_files, read_saved
 from onelaunch.tools.cli.progress import OnProgress, console_for_reports, progress
 from onelaunch.tools.cli.target import (
     Json,
@@ -68,12 +68,11 @@ def doctor(
     console = console_for_reports()
     unread: list[ArgumentError] = []
     fix = "onelaunch doctor path.py:model --json found.json"
-    found = [parsed(read_saved(file, Diagnosis.noun, fix), Diagnosis, file, fix) for file in saved]
+    found = [read_saved(file, Diagnosis, fix) for file in saved]
     found += [_of_source(paths, console, unread)] if paths else []
     found += _of_callables(callables, console, traceback)
-    result = together(found)
-    result = replace(result, findings=tuple(chosen(result.findings, *rules)))
-    deliver(result, "doctor", console, json, report)
+    result = together(found).only(chosen(*rules))
+    deliver(result, console, json, report)
     for error in unread:
         print(f"not read: {error.where}: {error.what}", file=sys.stderr)
     if unread:

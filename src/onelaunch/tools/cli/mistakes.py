@@ -54,29 +54,20 @@ def write(file: Path, text: str, command: str) -> None:
         raise bad(what, str(file), str(error), f"onelaunch {command} --help") from error
 
 
-def read_saved(file: Path, noun: str, fix: str) -> str:
-    """Read the text of a saved result.
+def read_saved(file: Path, kind: type[R], fix: str) -> R:
+    """Read a saved result.
 
     Args:
-        noun: the name of the result's kind, ``"a comparison"``.
         fix: the command that writes one.
 
     Raises:
-        ArgumentError: OL401: there is no such file, or it is no text.
+        ArgumentError: OL401: there is no such file, or it is something else.
     """
     try:
-        return file.read_text()
+        text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is no text"
-        raise bad(f"{file} cannot be read: {said}", str(file), f"it is {noun}", fix) from error
-
-
-def parsed(text: str, kind: type[R], file: Path, fix: str) -> R:
-    """Make a result of the text of a file.
-
-    Raises:
-        ArgumentError: OL401: the text is something else.
-    """
+        said, why = getattr(error, "strerror", None) or "it is no text", f"it is {kind.noun}"
+        raise bad(f"{file} cannot be read: {said}", str(file), why, fix) from error
     try:
         return kind.from_json(text)
     except ValueError as error:

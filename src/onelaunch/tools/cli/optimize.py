@@ -76,7 +76,7 @@ def optimize(
 
     found = with_target(target, "optimize", console, work, traceback)
     printed = {"code": code(str(plan))} if plan and found.steps else {}
-    deliver(found, "optimize", console, plan, report, **printed)
+    deliver(found, console, plan, report, **printed)
     return OK
 
 

@@ -37,5 +37,5 @@ def profile(
         return measure.profile(call.fn, call.args, call.kwargs, name=target, on_progress=tell)
 
     result = with_target(target, "profile", console, work, traceback)
-    deliver(result, "profile", console, json, report)
+    deliver(result, console, json, report)
     return OK

@@ -74,7 +74,6 @@ def with_target(
 
 def deliver(
     result: Result,
-    command: Command,
     console: Console,
     json: Path | None = None,
     report: Path | None = None,
@@ -89,13 +88,13 @@ def deliver(
     from onelaunch.tools.report.terminal import show
 
     document = result.document()
-    if command != "doctor":
+    if document.command != "doctor":
         console.print()
     show(replace(document, **changed), console)
     if json is not None:
-        write(json, result.to_json() + "\n", command)
+        write(json, result.to_json() + "\n", document.command)
     if report is not None:
-        write(report, page(document), command)
+        write(report, page(document), document.command)
         console.print(f"\nThe report: {report}", markup=False, highlight=False)
 
 

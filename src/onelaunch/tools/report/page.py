@@ -198,11 +198,8 @@ def section(title: str, inside: Html) -> Html:
 
 
 def _details(summary: str, inside: Html) -> Html:
-    return (
-        Html(f"<details><summary>{text(summary)}</summary>{inside}</details>")
-        if inside
-        else (inside)
-    )
+    folded = Html(f"<details><summary>{text(summary)}</summary>{inside}</details>")
+    return folded if inside else inside
 
 
 def _pairs(

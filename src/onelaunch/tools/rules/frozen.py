@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from onelaunch.tools.rules.rule import Rule
+from onelaunch.tools.rules.rule import Rule, of_function, of_module
+
+_STEP = """\
+import torch
+
+
+class Step:
+    def __init__(self):
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.optimizer = torch.optim.SGD([self.weight], {lr})
+
+    def __call__(self, x):
+        self.optimizer.zero_grad()
+        loss = (x * self.weight).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.param_groups[0]["lr"]{moved}
+        return loss.detach()
+
+
+model = Step()
+args = (torch.ones(4, 8),)
+"""
 
 FROZEN: tuple[Rule, ...] = (
     Rule(
@@ -22,43 +44,15 @@ FROZEN: tuple[Rule, ...] = (
         same_as=("OL117", "OL501", "OL502", "OL503", "OL504", "OL507", "OL510"),
         fix="pass what changes as an argument, `fast(x, torch.tensor(value))`; or keep it in a "
         "tensor that is changed in place",
-        example="""\
-import itertools
-
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scales = itertools.cycle([1.0, 0.5, 0.25])
-
-    def forward(self, x):
-        return x * next(self.scales)
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scales", torch.tensor([1.0, 0.5, 0.25]))
-
-    def forward(self, x):
-        self.scales.copy_(self.scales.roll(-1))
-        return x * self.scales[0]
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
+        example=of_module(
+            ["self.scales = itertools.cycle([1.0, 0.5, 0.25])"],
+            ["return x * next(self.scales)"],
+            imports="import itertools",
+        ),
+        instead=of_module(
+            ['self.register_buffer("scales", torch.tensor([1.0, 0.5, 0.25]))'],
+            ["self.scales.copy_(self.scales.roll(-1))", "return x * self.scales[0]"],
+        ),
     ),
     Rule(
         code="OL501",
@@ -77,42 +71,11 @@ args = (torch.ones(4, 8),)
         fix='keep it in a tensor that is changed in place: `self.register_buffer("n", '
         "torch.zeros((), dtype=torch.long))` for `self.n = 0`; and where a branch asks for it, "
         "choose on the device: `torch.where(self.n % 2 == 0, a, b)`",
-        example="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x / self.calls
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls.add_(1)
-        return x / self.calls
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
+        example=of_module(["self.calls = 0"], ["self.calls += 1", "return x / self.calls"]),
+        instead=of_module(
+            ['self.register_buffer("calls", torch.zeros(()))'],
+            ["self.calls.add_(1)", "return x / self.calls"],
+        ),
     ),
     Rule(
         code="OL502",
@@ -128,28 +91,8 @@ args = (torch.ones(4, 8),)
         "too. NumPy's draws are seen between two operations; the line is searched there.",
         same_as=("OL117", "OL103", "OL104"),
         fix="draw on the device: `torch.rand((), device=x.device)`",
-        example="""\
-import random
-
-import torch
-
-
-def model(x):
-    return x * random.random()
-
-
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-
-
-def model(x):
-    return x * torch.rand((), device=x.device)
-
-
-args = (torch.ones(4, 8),)
-""",
+        example=of_function("return x * random.random()", imports="import random"),
+        instead=of_function("return x * torch.rand((), device=x.device)"),
     ),
     Rule(
         code="OL503",
@@ -165,18 +108,7 @@ args = (torch.ones(4, 8),)
         same_as=("OL117",),
         fix="read it before the call, and pass it as a tensor: `fast(x, torch.tensor(now, "
         "dtype=torch.float64))`",
-        example="""\
-import time
-
-import torch
-
-
-def model(x):
-    return x * (time.perf_counter() % 1)
-
-
-args = (torch.ones(4, 8),)
-""",
+        example=of_function("return x * (time.perf_counter() % 1)", imports="import time"),
         instead="""\
 import time
 
@@ -204,33 +136,19 @@ args = (torch.ones(4, 8), now)
         same_as=("OL117", "OL118"),
         fix="make it a tensor, `value = torch.tensor(1.0)`, and change it in place, "
         "`value.mul_(0.9)`; or pass it as an argument",
-        example="""\
-import torch
-
-temperature = 1.0
-
-
-def model(x):
-    global temperature
-    temperature *= 0.9
-    return torch.softmax(x / temperature, -1)
-
-
-args = (torch.arange(8.0),)
-""",
-        instead="""\
-import torch
-
-temperature = torch.ones(())
-
-
-def model(x):
-    temperature.mul_(0.9)
-    return torch.softmax(x / temperature, -1)
-
-
-args = (torch.arange(8.0),)
-""",
+        example=of_function(
+            "global temperature",
+            "temperature *= 0.9",
+            "return torch.softmax(x / temperature, -1)",
+            x="torch.arange(8.0)",
+            before="temperature = 1.0",
+        ),
+        instead=of_function(
+            "temperature.mul_(0.9)",
+            "return torch.softmax(x / temperature, -1)",
+            x="torch.arange(8.0)",
+            before="temperature = torch.ones(())",
+        ),
     ),
     Rule(
         code="OL508",
@@ -246,48 +164,8 @@ args = (torch.arange(8.0),)
         same_as=("OL122", "OL123"),
         fix="make it a tensor, `SGD(parameters, lr=torch.tensor(0.1), fused=True)`, and change it "
         "in place: `lr.mul_(0.9)`",
-        example="""\
-import torch
-
-
-class Step:
-    def __init__(self):
-        self.weight = torch.nn.Parameter(torch.ones(8))
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
-
-    def __call__(self, x):
-        self.optimizer.zero_grad()
-        loss = (x * self.weight).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.param_groups[0]["lr"] *= 0.9
-        return loss.detach()
-
-
-model = Step()
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-
-
-class Step:
-    def __init__(self):
-        self.weight = torch.nn.Parameter(torch.ones(8))
-        self.optimizer = torch.optim.SGD([self.weight], lr=torch.tensor(0.1), fused=True)
-
-    def __call__(self, x):
-        self.optimizer.zero_grad()
-        loss = (x * self.weight).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.param_groups[0]["lr"].mul_(0.9)
-        return loss.detach()
-
-
-model = Step()
-args = (torch.ones(4, 8),)
-""",
+        example=_STEP.format(lr="lr=0.1", moved=" *= 0.9"),
+        instead=_STEP.format(lr="lr=torch.tensor(0.1), fused=True", moved=".mul_(0.9)"),
     ),
     Rule(
         code="OL509",
@@ -380,26 +258,7 @@ def model(x):
         problems="Prints in a library, and logging, are not reported.",
         same_as=("OL101",),
         fix="print after the call: `y = fast(x); print(y)`",
-        example="""\
-import torch
-
-
-def model(x):
-    print("called")
-    return x * 2
-
-
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-
-
-def model(x):
-    return x * 2
-
-
-args = (torch.ones(4, 8),)
-""",
+        example=of_function('print("called")', "return x * 2"),
+        instead=of_function("return x * 2"),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onelaunch.tools.rules.rule import Rule
+from onelaunch.tools.rules.rule import Rule, of_function, of_module
 
 MEMORY: tuple[Rule, ...] = (
     Rule(
@@ -52,26 +52,8 @@ args = (torch.zeros(4, 8), torch.ones(4, 8))
         "`ol.graph` returns the very tensor, or the same view of the caller's.",
         problems="It does not matter to a caller who writes to neither.",
         fix="return a copy: `x.flatten().clone()`",
-        example="""\
-import torch
-
-
-def model(x):
-    return x.flatten()
-
-
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-
-
-def model(x):
-    return x.flatten().clone()
-
-
-args = (torch.ones(4, 8),)
-""",
+        example=of_function("return x.flatten()"),
+        instead=of_function("return x.flatten().clone()"),
     ),
     Rule(
         code="OL507",
@@ -89,40 +71,18 @@ args = (torch.ones(4, 8),)
         same_as=("OL117", "OL307"),
         fix="compute it in each call, `table = compute(n)` without the `if`: a graph makes that "
         "cheap; or once for the largest size",
-        example="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows = 0
-        self.register_buffer("table", torch.zeros(64, 1))
-
-    def forward(self, x):
-        if self.rows != len(x):
-            self.rows = len(x)
-            self.table[: len(x)] = torch.linspace(0, 1, len(x), device=x.device)[:, None]
-        return x + self.table[: len(x)]
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x + torch.linspace(0, 1, len(x), device=x.device)[:, None]
-
-
-model = Model()
-args = (torch.ones(4, 8),)
-""",
+        example=of_module(
+            ["self.rows = 0", 'self.register_buffer("table", torch.zeros(64, 1))'],
+            [
+                "if self.rows != len(x):",
+                "    self.rows = len(x)",
+                "    self.table[: len(x)] = torch.linspace(0, 1, len(x), device=x.device)[:, None]",
+                "return x + self.table[: len(x)]",
+            ],
+        ),
+        instead=of_module(
+            [], ["return x + torch.linspace(0, 1, len(x), device=x.device)[:, None]"]
+        ),
     ),
     Rule(
         code="OL510",
@@ -137,39 +97,17 @@ args = (torch.ones(4, 8),)
         same_as=("OL117",),
         fix="compute it in each call, `features = compute(x)` without the `if`: a graph makes that "
         "cheap; or have the caller say that the tensor is new",
-        example="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.address, self.features = 0, None
-
-    def forward(self, x):
-        if self.address != x.data_ptr():
-            self.address = x.data_ptr()
-            self.features = x.cos()
-        return self.features + 1
-
-
-model = Model()
-args = (torch.arange(8.0),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return x.cos() + 1
-
-
-model = Model()
-args = (torch.arange(8.0),)
-""",
+        example=of_module(
+            ["self.address, self.features = 0, None"],
+            [
+                "if self.address != x.data_ptr():",
+                "    self.address = x.data_ptr()",
+                "    self.features = x.cos()",
+                "return self.features + 1",
+            ],
+            x="torch.arange(8.0)",
+        ),
+        instead=of_module([], ["return x.cos() + 1"], x="torch.arange(8.0)"),
     ),
     Rule(
         code="OL512",
@@ -182,41 +120,15 @@ args = (torch.arange(8.0),)
         "state an input and binds the new tensor after each replay.",
         same_as=("OL105", "OL307"),
         fix="change it in place: `self.state.copy_(new)`",
-        example="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("state", torch.zeros(8))
-
-    def forward(self, x):
-        self.state = torch.tanh(self.state + x)
-        return self.state * 2
-
-
-model = Model()
-args = (torch.ones(8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("state", torch.zeros(8))
-
-    def forward(self, x):
-        self.state.copy_(torch.tanh(self.state + x))
-        return self.state * 2
-
-
-model = Model()
-args = (torch.ones(8),)
-""",
+        example=of_module(
+            ['self.register_buffer("state", torch.zeros(8))'],
+            ["self.state = torch.tanh(self.state + x)", "return self.state * 2"],
+            x="torch.ones(8)",
+        ),
+        instead=of_module(
+            ['self.register_buffer("state", torch.zeros(8))'],
+            ["self.state.copy_(torch.tanh(self.state + x))", "return self.state * 2"],
+            x="torch.ones(8)",
+        ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onelaunch.error_catalogue import CATALOGUE
@@ -69,3 +70,42 @@ def of_error(
         instead=instead.strip(),
         same_as=same_as,
     )
+
+
+def of_function(
+    *lines: str, x: str = "torch.ones(4, 8)", imports: str = "", before: str = ""
+) -> str:
+    """Write an example whose `model` is a function.
+
+    Args:
+        lines: of the function.
+        x: its argument.
+        imports: an import besides torch.
+        before: the code between the imports and the function.
+    """
+    function = "\n    ".join(["def model(x):", *lines])
+    return _program((imports, "import torch", before), function, f"args = ({x},)")
+
+
+def of_module(
+    init: Sequence[str],
+    forward: Sequence[str],
+    *,
+    x: str = "torch.ones(4, 8)",
+    imports: str = "",
+    before: str = "",
+) -> str:
+    """Write an example whose `model` is a module, by the lines of its two methods; the others are
+    as for `of_function`."""
+    methods = [["def forward(self, x):", *forward]]
+    if init:
+        methods.insert(0, ["def __init__(self):", "super().__init__()", *init])
+    written = "\n\n    ".join("\n        ".join(lines) for lines in methods)
+    module = f"class Model(nn.Module):\n    {written}"
+    head = (imports, "import torch\nfrom torch import nn", before)
+    return _program(head, module, f"model = Model()\nargs = ({x},)")
+
+
+def _program(head: Sequence[str], model: str, end: str) -> str:
+    """Set the parts of a program apart, as Python files have them."""
+    return "\n\n\n".join(["\n\n".join(filter(None, head)), model, f"{end}\n"])

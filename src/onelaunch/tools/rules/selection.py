@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from onelaunch.error_catalogue import CATALOGUE
-from onelaunch.finding import Finding
 from onelaunch.tools.rules import RULES
-from onelaunch.tools.rules.findings import under
 
 
 def named(word: str) -> frozenset[str]:
@@ -28,19 +26,15 @@ def named(word: str) -> frozenset[str]:
     )
 
 
-def chosen(
-    findings: Iterable[Finding], select: Collection[str], ignore: Collection[str]
-) -> list[Finding]:
-    """Return the findings of some rules.
+def chosen(select: Collection[str], ignore: Collection[str]) -> set[str]:
+    """Return the codes of some rules.
 
     Args:
         select: words that name the rules; empty: all.
         ignore: words that name rules to leave out; it has the last word.
     """
     codes = {code for word in select or RULES for code in named(word)}
-    codes -= {code for word in ignore for code in named(word)}
-    found = (under(finding, codes) for finding in findings)
-    return [finding for finding in found if finding is not None]
+    return codes - {code for word in ignore for code in named(word)}
 
 
 def code_of(word: str) -> str | None:

@@ -5,7 +5,7 @@ pytorch.py      eager, `make_graphed_callables`, `torch.compile`
 byhand.py       a graph by hand, and the bare replays that are the limits
 torchscript.py  TorchScript
 aotinductor.py  AOTInductor
-flat.py         a callable as a module of tensors, for exporters
+flat.py         a callable as a module of tensors, for the engines that export it
 onnx.py         ONNX Runtime
 tensorrt.py     TensorRT
 openxla.py      OpenXLA
@@ -15,25 +15,25 @@ ours.py         `ol.graph` with its options
 
 from __future__ import annotations
 
-from onelaunch.tools.bench.engines.aotinductor import AOTInductor
+from onelaunch.tools.bench.engines.aotinductor import AOT_INDUCTOR
 from onelaunch.tools.bench.engines.byhand import BY_HAND, LIMITS
 from onelaunch.tools.bench.engines.engine import Engine
-from onelaunch.tools.bench.engines.onnx import OnnxRuntime
-from onelaunch.tools.bench.engines.openxla import OpenXLA
+from onelaunch.tools.bench.engines.onnx import ONNX_RUNTIME
+from onelaunch.tools.bench.engines.openxla import OPENXLA
 from onelaunch.tools.bench.engines.ours import AUTOTUNED, OURS
 from onelaunch.tools.bench.engines.pytorch import COMPILED, EAGER, MakeGraphedCallables
-from onelaunch.tools.bench.engines.tensorrt import TensorRT
+from onelaunch.tools.bench.engines.tensorrt import TENSORRT
 from onelaunch.tools.bench.engines.torchscript import TorchScript
 from onelaunch.tools.bench.engines.tvm import TVM
 
 EXPORTED = (
     TorchScript("torchscript", "TorchScript trace, frozen", "trace"),
     TorchScript("torchscript-script", "TorchScript script, frozen", "script"),
-    AOTInductor(),
-    OnnxRuntime(),
-    TensorRT(),
-    OpenXLA(),
-    TVM(),
+    AOT_INDUCTOR,
+    ONNX_RUNTIME,
+    TENSORRT,
+    OPENXLA,
+    TVM,
 )
 DEFAULT: tuple[Engine, ...] = (
     *EAGER,

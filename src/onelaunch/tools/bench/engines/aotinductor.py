@@ -8,13 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Built, Mode, warm
-from onelaunch.tools.bench.engines.flat import FlatModule, code_by
+from onelaunch.tools.bench.engines.engine import Built, warm
+from onelaunch.tools.bench.engines.flat import Exported, FlatModule
 from onelaunch.tools.bench.workload import Workload
 
 
@@ -57,21 +56,15 @@ def _load(path: str) -> Any:
     return importlib.import_module("torch._inductor").aoti_load_package(path)
 
 
-@dataclass(frozen=True)
-class AOTInductor:
-    """The exported program, compiled ahead of time into a shared library."""
-
-    name: str = "aotinductor"
-    title: str = "AOTInductor"
-    mode: Mode = "no_grad"
-
-    def missing(self, device: torch.device) -> str | None:
-        return None
+class AOTInductor(Exported):
+    """The exported program as a shared library, which must not end this process as it is loaded."""
 
     def build(self, workload: Workload) -> Built:
-        fast = aot_library(workload.fn, workload.args, workload.kwargs, _load)
+        fast = self.recipe(workload.fn, workload.args, workload.kwargs, _load)
         warm(fast, workload)
         return Built(fast)
 
-    def code(self, workload: Workload) -> str:
-        return code_by(aot_library, workload, imports="import tempfile\n")
+
+AOT_INDUCTOR = AOTInductor(
+    "aotinductor", "AOTInductor", aot_library, lambda device: None, imports="import tempfile\n"
+)

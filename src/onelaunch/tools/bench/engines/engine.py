@@ -34,10 +34,6 @@ def snippet(call: str, setup: str = "", head: str = "", mode: Mode = "no_grad") 
     return "\n".join(part for part in (head, body) if part)
 
 
-def _no_notes() -> list[str]:
-    return []
-
-
 @dataclass
 class Built:
     """An engine at work on one workload.
@@ -54,7 +50,7 @@ class Built:
     call: Callable[..., Any]
     bare: Callable[[], object] | None = None
     memory_bytes: Callable[[], int] | None = None
-    notes: Callable[[], list[str]] = field(default=_no_notes)
+    notes: Callable[[], list[str]] = field(default=list)
     close: Callable[[], None] = field(default=lambda: None)
     outside: bool = False
 

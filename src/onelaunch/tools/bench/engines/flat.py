@@ -1,6 +1,6 @@
 """A callable as a module that takes tensors and returns tensors, which is what exporters take.
 
-It uses torch alone, as the code of an engine contains the text of `FlatModule` and its functions.
+`FlatModule` and its functions use torch alone, as the code of an engine contains their text.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from onelaunch.tools.bench.engines.engine import snippet
+from onelaunch.tools.bench.engines.engine import Built, Mode, snippet, warm
 from onelaunch.tools.bench.workload import Workload
 
 
@@ -75,26 +77,44 @@ def with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
     return pytree.tree_map(change, tree)
 
 
-def code_by(
-    recipe: Callable[..., Any],
-    workload: Workload,
-    *others: Callable[..., Any],
-    imports: str = "",
-) -> str:
-    """Write the code that makes an engine by a recipe, with the text of all that this uses.
+@dataclass(frozen=True)
+class Exported:
+    """An engine that works on the exported program.
 
-    Args:
-        recipe: makes it of a callable and its arguments.
+    Attributes:
+        recipe: makes it of a callable and its arguments; its text is the engine's code.
+        lacks: says why it cannot run on a device, or None if it can.
         others: functions that the recipe uses, besides those of this file.
-        imports: further imports.
+        imports: the imports for them.
+        notes, outside: as in `Built`.
     """
-    parts = (FlatModule, tensors_of, with_tensors, *others, recipe)
-    given = f"model, {workload.args_text}, {workload.kwargs_text}"
-    return snippet(
-        f"y = fast({workload.call_text})",
-        f"fast = {recipe.__name__}({given})",
-        f"{imports}{_IMPORTS}\n\n" + "\n\n".join(inspect.getsource(part) for part in parts),
-    )
+
+    name: str
+    title: str
+    recipe: Callable[..., Callable[..., Any]]
+    lacks: Callable[[torch.device], str | None]
+    others: tuple[Callable[..., Any], ...] = ()
+    imports: str = ""
+    notes: tuple[str, ...] = ()
+    outside: bool = True
+    mode: Mode = "no_grad"
+
+    def missing(self, device: torch.device) -> str | None:
+        return self.lacks(device)
+
+    def build(self, workload: Workload) -> Built:
+        fast = self.recipe(workload.fn, workload.args, workload.kwargs)
+        warm(fast, workload)
+        return Built(fast, notes=lambda: [*self.notes], outside=self.outside)
+
+    def code(self, workload: Workload) -> str:
+        parts = (FlatModule, tensors_of, with_tensors, *self.others, self.recipe)
+        given = f"model, {workload.args_text}, {workload.kwargs_text}"
+        return snippet(
+            f"y = fast({workload.call_text})",
+            f"fast = {self.recipe.__name__}({given})",
+            f"{self.imports}{_IMPORTS}\n\n" + "\n\n".join(map(inspect.getsource, parts)),
+        )
 
 
 _IMPORTS = """\

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Built, Mode, absent, warm
-from onelaunch.tools.bench.engines.flat import FlatModule, code_by
+from onelaunch.tools.bench.engines.engine import Built, absent
+from onelaunch.tools.bench.engines.flat import Exported, FlatModule
 from onelaunch.tools.bench.workload import Workload
 
 
@@ -76,40 +75,29 @@ def onnx_cuda_session(model: Callable[..., Any], args: Any, kwargs: Any) -> Call
     return fast
 
 
-@dataclass(frozen=True)
-class OnnxRuntime:
+def _lacks(device: torch.device) -> str | None:
+    if why := absent("onnxruntime onnxscript", "onnxruntime", "onnxscript"):
+        return why
+    if device.type == "cpu":
+        return None
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        return None
+    return (
+        f"this onnxruntime has no {device.type} device: pip install onnxruntime-gpu "
+        "in an environment of its own, and name its Python with --python onnxruntime=PATH"
+    )
+
+
+class OnnxRuntime(Exported):
     """The exported ONNX program in ONNX Runtime, on the device of the callable."""
 
-    name: str = "onnxruntime"
-    title: str = "ONNX Runtime"
-    mode: Mode = "no_grad"
-
-    def missing(self, device: torch.device) -> str | None:
-        if why := absent("onnxruntime onnxscript", "onnxruntime", "onnxscript"):
-            return why
-        if device.type == "cpu":
-            return None
-        onnxruntime: Any = importlib.import_module("onnxruntime")
-        if (
-            device.type == "cuda"
-            and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-        ):
-            return None
-        return (
-            f"this onnxruntime has no {device.type} device: pip install onnxruntime-gpu "
-            "in an environment of its own, and name its Python with --python onnxruntime=PATH"
-        )
-
     def build(self, workload: Workload) -> Built:
-        args, kwargs = workload.args, workload.kwargs
-        if workload.device.type == "cpu":
-            fast = onnx_session(workload.fn, args, kwargs)
-            warm(fast, workload)
-            return Built(fast)
-        fast = onnx_cuda_session(workload.fn, args, kwargs)
-        warm(fast, workload)
-        return Built(fast, outside=True)
+        return (super() if workload.device.type == "cpu" else _ON_CUDA).build(workload)
 
     def code(self, workload: Workload) -> str:
-        recipe = onnx_session if workload.device.type == "cpu" else onnx_cuda_session
-        return code_by(recipe, workload)
+        return (super() if workload.device.type == "cpu" else _ON_CUDA).code(workload)
+
+
+ONNX_RUNTIME = OnnxRuntime("onnxruntime", "ONNX Runtime", onnx_session, _lacks, outside=False)
+_ON_CUDA = Exported("onnxruntime", "ONNX Runtime", onnx_cuda_session, _lacks)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Built, Mode, absent, warm
-from onelaunch.tools.bench.engines.flat import FlatModule, code_by
+from onelaunch.tools.bench.engines.engine import Built, absent
+from onelaunch.tools.bench.engines.flat import Exported, FlatModule
 from onelaunch.tools.bench.workload import Workload
 
 
@@ -71,36 +71,30 @@ _SET = ("jax_enable_x64", "jax_default_matmul_precision")
 """The settings of JAX that a program of ours changes."""
 
 
-@dataclass(frozen=True)
-class OpenXLA:
-    """The exported program in JAX, compiled by XLA."""
-
-    name: str = "openxla"
-    title: str = "OpenXLA"
-    mode: Mode = "no_grad"
-
-    def missing(self, device: torch.device) -> str | None:
-        if why := absent("torchax jax", "torchax", "jax"):
-            return why
-        if device.type == "cpu":
-            return None
-        jax: Any = importlib.import_module("jax")
-        if device.type == "cuda" and any(d.platform == "gpu" for d in jax.devices()):
-            return None
-        return f"this jax has no {device.type} device: pip install 'jax[cuda13]'"
+class OpenXLA(Exported):
+    """The exported program in JAX, whose settings are as before in the end."""
 
     def build(self, workload: Workload) -> Built:
         jax: Any = importlib.import_module("jax")
         before = {name: getattr(jax.config, name) for name in _SET}
-        fast = xla_program(workload.fn, workload.args, workload.kwargs)
-        warm(fast, workload)
 
         def close() -> None:
             for name, value in before.items():
                 jax.config.update(name, value)
 
-        return Built(fast, close=close, outside=True)
+        return replace(super().build(workload), close=close)
 
-    def code(self, workload: Workload) -> str:
-        imports = "import os\nfrom unittest import mock\n"
-        return code_by(xla_program, workload, import_torchax, imports=imports)
+
+def _lacks(device: torch.device) -> str | None:
+    if why := absent("torchax jax", "torchax", "jax"):
+        return why
+    if device.type == "cpu":
+        return None
+    jax: Any = importlib.import_module("jax")
+    if device.type == "cuda" and any(d.platform == "gpu" for d in jax.devices()):
+        return None
+    return f"this jax has no {device.type} device: pip install 'jax[cuda13]'"
+
+
+_IMPORTS = "import os\nfrom unittest import mock\n"
+OPENXLA = OpenXLA("openxla", "OpenXLA", xla_program, _lacks, (import_torchax,), _IMPORTS)

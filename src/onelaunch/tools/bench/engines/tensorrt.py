@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Built, Mode, absent, needs_cuda, warm
-from onelaunch.tools.bench.engines.flat import FlatModule, code_by
-from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.bench.engines.engine import absent, needs_cuda
+from onelaunch.tools.bench.engines.flat import Exported, FlatModule
 
 
 def tensorrt_engine(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
@@ -35,23 +33,10 @@ def tensorrt_engine(model: Callable[..., Any], args: Any, kwargs: Any) -> Callab
     return fast
 
 
-@dataclass(frozen=True)
-class TensorRT:
-    """The exported program, compiled by Torch-TensorRT."""
+def _lacks(device: torch.device) -> str | None:
+    if why := needs_cuda(device):
+        return f"{why}: TensorRT runs on CUDA"
+    return absent("torch-tensorrt", "torch_tensorrt")
 
-    name: str = "tensorrt"
-    title: str = "TensorRT"
-    mode: Mode = "no_grad"
 
-    def missing(self, device: torch.device) -> str | None:
-        if why := needs_cuda(device):
-            return f"{why}: TensorRT runs on CUDA"
-        return absent("torch-tensorrt", "torch_tensorrt")
-
-    def build(self, workload: Workload) -> Built:
-        fast = tensorrt_engine(workload.fn, workload.args, workload.kwargs)
-        warm(fast, workload)
-        return Built(fast, outside=True)
-
-    def code(self, workload: Workload) -> str:
-        return code_by(tensorrt_engine, workload)
+TENSORRT = Exported("tensorrt", "TensorRT", tensorrt_engine, _lacks)

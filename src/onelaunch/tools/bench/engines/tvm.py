@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onelaunch.tools.bench.engines.engine import Built, Mode, absent, warm
-from onelaunch.tools.bench.engines.flat import FlatModule, code_by
-from onelaunch.tools.bench.workload import Workload
+from onelaunch.tools.bench.engines.engine import absent
+from onelaunch.tools.bench.engines.flat import Exported, FlatModule
 
 
 def tvm_program(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
@@ -36,28 +34,15 @@ def tvm_program(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[.
     return fast
 
 
-@dataclass(frozen=True)
-class TVM:
-    """The exported program, compiled by TVM."""
+def _lacks(device: torch.device) -> str | None:
+    if why := absent("apache-tvm", "tvm"):
+        return why
+    if device.type == "cpu":
+        return None
+    tvm: Any = importlib.import_module("tvm")
+    if device.type == "cuda" and tvm.cuda(device.index or 0).exist:
+        return None
+    return f"this tvm has no {device.type} device"
 
-    name: str = "tvm"
-    title: str = "TVM"
-    mode: Mode = "no_grad"
 
-    def missing(self, device: torch.device) -> str | None:
-        if why := absent("apache-tvm", "tvm"):
-            return why
-        if device.type == "cpu":
-            return None
-        tvm: Any = importlib.import_module("tvm")
-        if device.type == "cuda" and tvm.cuda(device.index or 0).exist:
-            return None
-        return f"this tvm has no {device.type} device"
-
-    def build(self, workload: Workload) -> Built:
-        fast = tvm_program(workload.fn, workload.args, workload.kwargs)
-        warm(fast, workload)
-        return Built(fast, notes=lambda: ["TVM's default schedules, not tuned"], outside=True)
-
-    def code(self, workload: Workload) -> str:
-        return code_by(tvm_program, workload)
+TVM = Exported("tvm", "TVM", tvm_program, _lacks, notes=("TVM's default schedules, not tuned",))

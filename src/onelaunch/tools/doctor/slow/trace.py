@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from onelaunch.tools.doctor.run import RanOperation
@@ -107,12 +105,8 @@ def _alike(first: Product, other: Product) -> bool:
         return False
     if (a.stride, a.groups) != (b.stride, b.groups):
         return False
-    dims = zip(first.weight[2:], other.weight[2:], *_paddings(a, b), strict=True)
-    return all(_same_centre(*dim) for dim in dims)
-
-
-def _paddings(a: Any, b: Any) -> tuple[tuple[int, ...], ...]:
-    return a.padding, b.padding, a.dilation, b.dilation
+    kernels, paddings = (first.weight[2:], other.weight[2:]), (a.padding, b.padding)
+    return all(map(_same_centre, *kernels, *paddings, a.dilation, b.dilation))
 
 
 def _same_centre(k0: int, k1: int, p0: int, p1: int, d0: int, d1: int) -> bool:

@@ -16,6 +16,33 @@ from torch import nn
 
 model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval()
 """
+_DROPPING = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)){mode}
+
+
+def model(x):
+    with torch.inference_mode():
+        return net(x)
+
+
+args = (torch.randn(4, 8),)
+"""
+_CALLED = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+{mode}def model(x):
+    return net(x)
+
+
+args = (torch.randn(4, 8),)
+"""
 _CONVOLUTION = """\
 import torch
 from torch import nn
@@ -40,34 +67,8 @@ SETTINGS: tuple[Rule, ...] = (
         problems="Whoever wants it (Monte Carlo dropout, new statistics for a batch norm) "
         "allows it with a comment. Recurrent layers of torch are known by their class alone.",
         fix="call `model.eval()` before inference",
-        example="""\
-import torch
-from torch import nn
-
-net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
-
-
-def model(x):
-    with torch.inference_mode():
-        return net(x)
-
-
-args = (torch.randn(4, 8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1)).eval()
-
-
-def model(x):
-    with torch.inference_mode():
-        return net(x)
-
-
-args = (torch.randn(4, 8),)
-""",
+        example=_DROPPING.format(mode=""),
+        instead=_DROPPING.format(mode=".eval()"),
     ),
     Rule(
         code="OL602",
@@ -84,33 +85,8 @@ args = (torch.randn(4, 8),)
         "grad; fine-tuning in eval mode is for a comment to allow.",
         fix="`model.requires_grad_(False)` where it never trains; or call it inside "
         "`with torch.inference_mode():`",
-        example="""\
-import torch
-from torch import nn
-
-net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-
-
-def model(x):
-    return net(x)
-
-
-args = (torch.randn(4, 8),)
-""",
-        instead="""\
-import torch
-from torch import nn
-
-net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-
-
-@torch.inference_mode()
-def model(x):
-    return net(x)
-
-
-args = (torch.randn(4, 8),)
-""",
+        example=_CALLED.format(mode=""),
+        instead=_CALLED.format(mode="@torch.inference_mode()\n"),
     ),
     Rule(
         code="OL603",

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import DevicePool, Driver, Graph
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.stats import GraphStats, PoolStats
+from onelaunch.runtime.stats import GraphStats, PoolStats, summed
 from onelaunch.sizes.buckets import integer
 
 T = TypeVar("T")
@@ -213,7 +213,9 @@ class PoolManager:
         """Return the bytes held, and the figures of each callable's recordings."""
         with self._lock:
             users = list(self._users)
-        return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
+        each = tuple(user.stats() for user in users)
+        limits: Any = {"memory_bytes": self.memory_bytes, "max_bytes": self.max_bytes}
+        return PoolStats(**summed(each), **limits, callables=each)
 
     def _parts(self) -> list[DevicePool]:
         with self._lock:

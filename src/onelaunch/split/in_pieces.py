@@ -27,7 +27,6 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls")
 _MOST = 8
 """The most modules that a message names."""
 
@@ -125,12 +124,8 @@ class InPieces(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of the whole and its pieces together, and the split modules."""
-        every = list(self._figures())
-        sums: dict[str, Any] = {name: sum(getattr(one, name) for one in every) for name in _SUMMED}
         return GraphStats(
-            recordings=tuple(recording for one in every for recording in one.recordings),
-            **sums,
-            eager_reasons=summed(one.eager_reasons for one in every),
+            **summed(list(self._figures())),
             split=tuple(self._refused_parts()),
             split_launches=self._told.launches,
             split_us=self._told.host_us,

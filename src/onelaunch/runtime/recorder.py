@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,9 +28,9 @@ from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
-from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Member, PoolManager, User
+from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.requests import (
     Requests,
@@ -50,6 +50,7 @@ from onelaunch.trace_names import named, sizes
 
 if TYPE_CHECKING:
     from onelaunch.autograd.chain import Chain
+    from onelaunch.runtime.graphed import Graphed
 
 _LEAST_BYTES = 1 << 20
 """The least bytes of a tensor that are worth a proof that it needs no copy."""
@@ -57,21 +58,6 @@ _LEAST_BYTES = 1 << 20
 
 class CannotCaptureHere(CaptureError):
     """The refusal of a place or moment in which no callable can be captured."""
-
-
-class RecordingOwner(Protocol):
-    """The graphed callable that recordings are made for."""
-
-    @property
-    def _user(self) -> User:
-        """The callable that the pool asks for the figures of the recordings."""
-        ...
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> object:
-        """Act on the refusal of a signature; may raise it."""
-        ...
-
-    def reset(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -97,14 +83,14 @@ class Recorder:
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
-    def record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it.
         See `Ranks.record` for a callable of several processes."""
         return self._ranks.record(
             lambda: self._record(attempt, owner), lambda entry: self._pool.free(entry.member)
         )
 
-    def _record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         strategy = attempt.strategy
         strategy.prepare(attempt)
         try:
@@ -117,7 +103,7 @@ class Recorder:
             attempt.signature.shrinks |= entry.captured.compared.resized
         return entry
 
-    def _record_in_pool(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
         with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
             while lease.has_room:
@@ -128,7 +114,7 @@ class Recorder:
                 del entry  # before the next capture, which needs its memory
         return None
 
-    def _capture(self, attempt: Attempt, owner: RecordingOwner) -> Entry:
+    def _capture(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
@@ -276,7 +262,7 @@ class Recorder:
     @letting_go()
     def capture_ahead(
         self,
-        owner: RecordingOwner,
+        owner: Graphed[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         strategy: Strategy = UNPADDED,
@@ -343,7 +329,7 @@ class Recorder:
             signature.agreed()
             self._table.add(entry)
 
-    def _record_ahead(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():
             raise CannotCaptureHere(
                 "OL109",
@@ -370,7 +356,7 @@ class Recorder:
         return self._record_ahead(attempt, owner)
 
     def _rehearse(
-        self, attempt: Attempt, owner: RecordingOwner, then: Callable[[Any], object]
+        self, attempt: Attempt, owner: Graphed[..., Any], then: Callable[[Any], object]
     ) -> None:
         """Warm up without a call, and call `then` with the result.
 

@@ -77,14 +77,10 @@ class Observer(Watching):
         self.host.hold_on_device(numbers)
         self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
         self.admission = Admission(
-            driver,
-            self.host,
-            self._reads,
-            here=self.memory.here,
-            inputs=self.memory.inputs,
-            displaced={driver.storage(t) for t in displaced},
-            constants=constants,
-            read_on_host=self._read_on_host,
+            *(driver, self.memory, self.host, self._reads),
+            {driver.storage(t) for t in displaced},
+            constants,
+            self._read_on_host,
         )
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""

@@ -19,6 +19,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import ChunkProofs, chunks, joined
+from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import (
     Proof,
@@ -30,7 +31,7 @@ from onelaunch.padding.pad import (
     request,
 )
 from onelaunch.padding.padded_call import reader, unread
-from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
+from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
@@ -77,9 +78,8 @@ class Bucketed(Graphed[P, R]):
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
         self._most_chunked = 4 * most
         self._batchers = WeakSet()
-        self._bucketing = Bucketing(
-            self._callee, self._buckets, self._names, self.options, self._pool, self._fell_back
-        )
+        self._known = Known()
+        """The findings of the proofs so far."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):
@@ -121,7 +121,7 @@ class Bucketed(Graphed[P, R]):
                 if result is not MISS:
                     self._index(call, flat)
                     return result
-            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
+            strategy = BucketStrategy(self, call, flat, bucket)
             result = self._warm_up_or_capture(
                 driver, device, strategy.padded, args, kwargs, strategy
             )
@@ -129,11 +129,14 @@ class Bucketed(Graphed[P, R]):
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
-    def _fell_back(self, said: tuple[str, str]) -> None:
-        """Count and tell that a call ran eagerly, since a check of its values failed."""
+    def _fell_back(
+        self, said: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call eagerly, since a check of its values failed; count and tell that."""
         self._table.counts.ran_eagerly("OL140")
         what, fix = said
         self._notices.warn("OL140", what.format(self._name), what, fix)
+        return self._callee.fn(*args, **kwargs)
 
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
@@ -225,7 +228,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
+            strategy = BucketStrategy(self, call, flat, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
             self._recorder.capture_ahead(self, grown, named, strategy)
 

@@ -216,8 +216,11 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
-    raise RuntimeError(
-        _modified_message(in_flight.watched[changed[0]], in_flight.versions[changed[0]])
+    t, version = in_flight.watched[changed[0]], in_flight.versions[changed[0]]
+    raise RuntimeError(  # with eager's message
+        f"one of the variables needed for gradient computation {MODIFIED}: "
+        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
+        f"{version} instead."
     )
 
 
@@ -227,15 +230,6 @@ def _hand_over(ctx: Any) -> None:
     there = [*ctx.in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
     for place, static in pair.overwritten:
         hand_over(static, there[place])
-
-
-def _modified_message(t: Tensor, version: int) -> str:
-    """Return eager's message for a saved tensor that was changed in place."""
-    return (
-        f"one of the variables needed for gradient computation {MODIFIED}: "
-        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
-        f"{version} instead."
-    )
 
 
 class _Once(torch.autograd.Function):

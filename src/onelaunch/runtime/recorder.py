@@ -3,6 +3,7 @@ another request's objects."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
-from onelaunch.call.tree import Flat
+from onelaunch.call.tree import Flat, flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -39,7 +40,6 @@ from onelaunch.runtime.requests import (
     requests_in,
     shares,
     take_over,
-    tensors_in,
 )
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
@@ -118,7 +118,7 @@ class Recorder:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
-        request_tensors = tensors_in(requests_in(spec.tree))
+        request_tensors = unique(flatten(requests_in(spec.tree), objects=True).tensors)
         uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
@@ -175,13 +175,14 @@ class Recorder:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         callee, options, plain = self._callee, self._options, attempt.strategy is UNPADDED
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
-        forward = None
+        apart, forward = functools.partial(self._pool.apart, driver, device), None
         if signature.has_backward:
             from onelaunch.capture.forward import Forward  # inference needs none of it
 
             direct = options.gradients == "direct" and not distributed.initialized()
             top = callee.state_root
-            forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
+            limit = self._pool.keep_within
+            forward = Forward(driver, device, apart, limit, top, raises, direct, attempt.chain)
         following = Following()
         brought = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
@@ -196,7 +197,7 @@ class Recorder:
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
-            apart=lambda: self._pool.apart(driver, device),
+            apart=apart,
             callee=callee,
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,

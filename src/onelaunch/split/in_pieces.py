@@ -145,7 +145,7 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
         of_line[refusal.where] = refusal
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
-        f"`{name}` runs in pieces: {_listed(whole)} as {_are(whole)}, with {pieces} graphed; "
+        f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "
         f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
         "time, waits for the device included"
     )
@@ -161,11 +161,8 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
 def _listed(names: list[str]) -> str:
     most = names[:_MOST]
     rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(most)}{rest} {'run' if len(names) > 1 else 'runs'}"
-
-
-def _are(names: list[str]) -> str:
-    return "they are" if len(names) > 1 else "it is"
+    run = "run as they are" if len(names) > 1 else "runs as it is"
+    return f"{', '.join(most)}{rest} {run}"
 
 
 def _counted(count: int, noun: str) -> str:

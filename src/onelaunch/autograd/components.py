@@ -67,14 +67,14 @@ class ComponentNode:
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
     ) -> tuple[
-        tuple[ComponentNode, InFlightComponent, tuple[Tensor, ...], tuple[Tensor, ...]],
+        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
         list[Tensor],
     ]:
         """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([made[place] for place in self.results])
         watched_here = tuple([watched[place] for place in self._component.watched])
         wanted = [inputs[place] for place in self._component.inputs]
-        in_flight = InFlightComponent(whole)
+        in_flight = InFlightForward(whole)
         in_flight.places = [whole.places[i] for i in self._places]
         return (self, in_flight, results, watched_here), wanted
 
@@ -135,17 +135,3 @@ class ComponentNode:
     def _own(self, found: list[Tensor | None]) -> list[Tensor | None]:
         first = len(found) - len(self.direct)
         return [found[place] for place in self._component.inputs] + found[first:]
-
-
-class InFlightComponent(InFlightForward):
-    """The in-flight forward of a component, which keeps the whole one alive."""
-
-    __slots__ = ("_whole",)
-
-    def __init__(self, whole: InFlightForward) -> None:
-        super().__init__(None)
-        self._whole: InFlightForward | None = whole
-
-    def release(self) -> None:
-        super().release()
-        self._whole = None

@@ -97,7 +97,8 @@ class InFlightForward:
     the recording holds this call's saved tensors, and no other call may use it.
 
     Args:
-        token: of the recording's `Lease`, if its backward reads anything of the forward.
+        token: of the recording's `Lease`, if its backward reads anything of the forward; of a
+            component the whole forward in flight, which has it.
     """
 
     __slots__ = ("inputs", "overwritten", "places", "released", "token", "versions", "watched")

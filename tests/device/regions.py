@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.dynamo import onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 F = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def compiled(f: F, **options: Any) -> Any:
 
 
 def recordings() -> list[ol.Recording]:
-    return [recording for graphed in graphs() for recording in graphed.recordings]
+    return [recording for graphed in regions.graphs() for recording in graphed.recordings]
 
 
 def replays() -> int:

@@ -51,8 +51,7 @@ def budget_for_two(x: Tensor) -> int:
 
 def evict_all(pool: ol.Pool) -> None:
     """As where another recording needs all the room that there is."""
-    while pool_module.manager_of(pool)._evict_oldest():
-        pass
+    pool_module.manager_of(pool)._evict_until(bool)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch._inductor import cudagraph_utils
 
 import onelaunch as ol
 from onelaunch.dynamo import cudagraph_policy, onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 from onelaunch.runtime.graphed import Graphed
 
 from .inductor import reduce_overhead
@@ -47,7 +47,7 @@ class World:
 
     def made(self) -> list[Graphed[..., Any]]:
         """The graphed callables so far."""
-        return graphs()
+        return regions.graphs()
 
     def recordings(self) -> list[ol.Recording]:
         """Their recordings."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import onelaunch as ol
 from onelaunch.dynamo import onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 from tests.device.drop_in import on_accelerators
 from tests.device.steps import small_model
 
@@ -32,8 +32,8 @@ def compiled(program: Program, device: torch.device, *, replayed: int = 1) -> No
         return torch.compile(fn, backend=onelaunch, options={"codegen": "eager"}, **options)
 
     side_by_side(program, device, by=by)
-    launches = sum(r.replays for graph in graphs() for r in graph.recordings)
-    assert launches >= replayed, [r.why for graph in graphs() for r in graph.recordings]
+    launches = sum(r.replays for graph in regions.graphs() for r in graph.recordings)
+    assert launches >= replayed, [r.why for graph in regions.graphs() for r in graph.recordings]
 
 
 @on_accelerators

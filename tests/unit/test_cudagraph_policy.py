@@ -13,7 +13,7 @@ from torch._inductor import cudagraph_utils
 
 import onelaunch as ol
 from onelaunch.dynamo import cudagraph_policy
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 HAS_HOOK = hasattr(cudagraph_utils, "CUDAGraphPolicy")
 with_hook = pytest.mark.skipif(not HAS_HOOK, reason="the hook is torch 2.12's")
@@ -71,4 +71,4 @@ def test_on_plain_cpu_tensors_inductors_code_runs() -> None:
             for i in range(6):
                 torch.testing.assert_close(fast(torch.ones(4) + i), f(torch.ones(4) + i))
         torch._dynamo.reset()
-    assert not graphs()
+    assert not regions.graphs()

@@ -45,16 +45,6 @@ its backward reads the present memory of this object."""
 _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 
 
-class Edits(NamedTuple):
-    """Changes to a caller's tensors between a forward and its backward."""
-
-    changed: Collection[int]
-    """Storages, in the recording, of tensors changed in place."""
-    moved: Moved
-    """Pairs for tensors of the caller that got other memory, or that the recording does not
-    copy."""
-
-
 class ForwardRun(NamedTuple):
     """The run of a forward under capture, as its backward has to know it.
 
@@ -124,21 +114,26 @@ class StaticGraph:
             found[place] = g
         return found
 
-    def edited(self, edits: Edits, grads: Gradients, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def edited(
+        self, changed: Collection[int], moved: Moved, grads: Gradients, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
         """Return the gradients of the wanted inputs as eager gives them, after edits.
 
+        Args:
+            changed: storages, in the recording, of tensors changed in place.
+            moved: of tensors that got other memory, or that the recording does not copy.
         Raises:
             RuntimeError: torch's, if they depend on a tensor changed in place.
         """
         saved = CapturedGraph(self.outputs).saved()
-        if saved is None and edits.changed:  # a node does not list its tensors: assume all
+        if saved is None and changed:  # a node does not list its tensors: assume all
             raise RuntimeError(MODIFIED)
-        read = [t for t in saved or () if self._storage(t) in edits.changed]
+        read = [t for t in saved or () if self._storage(t) in changed]
         before = [(t, t._version) for t in read]
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
-            return self.run(grads, edits.moved, wanted)
+            return self.run(grads, moved, wanted)
         finally:
             set_versions(before)
 

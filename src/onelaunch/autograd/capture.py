@@ -82,7 +82,7 @@ class _Capturing:
             observer.ledger = self.rehearsal.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
-        reads, factories = observer.host_reads(), HostFactories(static.device)
+        reads, factories = observer.host_reads, HostFactories(static.device)
         with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
             found = observer.outcome(static.gradients, statics)
             _refuse_sparse(found)
@@ -138,19 +138,13 @@ class _Capturing:
                     rollback.restore()
                 if isinstance(error, DrawsAfterAll) and not self.draws:
                     self.draws = True
-                elif not self._lacked_constants():
+                elif self.rehearsal is None or not (self.constants and self.constants.misses()):
                     raise
                 let_go(error)
                 continue
             if rewind.done:
                 return graph, made
             graph.reset()
-
-    def _lacked_constants(self) -> bool:
-        """Return whether another attempt has host values on the device that this one had not."""
-        if self.constants is None or self.rehearsal is None:
-            return False
-        return self.constants.misses()
 
     def _settle(self, graph: Graph) -> None:
         """Free the recording and raise, if its run changed a number that it read."""
@@ -190,12 +184,8 @@ def capture_backward(
     driver, constants = static.driver, None
     if static.device.type != "cpu" and (rehearsal is not None or static.forward.compiled):
         # Compiled code brings the host values of its forward, or none.
-        foreseen = (
-            static.forward.copied_to_device
-            if rehearsal is None
-            else rehearsal.ledger.copied_to_device
-        )
-        constants = DeviceConstants(static.device, foreseen)
+        run = static.forward if rehearsal is None else rehearsal.ledger
+        constants = DeviceConstants(static.device, run.copied_to_device)
     before = None if rehearsal is None else rehearsal.state()
     draws = rehearsal is not None and static.device.type in rehearsal.ledger.drawn
     parallel = static.forward.parallel

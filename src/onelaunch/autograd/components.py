@@ -6,12 +6,15 @@ Each can then have its own backward, as in eager, without checks of the other's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from onelaunch.autograd.backward import Gradients
-from onelaunch.autograd.node import InFlightForward, RecordedForward, SavedOver
+from onelaunch.autograd.node import InFlightForward, SavedOver
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.pair import AutogradPair
 
 
 class Component(NamedTuple):
@@ -35,7 +38,7 @@ class Component(NamedTuple):
 
 
 class ComponentNode:
-    """A component of a recording, as an in-flight forward sees it; see `node.RecordedForward`.
+    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`.
 
     Args:
         whole: the recording.
@@ -43,7 +46,7 @@ class ComponentNode:
         count: the number of all results.
     """
 
-    def __init__(self, whole: RecordedForward, component: Component, count: int) -> None:
+    def __init__(self, whole: AutogradPair, component: Component, count: int) -> None:
         self._whole = whole
         self._count = count
         self._component = component
@@ -64,14 +67,14 @@ class ComponentNode:
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
     ) -> tuple[
-        tuple[ComponentNode, InFlightComponent, tuple[Tensor, ...], tuple[Tensor, ...]],
+        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
         list[Tensor],
     ]:
         """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([made[place] for place in self.results])
         watched_here = tuple([watched[place] for place in self._component.watched])
         wanted = [inputs[place] for place in self._component.inputs]
-        in_flight = InFlightComponent(whole)
+        in_flight = InFlightForward(whole)
         in_flight.places = [whole.places[i] for i in self._places]
         return (self, in_flight, results, watched_here), wanted
 
@@ -81,20 +84,24 @@ class ComponentNode:
 
     @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
+        """(position, the recording's copy) of tensors that a backward was seen to write. Positions
+        count the watched tensors, then the watched results."""
         written = {id(static) for _, static in self._whole.overwritten}
         here = enumerate(self._component.statics)
         return [(place, static) for place, static in here if id(static) in written]
 
     @property
     def writes_saved(self) -> bool:
+        """True if a backward was seen to write to a saved tensor of the forward."""
         return self._whole.writes_saved
 
     @property
     def width(self) -> int:
+        """Number of inputs of the node, without its anchor."""
         return len(self._component.inputs)
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of its inputs and direct leaves."""
+        """Return the gradients of its inputs and direct leaves; `given` are the uncopied inputs."""
         return self._own(self._whole.backward(self._padded(grads), given))
 
     def edited(
@@ -105,6 +112,13 @@ class ComponentNode:
         wanted: Sequence[bool],
         again: bool,
     ) -> list[Tensor | None]:
+        """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
+
+        Args:
+            changed: positions of watched tensors that were changed in place.
+            moved: (position, tensor) of watched tensors with other memory.
+            again: whether a backward over this forward wrote to its saved tensors.
+        """
         asked = [False] * self._whole.width + list(wanted[self.width :])
         for place, want in zip(self._component.inputs, wanted, strict=False):
             asked[place] = want
@@ -121,17 +135,3 @@ class ComponentNode:
     def _own(self, found: list[Tensor | None]) -> list[Tensor | None]:
         first = len(found) - len(self.direct)
         return [found[place] for place in self._component.inputs] + found[first:]
-
-
-class InFlightComponent(InFlightForward):
-    """The in-flight forward of a component, which keeps the whole one alive."""
-
-    __slots__ = ("_whole",)
-
-    def __init__(self, whole: InFlightForward) -> None:
-        super().__init__(None)
-        self._whole: InFlightForward | None = whole
-
-    def release(self) -> None:
-        super().release()
-        self._whole = None

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from sys import getrefcount
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.accumulate import Anchors, give_directly, wanted_gradients
+from onelaunch.autograd.accumulate import give_directly, wanted_gradients
 from onelaunch.autograd.backward import Gradients
 from onelaunch.autograd.graph_walk import AGAIN, MODIFIED
 from onelaunch.autograd.overwritten import hand_over
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.errors import GraphError
 from onelaunch.source import user_line
+
+if TYPE_CHECKING:
+    from onelaunch.autograd.components import ComponentNode
+    from onelaunch.autograd.pair import AutogradPair
+
+    RecordedForward = AutogradPair | ComponentNode  # which has docstrings of what both have
 
 _TWICE = (
     f"{AGAIN} (or directly access saved tensors after "
@@ -29,9 +35,7 @@ _TWICE = (
     "graph a second time or if you need to access saved tensors after calling backward."
 )
 _bindings: Any = torch._C
-_keep_graph: Callable[[], bool] = getattr(
-    _bindings._autograd, "_get_current_graph_task_keep_graph", lambda: True
-)
+_keep_graph: Callable[[], bool] = _bindings._autograd._get_current_graph_task_keep_graph
 """A reader: whether the backward that runs in this thread retains its graph."""
 
 
@@ -50,65 +54,6 @@ class Saved(NamedTuple):
 
 SavedOver = Sequence[tuple[Tensor, int]]
 """(tensor that a captured graph saved over one input, its distance from the input in elements)."""
-
-
-class RecordedForward(Protocol):
-    """A recording of a forward, as an in-flight forward sees it; see `AutogradPair`."""
-
-    direct: list[Tensor]
-    anchors: Anchors
-    watched_results: list[int]
-    saved: Saved
-    saves: bool
-    uncopied: dict[int, SavedOver]
-    """Position of an input without a copy among the watched tensors -> tensors saved over it."""
-
-    @property
-    def overwritten(self) -> Sequence[tuple[int, Tensor]]:
-        """(position, the recording's copy) of tensors that a backward was seen to write. Positions
-        count the watched tensors, then the watched results."""
-        ...
-
-    @property
-    def writes_saved(self) -> bool:
-        """True if a backward was seen to write to a saved tensor of the forward."""
-        ...
-
-    @property
-    def where(self) -> str | None:
-        """The line where the callable begins."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Number of inputs of the node, without its anchor."""
-        ...
-
-    def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the node's inputs.
-
-        Args:
-            grads: the gradients of its results.
-            given: the uncopied inputs.
-        """
-        ...
-
-    def edited(
-        self,
-        changed: Sequence[int],
-        moved: Sequence[tuple[int, Tensor]],
-        grads: Gradients,
-        wanted: Sequence[bool],
-        again: bool,
-    ) -> list[Tensor | None]:
-        """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
-
-        Args:
-            changed: positions of watched tensors that were changed in place.
-            moved: (position, tensor) of watched tensors with other memory.
-            again: whether a backward over this forward wrote to its saved tensors.
-        """
-        ...
 
 
 class Lease:
@@ -152,7 +97,8 @@ class InFlightForward:
     the recording holds this call's saved tensors, and no other call may use it.
 
     Args:
-        token: of the recording's `Lease`, if its backward reads anything of the forward.
+        token: of the recording's `Lease`, if its backward reads anything of the forward; of a
+            component the whole forward in flight, which has it.
     """
 
     __slots__ = ("inputs", "overwritten", "places", "released", "token", "versions", "watched")
@@ -271,8 +217,11 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
-    raise RuntimeError(
-        _modified_message(in_flight.watched[changed[0]], in_flight.versions[changed[0]])
+    t, version = in_flight.watched[changed[0]], in_flight.versions[changed[0]]
+    raise RuntimeError(  # with eager's message
+        f"one of the variables needed for gradient computation {MODIFIED}: "
+        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
+        f"{version} instead."
     )
 
 
@@ -282,15 +231,6 @@ def _hand_over(ctx: Any) -> None:
     there = [*ctx.in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
     for place, static in pair.overwritten:
         hand_over(static, there[place])
-
-
-def _modified_message(t: Tensor, version: int) -> str:
-    """Return eager's message for a saved tensor that was changed in place."""
-    return (
-        f"one of the variables needed for gradient computation {MODIFIED}: "
-        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
-        f"{version} instead."
-    )
 
 
 class _Once(torch.autograd.Function):

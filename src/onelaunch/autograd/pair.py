@@ -24,7 +24,6 @@ from torch import Tensor
 from onelaunch.autograd.accumulate import Anchors
 from onelaunch.autograd.backward import (
     Backward,
-    Edits,
     Gradients,
     Moved,
     StaticGraph,
@@ -114,7 +113,7 @@ class AutogradPair:
         saves: True if the backward reads anything of the forward.
         raises: True if a backward that cannot be captured is an error.
         link: the chain's memory and stream, shared with forwards before and after it.
-        uncopied: see `node.RecordedForward.uncopied`.
+        uncopied: position of an input without a copy among the watched -> tensors saved over it.
         components: groups of results whose graphs share no node; empty if there is one group.
     """
 
@@ -303,7 +302,7 @@ class AutogradPair:
                 alike.append((static, t))
             else:  # the layout differs: padded to a bucket, for example
                 storages.add(self.static.driver.storage(static))
-        return self.static.edited(Edits(storages, alike), grads, wanted)
+        return self.static.edited(storages, alike, grads, wanted)
 
     def capture_ahead(self) -> None:
         """Capture the backward for gradients laid out as the results are. Like all backwards it is

@@ -15,7 +15,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -30,19 +30,14 @@ from onelaunch.errors import GraphError
 from onelaunch.source import line_of
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 
+if TYPE_CHECKING:
+    from onelaunch.autograd.accumulate import Anchors
+
 _C: Any = torch._C
 _UNUSED = (
     "The differentiated Tensor at index {} appears to not have been used in the graph. Set "
     "allow_unused=True if this is the desired behavior."
 )
-
-
-class HasAnchors(Protocol):
-    """A holder of anchors: one for each stream, for a node with gradients of leaves."""
-
-    def made(self) -> Sequence[Tensor]:
-        """Return the anchors of all streams."""
-        ...
 
 
 _leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
@@ -126,11 +121,11 @@ def wanted_now() -> Wanted | None:
     return None
 
 
-def lead_to(leaves: Sequence[Tensor], anchors: HasAnchors) -> None:
+def lead_to(leaves: Sequence[Tensor], anchors: Anchors) -> None:
     """Have the engine find the nodes over these anchors where a call asks for a leaf."""
     for leaf in leaves:
         if leaf not in _leading:
-            _leading[leaf] = weakref.WeakSet[HasAnchors]()
+            _leading[leaf] = weakref.WeakSet()
         _leading[leaf].add(anchors)
     _install()
 

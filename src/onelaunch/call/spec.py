@@ -20,8 +20,6 @@ from onelaunch.call.tree import Container, Tree
 from onelaunch.call.wrappers import is_compound
 from onelaunch.errors import text_of
 
-_C: Any = torch._C
-
 
 class TensorSpec(NamedTuple):
     """The properties of a tensor by which a kernel may be chosen."""

@@ -91,8 +91,7 @@ _BESIDE = "return it beside the tensor, or set it after the call"
 
 
 def refuse_gradients(
-    tree: Tree,
-    now: Any,
+    paths: Sequence[str],
     statics: Sequence[Tensor],
     plan: Inputs,
     codes: Collection[CodeType],
@@ -102,12 +101,10 @@ def refuse_gradients(
     the recording's memory.
 
     Args:
-        tree: the tree of the arguments.
-        now: the arguments as the callable has them.
+        paths: the paths of the arguments.
         codes: the code that the callable runs.
         read: True before the run: refuse gradients that it may read. False after: refuse new ones.
     """
-    paths = flatten_call(now[0], now[1], kinds_in(tree)).paths
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import operator
 import sys
 import types
 from array import array
@@ -44,7 +43,7 @@ from onelaunch.state.slots import (
     MISSING,
     Slot,
     gradient_of,
-    read_gradient,
+    same_gradients,
 )
 from onelaunch.state.walk import Change, StateWalk, ids_of_dicts, is_replaced
 from onelaunch.watch.observer import Observer
@@ -401,13 +400,10 @@ def keep_results(
 
 def keeper(gradients: Sequence[tuple[Any, Tensor | None]]) -> Callable[[], None]:
     """Return a function that gives each leaf its gradient: 0.05 us a leaf that has it already."""
-    leaves = [leaf for leaf, _ in gradients]
-    expected = [gradient for _, gradient in gradients]
+    kept = same_gradients(gradients)
 
     def keep() -> None:
-        if all(map(operator.is_, map(read_gradient, leaves), expected)):
-            return
-        for leaf, gradient in zip(leaves, expected, strict=True):
+        for leaf, gradient in () if kept() else gradients:
             if leaf.grad is not gradient:
                 leaf.grad = gradient
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,25 +63,15 @@ class _SeenByBackward(NamedTuple):
     """The tensors that the captured graph saves; None if a node does not show them."""
 
 
-class Budget(Protocol):
-    """An owner of device pools that counts the memory of recordings: an `ol.Pool` is behind it."""
-
-    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
-        """Return a new device pool that no other recording uses."""
-        ...
-
-    def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until the limit is kept; return False if that is impossible."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Forward:
     """The autograd side of one capture.
 
     Args:
-        shared: counts its memory. Tensors saved for a backward must outlive all launches in
-            between, so each forward has a device pool of its own.
+        apart: makes a device pool that no other recording uses. Tensors saved for a backward must
+            outlive all launches in between, so each forward has one of its own.
+        keep_within: evicts until the limit of all pools is kept, but nothing of one pool; returns
+            False if that is impossible.
         top: the module that is graphed; hooks on it run outside.
         raises: whether a backward that cannot be captured is an error.
         direct: whether the backward may write the gradients of parameters itself.
@@ -90,7 +80,8 @@ class Forward:
 
     driver: Driver
     device: torch.device
-    shared: Budget
+    apart: Callable[[], DevicePool]
+    keep_within: Callable[[DevicePool], bool]
     top: object
     raises: bool
     direct: bool
@@ -111,7 +102,7 @@ class Forward:
         if self._link is not None:
             self.pool, self.stream = self._link.forwards, self._link.stream
             return
-        self.pool = self.shared.apart(self.driver, self.device)
+        self.pool = self.apart()
         self.stream = take_stream(self.driver, self.device)
         # Whatever works on the stream, a capture or a backward, keeps the pool.
         spare = spare_streams(self.device)
@@ -257,8 +248,8 @@ class Forward:
         pair = AutogradPair(
             static=static,
             pool=self.pool,
-            new_pool=partial(self.shared.apart, self.driver, self.device),
-            make_room=partial(self.shared.keep_within, self.pool),
+            new_pool=self.apart,
+            make_room=partial(self.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
             parameters=[real for _, real in proxies[: len(proxies) - len(direct)]],
@@ -384,7 +375,10 @@ def _through_node(
         if isinstance(output.memory, ArgumentView | HeldView):
             # Neither a function's own gradient is one of `as_strided`, nor is that of a view of a
             # tensor that overlaps itself, which it shares out among all elements at one address.
-            if not is_pure_view(t) or overlaps_itself(_viewed(output.memory, inputs)):
+            memory = output.memory
+            if not is_pure_view(t) or overlaps_itself(
+                inputs.tensors[memory.number] if isinstance(memory, ArgumentView) else memory.tensor
+            ):
                 output.is_view = False
                 chosen.append(number)
             continue
@@ -398,10 +392,6 @@ def _through_node(
         first = driver.region(results[base]).start
         output.memory = OwnView(base, driver.region(t).start - first if t.numel() else 0)
     return chosen
-
-
-def _viewed(memory: ArgumentView | HeldView, inputs: Inputs) -> Tensor:
-    return inputs.tensors[memory.number] if isinstance(memory, ArgumentView) else memory.tensor
 
 
 def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor]) -> list[Tensor]:

@@ -46,7 +46,8 @@ def marks_read(
     asks = reads.names(_OF_LEAVES)
     for index, (static, t, path) in enumerate(inputs):
         if asks and t.requires_grad:
-            checks[index] = _is_leaf if static.is_leaf else _is_no_leaf
+            leaf = static.is_leaf
+            checks[index] = lambda t, leaf=leaf: t.is_leaf is leaf
         owner = reads.of(static)
         if owner is None or static is t:
             continue
@@ -67,14 +68,6 @@ def marks_read(
 
 _OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
 """Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
-
-
-def _is_leaf(t: Tensor) -> bool:
-    return t.is_leaf
-
-
-def _is_no_leaf(t: Tensor) -> bool:
-    return not t.is_leaf
 
 
 def _both(first: Check, second: Check) -> Check:

@@ -220,9 +220,9 @@ class CaptureRun:
         tree = self.numbers.given(tree)
         args, kwargs = unflatten(tree, list(arguments))
         addresses = [(t.data_ptr(), t.grad_fn) for t in arguments]
+        paths = flatten_call(args, kwargs, kinds_in(tree)).paths
         if job.forward is None and torch.is_grad_enabled():
-            codes = job.callee.codes
-            refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=True)
+            refuse_gradients(paths, arguments, plan, job.callee.codes, read=True)
         generators = HostGenerators(snapshot.values(tree))
         on_host = plan.going(Travel.HOST) if job.forward is not None else ()
         kept = [plan.statics[i] for i in on_host]
@@ -240,11 +240,10 @@ class CaptureRun:
         job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
         codes = job.callee.codes
         if self.reads is not None:
-            paths = flatten_call(args, kwargs, kinds_in(tree)).paths
-            paths = [*paths, *(slot.name for slot in self.state_inputs)]
-            self.marks = marks_read(self.reads, plan.statics, plan.tensors, paths, codes)
+            names = [*paths, *(slot.name for slot in self.state_inputs)]
+            self.marks = marks_read(self.reads, plan.statics, plan.tensors, names, codes)
         inspect_arguments(tree, (args, kwargs), arguments, plan, observer, codes)
-        refuse_gradients(tree, (args, kwargs), arguments, plan, codes, read=False)
+        refuse_gradients(paths, arguments, plan, codes, read=False)
         for t, spec, (address, graph) in zip(arguments, plan.specs, addresses, strict=False):
             if t.data_ptr() != address:
                 where = memory.reshaped_at(t)
@@ -359,7 +358,7 @@ class CaptureRun:
             self._host_generator(),
             stepping,
             noting_steps(ledger),
-            observer.host_reads(),
+            observer.host_reads,
             HostFactories(job.device, whole=forward is None),
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),

@@ -16,7 +16,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
-from onelaunch.capture.io_plan import Inputs, plan_inputs
+from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
@@ -489,11 +489,7 @@ class CaptureSession:
         except CaptureError:
             return graph  # it works with copies
         if forward is not None:
-            forward.pair.reach(in_place, readable, _rebound_inputs(run.plan, graph))
+            pairs = zip(run.plan.groups, graph.travels, strict=True)
+            there = {i for group, how in pairs if how == Travel.REBIND for i in group.members}
+            forward.pair.reach(in_place, readable, there)
         return graph
-
-
-def _rebound_inputs(plan: Inputs, graph: Graph) -> set[int]:
-    """Return the indices of inputs that kernels read where the caller has them."""
-    pairs = zip(plan.groups, graph.travels, strict=True)
-    return {i for group, how in pairs if how == Travel.REBIND for i in group.members}

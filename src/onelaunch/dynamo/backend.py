@@ -29,7 +29,6 @@ from onelaunch.dynamo.split import (
     refused_operators,
 )
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.graphed import Graphed
 from onelaunch.source import levels_to_user
 
 regions = Regions()
@@ -113,11 +112,6 @@ def record_graph(
         return _raising(refused[0])
     _warn(refused)
     return compiled_parts(graph, found, compile_part)
-
-
-def graphs() -> list[Graphed[..., Any]]:
-    """Return the graphed callables of all compiled graphs."""
-    return regions.graphs()
 
 
 def reset() -> None:

@@ -6,14 +6,7 @@ import linecache
 import re
 from collections.abc import Iterable, Iterator
 
-import torch
-
 from onelaunch.source import Place, is_users
-
-
-def line_of_node(node: torch.fx.Node) -> str | None:
-    """Return the user's innermost line that made a node, in the form of a message."""
-    return line_in(node.meta.get("stack_trace") or "")
 
 
 def line_in(stack: str) -> str | None:
@@ -21,11 +14,6 @@ def line_in(stack: str) -> str | None:
     places = list(_places(stack))
     chosen = next((place for place in reversed(places) if is_users(place.filename)), None)
     return None if chosen is None else str(chosen)
-
-
-def function_of(graph: torch.fx.GraphModule) -> str:
-    """Return the name of the user's function where a graph begins."""
-    return function_in(node.meta.get("stack_trace") for node in graph.graph.nodes)
 
 
 def function_in(stacks: Iterable[str | None]) -> str:

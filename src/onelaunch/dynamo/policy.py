@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -128,6 +129,7 @@ class _Hooks:
         self._regions.reset()
 
 
+@dataclass(slots=True, eq=False)
 class RecordedCode:
     """Compiled code, and its recordings.
 
@@ -137,25 +139,15 @@ class RecordedCode:
         written: places of inputs that the code writes, for the caller to see.
     """
 
-    def __init__(
-        self,
-        settings: CompileSettings,
-        own: Regions,
-        name: str,
-        is_backward: bool,
-        model: Boxed,
-        static: Collection[int],
-        written: Collection[int],
-    ) -> None:
-        self._settings = settings
-        self._own = own
-        self._name = name
-        self._is_backward = is_backward
-        self._model = model
-        self._static = static
-        self._written = written
-        self._region: CompiledRegion | None = None
-        self._making = threading.Lock()
+    _settings: CompileSettings
+    _own: Regions
+    _name: str
+    _is_backward: bool
+    _model: Boxed
+    static: Collection[int]
+    written: Collection[int]
+    _region: CompiledRegion | None = None
+    _making: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Replay, warm up, capture or run, and empty the list."""
@@ -182,8 +174,8 @@ class RecordedCode:
     def _made(self, given: Sequence[Any], device: torch.device) -> CompiledRegion:
         # Of what a forward has saved only parameters are where they were.
         kind = nn.Parameter if self._is_backward else Tensor
-        static = {i: f"input {i}" for i in sorted(self._static) if isinstance(given[i], kind)}
-        written = [i for i in sorted(self._written) if isinstance(given[i], Tensor)]
+        static = {i: f"input {i}" for i in sorted(self.static) if isinstance(given[i], kind)}
+        written = [i for i in sorted(self.written) if isinstance(given[i], Tensor)]
         run = functools.partial(self._run, self._code(given), static)
         shown = functools.partial(_shown, run, written)
         count = len(given)
@@ -199,7 +191,7 @@ class RecordedCode:
         aligned."""
         utils: Any = importlib.import_module("torch._inductor.utils")
         tensors = [i for i, t in enumerate(given) if isinstance(t, Tensor)]
-        return utils.align_inputs_from_check_idxs(self._model, tensors, self._written)
+        return utils.align_inputs_from_check_idxs(self._model, tensors, self.written)
 
     def _run(self, model: Boxed, static: Collection[int], *args: Any) -> list[Any]:
         """Run the code. A result that is an input is its place, in a tuple of one. A backward may
@@ -209,7 +201,7 @@ class RecordedCode:
         given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor)}
         if self._is_backward:
             driver, _ = select(given.values())
-            kept = {*static, *self._written}
+            kept = {*static, *self.written}
             reused = {driver.storage(t) for i, t in given.items() if i not in kept}
             return [
                 r.clone() if isinstance(r, Tensor) and driver.storage(r) in reused else r

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import is_, itemgetter
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.dynamo.fakes import example, is_on
-from onelaunch.dynamo.lines import function_of
+from onelaunch.dynamo.lines import function_in
 from onelaunch.dynamo.numbers import floats_elsewhere, is_float
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
@@ -115,6 +115,7 @@ class Program(NamedTuple):
     graphed: Graphed[..., Any]
 
 
+@dataclass(eq=False)
 class CompiledRegion:
     """A compiled graph; each of its calls is one launch.
 
@@ -129,37 +130,26 @@ class CompiledRegion:
         code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
     """
 
-    def __init__(
-        self,
-        name: str,
-        run: Callable[..., Any],
-        eager_form: Callable[..., Any],
-        static: Mapping[int, str],
-        numbers: Iterable[int],
-        sizes: Sized | None,
-        count: int,
-        device: torch.device,
-        settings: CompileSettings,
-        code: CodeType | None = None,
-        floats: Sequence[int] = (),
-    ) -> None:
-        self.name = name
-        self.run = run
-        self.eager_form = eager_form
-        self.settings = settings
-        self._numbers = tuple(numbers)
-        self._floats = floats
-        self._sizes = sizes
-        self._device = device
-        self._count = count
-        self._code = code
-        self._refused = refused_in(code)
+    name: str
+    run: Callable[..., Any]
+    eager_form: Callable[..., Any]
+    _static: Mapping[int, str]
+    _numbers: Sequence[int]
+    _sizes: Sized | None
+    _count: int
+    _device: torch.device
+    settings: CompileSettings
+    _code: CodeType | None = None
+    _floats: Sequence[int] = ()
+    _stopped_in: object = None
+    _programs: list[Program] = field(default_factory=list[Program])
+    """Replaced, never changed, so that no lock is needed."""
+
+    def __post_init__(self) -> None:
+        self._refused = refused_in(self._code)
         self._known = {None, *self._refused}
-        self._stopped_in: object = None
-        self._programs: list[Program] = []
-        """Replaced, never changed, so that no lock is needed."""
         self._holds = _holds()
-        self._place(static)
+        self._place(self._static)
 
     def call(self, *args: Any) -> Any:
         """Run the graph on its inputs: the program of the parameters among them."""
@@ -291,7 +281,7 @@ def region_of(
     wanted = settings.graph.buckets
     sizes = None if wanted is None else sized(graph, static, wanted)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
-    name = function_of(graph)
+    name = function_in(node.meta.get("stack_trace") for node in graph.graph.nodes)
     with floats_elsewhere(graph):
         run, eager_form = compiled_graph(graph, given, compiler)
     raises = settings.graph.on_refusal == "raise" or distributed.initialized()

@@ -29,7 +29,7 @@ from onelaunch.driver.aten import operator as operator_of
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
 from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
-from onelaunch.dynamo.lines import line_of_node
+from onelaunch.dynamo.lines import line_in
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode
 
@@ -285,7 +285,7 @@ class _Checked(_Fake):
         with checking:
             result = super().run_node(n)
         if checking.found is not None:
-            checking.found.where = line_of_node(n)
+            checking.found.where = line_in(n.meta.get("stack_trace") or "")
             steady = checking.steady and self._is_steady(n, result)
             (self._steady if steady else self._refused)[n] = checking.found
             if steady and _is_on_host(result, self._device):

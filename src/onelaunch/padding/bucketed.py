@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,15 +18,25 @@ from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
-from onelaunch.padding.chunks import Chunks, chunks, joined
+from onelaunch.padding.chunks import ChunkProofs, chunks, joined
+from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
-from onelaunch.padding.pad import Proof, Request, check_named, padded, parameters, request, resized
+from onelaunch.padding.pad import (
+    Proof,
+    Request,
+    all_resized,
+    check_named,
+    padded,
+    parameters,
+    request,
+)
 from onelaunch.padding.padded_call import reader, unread
-from onelaunch.padding.strategy import Bucketing, BucketStrategy, serves
+from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
+from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
 
@@ -64,11 +75,11 @@ class Bucketed(Graphed[P, R]):
         self._counts_by_size: dict[Sizes, SizeCalls] = {}
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
-        self._chunks = Chunks(self._buckets, self._callee, 4 * most, self._raises)
+        self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
+        self._most_chunked = 4 * most
         self._batchers = WeakSet()
-        self._bucketing = Bucketing(
-            self._callee, self._buckets, self._names, self.options, self._pool, self._fell_back
-        )
+        self._known = Known()
+        """The findings of the proofs so far."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):
@@ -110,7 +121,7 @@ class Bucketed(Graphed[P, R]):
                 if result is not MISS:
                     self._index(call, flat)
                     return result
-            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
+            strategy = BucketStrategy(self, call, flat, bucket)
             result = self._warm_up_or_capture(
                 driver, device, strategy.padded, args, kwargs, strategy
             )
@@ -118,11 +129,14 @@ class Bucketed(Graphed[P, R]):
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
 
-    def _fell_back(self, said: tuple[str, str]) -> None:
-        """Count and tell that a call ran eagerly, since a check of its values failed."""
+    def _fell_back(
+        self, said: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call eagerly, since a check of its values failed; count and tell that."""
         self._table.counts.ran_eagerly("OL140")
         what, fix = said
         self._notices.warn("OL140", what.format(self._name), what, fix)
+        return self._callee.fn(*args, **kwargs)
 
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
@@ -167,11 +181,14 @@ class Bucketed(Graphed[P, R]):
             dims = " and ".join(str(self._buckets.dim[place]) for place in places)
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
-            with driver.exclusive():
-                proof = self._chunks.proof(driver, device, call, flat, places[0])
-            if isinstance(proof, Proof):
-                return self._in_chunks(proof, call, flat, places[0])
-            if proof is not None:
+            example = flat._replace(tensors=all_resized(call, flat, self._buckets.largest))
+            spec = spec_of(driver, example, device)
+            if spec in self._chunks or len(self._chunks) < self._most_chunked:
+                proof = self._chunks.of(spec, call, flat, places[0])
+                if isinstance(proof, Proof):
+                    return self._in_chunks(proof, call, flat, places[0])
+                if self._raises:
+                    raise copy.copy(proof)
                 return self._unbucketed(proof, driver, args, kwargs)
             what = f"{what}, with more than {len(self._chunks)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
@@ -211,7 +228,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            strategy = BucketStrategy(self._bucketing, call, flat, bucket)
+            strategy = BucketStrategy(self, call, flat, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
             self._recorder.capture_ahead(self, grown, named, strategy)
 
@@ -225,11 +242,7 @@ class Bucketed(Graphed[P, R]):
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
 
         def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            tensors = [
-                t if how is None else resized(t, how, self._buckets.most(bucket))
-                for t, how in zip(flat.tensors, call.padded, strict=True)
-            ]
-            return unflatten(flat.tree, tensors)
+            return unflatten(flat.tree, all_resized(call, flat, self._buckets.most(bucket)))
 
         return (partial(made, bucket) for bucket in self._buckets.largest_first())
 

@@ -13,15 +13,13 @@ from torch import Tensor
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.distance import close
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, Request, each_once, resized
+from onelaunch.padding.pad import Proof, Request, each_once
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
-from onelaunch.runtime.signature import spec_of
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import PaddedDims, SizeLink
 from onelaunch.state.guard import StateGuard
@@ -73,49 +71,6 @@ class ChunkProofs:
                     return error
                 found = copy.copy(error)  # without the frames, which hold tensors
         self._kept[key] = guard, found
-        return found
-
-
-class Chunks:
-    """The proofs that calls may be cut into chunks, by signature.
-
-    Args:
-        most: the largest number of signatures that are tried.
-        raises: True to raise a refusal, at each call; False to return it.
-    """
-
-    def __init__(self, buckets: Buckets, callee: Callee, most: int, raises: bool) -> None:
-        self._buckets = buckets
-        self._most = most
-        self._raises = raises
-        self._proofs = ChunkProofs(buckets, callee, failures=True)
-
-    def __len__(self) -> int:
-        return len(self._proofs)
-
-    def clear(self) -> None:
-        self._proofs.clear()
-
-    def proof(
-        self, driver: Driver, device: torch.device, call: Request, flat: Flat, place: int
-    ) -> Proof | CaptureError | None:
-        """Return the proof that a call may be cut into chunks along bucketed dimension `place`.
-        Return the refusal if it may not, or None if there are too many signatures to try.
-
-        Raises:
-            CaptureError: OL140, it may not.
-        """
-        largest = self._buckets.largest
-        example = [
-            t if how is None else resized(t, how, largest)
-            for t, how in zip(flat.tensors, call.padded, strict=True)
-        ]
-        spec = spec_of(driver, flat._replace(tensors=example), device)
-        if spec not in self._proofs and len(self._proofs) >= self._most:
-            return None
-        found = self._proofs.of(spec, call, flat, place)
-        if self._raises and isinstance(found, CaptureError):
-            raise copy.copy(found)
         return found
 
 

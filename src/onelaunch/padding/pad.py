@@ -343,6 +343,12 @@ def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
         return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
+def all_resized(call: Request, flat: Flat, sizes: Sizes) -> list[Tensor]:
+    """Return examples of the tensors of a call for other sizes; see `resized`."""
+    pairs = zip(flat.tensors, call.padded, strict=True)
+    return [t if how is None else resized(t, how, sizes) for t, how in pairs]
+
+
 def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:
     """Return indices below `rows`, ascending along `dim` if the given ones ascend."""
     made = made.remainder(rows)

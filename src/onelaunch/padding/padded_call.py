@@ -167,57 +167,39 @@ class CheckedRun:
         return result, holds
 
 
-class SteadyCall:
-    """The call path where a proof took masks of the callable for constants. A call runs eagerly
-    after a mask was changed in place.
+def steady(call: CallPath, masks: Sequence[Tensor], otherwise: CallPath) -> CallPath:
+    """Return the call path where a proof took masks of the callable for constants.
 
     Args:
-        call: the path of other calls.
-        eager: the callable.
-        note: called before an eager run.
+        call: the path of most calls.
+        otherwise: the path after a mask was changed in place.
     """
+    known = [(t, t._version, t.detach().clone()) for t in masks if not t.is_inference()]
 
-    def __init__(
-        self,
-        call: CallPath,
-        masks: Sequence[Tensor],
-        eager: Callable[..., Any],
-        note: Callable[[], None],
-    ) -> None:
-        self._call, self._eager, self._note = call, eager, note
-        normal = [t for t in masks if not t.is_inference()]  # others have no version
-        self._masks = [(t, t._version, t.detach().clone()) for t in normal]
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for number, (t, version, values) in enumerate(self._masks):
+    def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for number, (t, version, values) in enumerate(known):
             if t._version != version:
                 if not torch.equal(t, values):
-                    self._note()
-                    return self._eager(*args, **kwargs)
-                self._masks[number] = (t, t._version, values)
-        return self._call(args, kwargs)
+                    return otherwise(args, kwargs)
+                known[number] = (t, t._version, values)
+        return call(args, kwargs)
+
+    return path
 
 
-@dataclass(slots=True, eq=False)
-class CheckedCall:
-    """The call path: it replays, waits for the check, and runs eagerly where that fails.
+def checked(call: CallPath, otherwise: CallPath) -> CallPath:
+    """Return the call path of a recording with a check, for which it waits.
 
     Args:
         call: returns the result and the check.
-        eager: the callable.
-        note: called before an eager run.
+        otherwise: the path where the check fails.
     """
 
-    call: CallPath
-    eager: Callable[..., Any]
-    note: Callable[[], None]
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = self.call(args, kwargs)
+    def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = call(args, kwargs)
         if found is MISS:
             return MISS
         result, holds = found
-        if bool(holds):
-            return result
-        self.note()
-        return self.eager(*args, **kwargs)
+        return result if bool(holds) else otherwise(args, kwargs)
+
+    return path

@@ -4,68 +4,48 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
-from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
-from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import NamingCall, naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
 from onelaunch.padding.padded_call import (
     MASKS,
     SCORES,
-    CheckedCall,
     CheckedRun,
     PaddedCall,
-    SteadyCall,
+    checked,
     refuse_shared,
     refuse_unchecked,
+    steady,
 )
 from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, E, Strategy
-from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
-from onelaunch.sizes.buckets import Buckets, Sizes
+from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims, Varying
 
-
-@dataclass(slots=True)
-class Bucketing:
-    """A callable with buckets: the common part of its strategies for each call.
-
-    Attributes:
-        names: the names of its parameters.
-        fell_back: called where a call runs eagerly because a check of it failed.
-        known: the findings of its proofs so far.
-    """
-
-    callee: Callee
-    buckets: Buckets
-    names: Sequence[str]
-    options: Options
-    pool: PoolManager
-    fell_back: Callable[[tuple[str, str]], None]
-    known: Known = field(default_factory=Known)
+if TYPE_CHECKING:
+    from onelaunch.padding.bucketed import Bucketed
 
 
 class BucketStrategy(Strategy):
     """The way to record a padded call: at its bucket's size, once this is proven to change no
     result."""
 
-    def __init__(self, of: Bucketing, call: Request, flat: Flat, bucket: Sizes) -> None:
+    def __init__(self, of: Bucketed[..., Any], call: Request, flat: Flat, bucket: Sizes) -> None:
         self._of, self._call, self._flat = of, call, flat
         self.bucket = bucket
         self.padded = padded(call, flat, bucket)
-        self._least = of.buckets.smallest(bucket)
+        self._least = of._buckets.smallest(bucket)
         self._proof = Proof()
         self._proven = False
 
@@ -75,7 +55,7 @@ class BucketStrategy(Strategy):
     def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
         """Warm up by the runs of the proof, if they show all facts of a warm-up."""
         options, exact = self._of.options, self._least == self.bucket  # exact needs no proof
-        if exact or self._of.pool.max_bytes or options.compile or torch.is_grad_enabled():
+        if exact or self._of._pool.max_bytes or options.compile or torch.is_grad_enabled():
             warm()
             return
         self._prove(attempt)
@@ -99,21 +79,20 @@ class BucketStrategy(Strategy):
         if self._least == self.bucket:
             return call
         of, padded, tree = self._of, self._call.padded, self._flat.tree
-        around = PaddedCall(call, of.buckets, of.names, padded, tree, self.bucket, self._proof)
-        checked = self._checked
-        captured.bucket.around = checked(around) if self.varying else None
-        return checked(call if self.varying else around)
+        around = PaddedCall(call, of._buckets, of._names, padded, tree, self.bucket, self._proof)
+        captured.bucket.around = self._checked(around) if self.varying else None
+        return self._checked(call if self.varying else around)
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
         hiding = self._proof.hiding
         return fn if hiding is None else CheckedRun(fn, hiding, device)
 
     def _checked(self, call: CallPath) -> CallPath:
-        eager, fell_back = self._of.callee.fn, self._of.fell_back
+        fell_back = self._of._fell_back
         if self._proof.hiding is not None:
-            call = CheckedCall(call, eager, functools.partial(fell_back, SCORES))
+            call = checked(call, functools.partial(fell_back, SCORES))
         if self._proof.masks:
-            call = SteadyCall(call, self._proof.masks, eager, functools.partial(fell_back, MASKS))
+            call = steady(call, self._proof.masks, functools.partial(fell_back, MASKS))
         read = naming(self._call, self._flat.paths)
         return call if read is None else NamingCall(call, read)
 
@@ -127,21 +106,21 @@ class BucketStrategy(Strategy):
         dry_run = DryRun(driver, device, run, reached, self._flat.tree, attempt.ahead)
         self._proof = prove(
             dry_run,
-            self._of.buckets,
+            self._of._buckets,
             self._call,
             self._flat,
             self.bucket,
-            self._of.known,
+            self._of._known,
             attempt.signature.has_backward,
         )
         self._proven = True
         if self._proof.hiding is not None:
-            refuse_unchecked(self._proof, self._of.callee.is_compiled(driver))
+            refuse_unchecked(self._proof, self._of._callee.is_compiled(driver))
             self._proof = replace(self._proof, follows=[*self._proof.follows, ()])  # the check
 
     def _run(self, device: torch.device, /, *args: Any, **kwargs: Any) -> Any:
         """Run the callable for a proof; the first run also notes its reads."""
-        callee = self._of.callee
+        callee = self._of._callee
         run = functools.partial(callee.eager_form, *args, **kwargs)
         return callee.with_read_watch(run, device)() if callee.reads is None else run()
 

@@ -359,14 +359,8 @@ def viewer(spec: TensorSpec, offset: int = 0, is_view: bool = False) -> Callable
     """
     if not spec.inference and torch.is_inference_mode_enabled():
         # In inference mode a view of a normal tensor is normal, unless its dtype is another.
-        outside = _viewer_of(spec, offset, is_view)
-        return lambda base: _outside_inference_mode(outside, base)
+        return torch.inference_mode(False)(torch.no_grad()(_viewer_of(spec, offset, is_view)))
     return _viewer_of(spec, offset, is_view)
-
-
-def _outside_inference_mode(view: Callable[[Tensor], Tensor], base: Tensor) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return view(base)
 
 
 def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor], Tensor]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import numbers
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Constant, call_constants, is_code
 from onelaunch.errors import kind_of
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.attempt import SignatureState
 
 MANY = 8
 """The signatures in a row, each used once and all different in one place, after which more are
@@ -17,10 +20,6 @@ expected. Also the recordings in a row, each for one call of a signature."""
 _MOST = 32
 """The same number for sizes. A server may warm up at each size in turn, after which no new sizes
 come."""
-
-
-class _Known(Protocol):
-    warmups: int
 
 
 class ChangingArgument(NamedTuple):
@@ -45,12 +44,14 @@ class Newest:
     """The newest signatures, as long as each came once."""
 
     def __init__(self) -> None:
-        self._once: list[tuple[CallSpec, _Known]] = []
+        self._once: list[tuple[CallSpec, SignatureState]] = []
 
     def clear(self) -> None:
         self._once.clear()
 
-    def note(self, spec: CallSpec, paths: Sequence[str], known: _Known) -> ChangingArgument | None:
+    def note(
+        self, spec: CallSpec, paths: Sequence[str], known: SignatureState
+    ) -> ChangingArgument | None:
         """Add a new signature, and return the part in which all signatures differ, or None.
 
         Args:

@@ -32,7 +32,7 @@ from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strateg
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
-from onelaunch.runtime.pool import PoolManager, User
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
@@ -352,7 +352,7 @@ class Graphed(Service, Generic[P, R]):
         return MISS
 
     @property
-    def _user(self) -> User:
+    def _user(self) -> Graphed[..., Any]:
         """The user of these recordings in the pool's figures; of a piece, the whole module."""
         return self
 

@@ -32,7 +32,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.readiness import Readiness, readiness_of
 from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.stats import GraphStats
+from onelaunch.runtime.stats import GraphStats, summed
 from onelaunch.runtime.table import Entry
 from onelaunch.runtime.why import offer_split
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
@@ -200,15 +200,7 @@ class CompilesLater(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of all recordings and calls; see `Graphed.stats`."""
-        mine, theirs = super().stats(), self._compiled.stats()
-        return replace(
-            mine,
-            recordings=(*theirs.recordings, *mine.recordings),
-            captures=mine.captures + theirs.captures,
-            capture_seconds=mine.capture_seconds + theirs.capture_seconds,
-            replays=mine.replays + theirs.replays,
-            evictions=mine.evictions + theirs.evictions,
-        )
+        return GraphStats(**summed((self._compiled.stats(), super().stats())))
 
     def reset(self) -> None:
         """Free every recording and forget every signature; see `Graphed.reset`."""

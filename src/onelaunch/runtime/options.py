@@ -76,26 +76,21 @@ class Options:
         if self.buckets is not None and self.outputs == "static":
             fix = 'outputs="fresh", or no buckets: the captured buffers have the bucket\'s size'
             raise ArgumentError("OL401", 'outputs="static" with buckets', fix=fix)
-        if self.on_refusal == "split":
-            self._refuse_unsplit()
+        if self.on_refusal == "split" and self.unsplit is not None:
+            name, fix = self.unsplit
+            what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
+            raise ArgumentError("OL401", what, fix=fix)
         _positive("warmup", self.warmup)
         _positive("max_recordings", self.max_recordings)
         _positive("max_in_flight", self.max_in_flight)
 
-    def _refuse_unsplit(self) -> None:
-        if self.compile == "later":
-            what = 'on_refusal="split" with compile="later"'
-            raise ArgumentError("OL401", what, fix="compile=True: each piece is compiled")
-        for name, allowed, fix in _SPLIT:
-            if getattr(self, name) != allowed:
-                what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
-                raise ArgumentError("OL401", what, fix=fix)
-
     @property
-    def fit_split(self) -> bool:
-        """True if ``on_refusal="split"`` goes with the other options."""
-        fit = all(getattr(self, name) == allowed for name, allowed, _ in _SPLIT)
-        return fit and self.compile != "later"
+    def unsplit(self) -> tuple[str, str] | None:
+        """The name of an option that ``on_refusal="split"`` does not go with, and the fix."""
+        if self.compile == "later":
+            return "compile", "compile=True: each piece is compiled"
+        found = ((name, fix) for name, allowed, fix in _SPLIT if getattr(self, name) != allowed)
+        return next(found, None)
 
     @property
     def enough_warmups(self) -> int:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,11 @@ from torch import Tensor
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import DevicePool, Driver, Graph
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.stats import GraphStats, PoolStats
+from onelaunch.runtime.stats import PoolStats, summed
 from onelaunch.sizes.buckets import integer
+
+if TYPE_CHECKING:
+    from onelaunch.runtime.graphed import Graphed
 
 T = TypeVar("T")
 
@@ -84,12 +87,6 @@ class Backoff:
         """Return whether this call is to run eagerly, and count it."""
         self.wait = max(0, self.wait - 1)
         return self.wait > 0
-
-
-class User(Protocol):
-    """A graphed callable."""
-
-    def stats(self) -> GraphStats: ...
 
 
 class Pool:
@@ -199,7 +196,7 @@ class PoolManager:
         self._pools: dict[torch.device, DevicePool] = {}
         self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._users: weakref.WeakSet[User] = weakref.WeakSet()
+        self._users: weakref.WeakSet[Graphed[..., Any]] = weakref.WeakSet()
         self._evicts = True
         self._lock = threading.Lock()
         """The lock of the sets, held for nothing else."""
@@ -213,7 +210,9 @@ class PoolManager:
         """Return the bytes held, and the figures of each callable's recordings."""
         with self._lock:
             users = list(self._users)
-        return PoolStats(self.memory_bytes, self.max_bytes, tuple(user.stats() for user in users))
+        each = tuple(user.stats() for user in users)
+        limits: Any = {"memory_bytes": self.memory_bytes, "max_bytes": self.max_bytes}
+        return PoolStats(**summed(each), **limits, callables=each)
 
     def _parts(self) -> list[DevicePool]:
         with self._lock:
@@ -271,7 +270,7 @@ class PoolManager:
 
     @contextmanager
     def lease(
-        self, driver: Driver, device: torch.device, need_bytes: int, user: User
+        self, driver: Driver, device: torch.device, need_bytes: int, user: Graphed[..., Any]
     ) -> Generator[PoolRoom]:
         """Make room for a recording, and give a lease to capture it under::
 
@@ -340,18 +339,12 @@ class PoolManager:
         return self._evict_until(fits)
 
     def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
-        """Evict recordings one by one; return False if none is left to evict."""
+        """Evict recordings, the least recently used first; return False if none is left."""
         while not fits():
-            if not self._evict_oldest(without):
+            members = (m for m in self._by_age() if m.part is not without)
+            oldest = next((m for m in members if not m.busy()), None)
+            if oldest is None or not self._evicts:
                 return False
-        return True
-
-    def _evict_oldest(self, without: DevicePool | None = None) -> bool:
-        """Evict the least recently used recording; return False if there is none to evict."""
-        members = (m for m in self._by_age() if m.part is not without)
-        oldest = next((m for m in members if not m.busy()), None)
-        if oldest is None or not self._evicts:
-            return False
-        oldest.leave()
-        self.free(oldest)
+            oldest.leave()
+            self.free(oldest)
         return True

@@ -177,7 +177,8 @@ class Ranks:
         """
         self._posted = self._calls()
         self._at = str(self._posted)
-        seconds = _SOON if self._recorded and not self._came(self._posted - 1) else _LATE
+        last = [self._place(str(self._posted - 1), rank) for rank in self._members]
+        seconds = _SOON if self._recorded and not _store().check(last) else _LATE
         own = self._verdict("ready") if error is None else self._refusal(error)
         found = self._decided(self._at, own, seconds)
         if found["say"] == "later":
@@ -279,9 +280,6 @@ class Ranks:
 
     def _place(self, at: str, rank: int) -> str:
         return f"{self._key}/{at}/{rank}"
-
-    def _came(self, call: int) -> bool:
-        return _store().check([self._place(str(call), rank) for rank in self._members])
 
     def _decided(self, at: str, own: Verdict, seconds: float) -> Verdict:
         """Tell this process's verdict, and return the decision of all."""

@@ -3,16 +3,17 @@ another request's objects."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
-from onelaunch.call.tree import Flat
+from onelaunch.call.tree import Flat, flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -28,9 +29,9 @@ from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
-from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Member, PoolManager, User
+from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.requests import (
     Requests,
@@ -39,7 +40,6 @@ from onelaunch.runtime.requests import (
     requests_in,
     shares,
     take_over,
-    tensors_in,
 )
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
@@ -50,6 +50,7 @@ from onelaunch.trace_names import named, sizes
 
 if TYPE_CHECKING:
     from onelaunch.autograd.chain import Chain
+    from onelaunch.runtime.graphed import Graphed
 
 _LEAST_BYTES = 1 << 20
 """The least bytes of a tensor that are worth a proof that it needs no copy."""
@@ -57,21 +58,6 @@ _LEAST_BYTES = 1 << 20
 
 class CannotCaptureHere(CaptureError):
     """The refusal of a place or moment in which no callable can be captured."""
-
-
-class RecordingOwner(Protocol):
-    """The graphed callable that recordings are made for."""
-
-    @property
-    def _user(self) -> User:
-        """The callable that the pool asks for the figures of the recordings."""
-        ...
-
-    def _refused(self, signature: SignatureState, error: CaptureError) -> object:
-        """Act on the refusal of a signature; may raise it."""
-        ...
-
-    def reset(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -97,14 +83,14 @@ class Recorder:
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
-    def record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it.
         See `Ranks.record` for a callable of several processes."""
         return self._ranks.record(
             lambda: self._record(attempt, owner), lambda entry: self._pool.free(entry.member)
         )
 
-    def _record(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         strategy = attempt.strategy
         strategy.prepare(attempt)
         try:
@@ -117,7 +103,7 @@ class Recorder:
             attempt.signature.shrinks |= entry.captured.compared.resized
         return entry
 
-    def _record_in_pool(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
         with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
             while lease.has_room:
@@ -128,11 +114,11 @@ class Recorder:
                 del entry  # before the next capture, which needs its memory
         return None
 
-    def _capture(self, attempt: Attempt, owner: RecordingOwner) -> Entry:
+    def _capture(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
-        request_tensors = tensors_in(requests_in(spec.tree))
+        request_tensors = unique(flatten(requests_in(spec.tree), objects=True).tensors)
         uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
@@ -189,13 +175,14 @@ class Recorder:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         callee, options, plain = self._callee, self._options, attempt.strategy is UNPADDED
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
-        forward = None
+        apart, forward = functools.partial(self._pool.apart, driver, device), None
         if signature.has_backward:
             from onelaunch.capture.forward import Forward  # inference needs none of it
 
             direct = options.gradients == "direct" and not distributed.initialized()
             top = callee.state_root
-            forward = Forward(driver, device, self._pool, top, raises, direct, attempt.chain)
+            limit = self._pool.keep_within
+            forward = Forward(driver, device, apart, limit, top, raises, direct, attempt.chain)
         following = Following()
         brought = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
@@ -210,7 +197,7 @@ class Recorder:
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
-            apart=lambda: self._pool.apart(driver, device),
+            apart=apart,
             callee=callee,
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
@@ -276,7 +263,7 @@ class Recorder:
     @letting_go()
     def capture_ahead(
         self,
-        owner: RecordingOwner,
+        owner: Graphed[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         strategy: Strategy = UNPADDED,
@@ -343,7 +330,7 @@ class Recorder:
             signature.agreed()
             self._table.add(entry)
 
-    def _record_ahead(self, attempt: Attempt, owner: RecordingOwner) -> Entry | None:
+    def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():
             raise CannotCaptureHere(
                 "OL109",
@@ -370,7 +357,7 @@ class Recorder:
         return self._record_ahead(attempt, owner)
 
     def _rehearse(
-        self, attempt: Attempt, owner: RecordingOwner, then: Callable[[Any], object]
+        self, attempt: Attempt, owner: Graphed[..., Any], then: Callable[[Any], object]
     ) -> None:
         """Warm up without a call, and call `then` with the result.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
@@ -29,9 +29,7 @@ from onelaunch.call.tree import (
     Same,
     Tree,
     call_constants,
-    flatten,
     mapped,
-    unique,
 )
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
@@ -102,11 +100,6 @@ class Requests:
 def requests_in(tree: Tree) -> list[object]:
     """Return the objects among a call's arguments that another request could replace."""
     return [constant.value for _, constant in call_constants(tree) if is_request(constant)]
-
-
-def tensors_in(requests: Iterable[object]) -> list[Tensor]:
-    """Return the tensors inside objects, each once."""
-    return unique(flatten(list(requests), objects=True).tensors)
 
 
 def is_request(constant: Constant) -> bool:

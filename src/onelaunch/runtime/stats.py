@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,37 @@ class SplitModule:
 
 
 @dataclass(frozen=True)
-class GraphStats:
+class Figures:
+    """The figures of one graphed callable, or of several together; see `GraphStats`."""
+
+    recordings: tuple[Recording, ...]
+    captures: int
+    capture_seconds: float
+    replays: int
+    evictions: int
+    warmup_calls: int
+    eager_reasons: dict[str, int]
+    padding: float = 0.0
+    bucket_rows: int = 0
+
+    @property
+    def eager_calls(self) -> int:
+        """Calls that ran the callable itself for another reason than a warm-up."""
+        return sum(self.eager_reasons.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the pool that the recordings keep for themselves."""
+        return sum(r.kept_bytes for r in self.recordings)
+
+    @property
+    def driver_bytes(self) -> int:
+        """Bytes that the driver took for the recordings, outside the pool."""
+        return sum(r.driver_bytes for r in self.recordings)
+
+
+@dataclass(frozen=True)
+class GraphStats(Figures):
     """The figures of one graphed callable, since it was made or `reset`.
 
     Attributes:
@@ -55,106 +85,28 @@ class GraphStats:
         split_us: the host time of that call, in microseconds, with its waits for the device.
     """
 
-    recordings: tuple[Recording, ...]
-    captures: int
-    capture_seconds: float
-    replays: int
-    evictions: int
-    warmup_calls: int
-    eager_reasons: dict[str, int]
     sizes: dict[int | tuple[int, ...], int] = field(default_factory=dict)
-    padding: float = 0.0
-    bucket_rows: int = 0
     split: tuple[SplitModule, ...] = ()
     split_launches: int = 0
     split_us: float = 0.0
 
-    @property
-    def eager_calls(self) -> int:
-        """Calls that ran the callable itself for another reason than a warm-up."""
-        return sum(self.eager_reasons.values())
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the pool that the recordings keep for themselves."""
-        return sum(r.kept_bytes for r in self.recordings)
-
-    @property
-    def driver_bytes(self) -> int:
-        """Bytes that the driver took for the recordings, outside the pool."""
-        return sum(r.driver_bytes for r in self.recordings)
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """The figures of a pool and of the callables that use it.
+@dataclass(frozen=True, kw_only=True)
+class PoolStats(Figures):
+    """The figures of a pool, and those of the callables that use it.
 
     Attributes:
         memory_bytes: device memory of the pool.
         max_bytes: the limit of `memory_bytes`; None: no limit.
         callables: the figures of each graphed callable that uses the pool and still exists.
+        recordings, captures, capture_seconds, replays, evictions, warmup_calls, eager_reasons,
+            padding, bucket_rows: as in `GraphStats`, of all callables. In `padding` every row
+            counts the same.
     """
 
     memory_bytes: int
     max_bytes: int | None
     callables: tuple[GraphStats, ...]
-
-    @property
-    def recordings(self) -> tuple[Recording, ...]:
-        """The recordings of all callables."""
-        return tuple(r for one in self.callables for r in one.recordings)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the pool that single recordings keep for themselves."""
-        return sum(one.kept_bytes for one in self.callables)
-
-    @property
-    def driver_bytes(self) -> int:
-        """Bytes that the driver took for all recordings, outside the pool."""
-        return sum(one.driver_bytes for one in self.callables)
-
-    @property
-    def captures(self) -> int:
-        """Recordings made, freed ones included."""
-        return sum(one.captures for one in self.callables)
-
-    @property
-    def capture_seconds(self) -> float:
-        """Seconds that the captures took."""
-        return sum(one.capture_seconds for one in self.callables)
-
-    @property
-    def replays(self) -> int:
-        """Launches of all recordings, evicted ones included."""
-        return sum(one.replays for one in self.callables)
-
-    @property
-    def evictions(self) -> int:
-        """Recordings freed because `max_bytes` was reached."""
-        return sum(one.evictions for one in self.callables)
-
-    @property
-    def warmup_calls(self) -> int:
-        """Calls that ran a callable itself before a capture."""
-        return sum(one.warmup_calls for one in self.callables)
-
-    @property
-    def eager_calls(self) -> int:
-        """Calls that ran a callable itself for another reason."""
-        return sum(one.eager_calls for one in self.callables)
-
-    @property
-    def eager_reasons(self) -> dict[str, int]:
-        """Reason -> number of these calls; see `GraphStats`."""
-        return summed(one.eager_reasons for one in self.callables)
-
-    @property
-    def padding(self) -> float:
-        """The share of padding in the rows of all callables' buckets, 0 to 1. Every row counts the
-        same."""
-        rows = sum(one.bucket_rows for one in self.callables)
-        return sum(one.padding * one.bucket_rows for one in self.callables) / rows if rows else 0.0
 
 
 @dataclass(eq=False)
@@ -180,9 +132,18 @@ class Counters:
         self.eager_reasons[reason] = self.eager_reasons.get(reason, 0) + 1
 
 
-def summed(each: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Add up the eager calls of several callables, by reason."""
-    return dict(sum(map(Counter, each), Counter[str]()))
+_SUMMED = "captures", "capture_seconds", "replays", "evictions", "warmup_calls", "bucket_rows"
+
+
+def summed(each: Sequence[Figures]) -> dict[str, Any]:
+    """Return the figures of several callables together, by name."""
+    sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in _SUMMED}
+    padded = sum(one.padding * one.bucket_rows for one in each)
+    return sums | {
+        "recordings": tuple(r for one in each for r in one.recordings),
+        "eager_reasons": dict(sum((Counter(one.eager_reasons) for one in each), Counter[str]())),
+        "padding": padded / sums["bucket_rows"] if padded else 0.0,
+    }
 
 
 def graph_stats(recordings: Sequence[Recording], counts: Counters, gone: int) -> GraphStats:

@@ -206,12 +206,10 @@ class Table:
             entry = next((e for e in self.entries if e.member is member), None)
             if entry is None:
                 return
-            self.keep(e for e in self.entries if e is not entry)
             self.counts.evictions += 1
             signature = entry.signature
             together = signature.launches is not None  # with another one, since the last capture
-            self._gone += entry.captured.launches[0]
-            signature.lost(entry.captured.launches)
+            self.drop(entry)
             signature.why = "evicted"
             signature.worth.let_off()
             signature.warmups = signature.enough_warmups(self._enough_warmups)

@@ -167,7 +167,7 @@ class Warmup:
         try:
             run = functools.partial(self._callee.eager_form, *args, **kwargs)
             with ExitStack() as conditions:
-                conditions.enter_context(observer.host_reads())
+                conditions.enter_context(observer.host_reads)
                 conditions.enter_context(HostFactories(device, _steps(attempt), masks=False))
                 if _trains(attempt):
                     conditions.enter_context(NoHooks(observer.note_refusal))
@@ -296,7 +296,7 @@ class Warmup:
             run = _NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
             run = callee.with_read_watch(run, device)
             make_way()
-            reads = observer.host_reads()
+            reads = observer.host_reads
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
                 with _noting_effects(attempt, callee):

@@ -272,7 +272,7 @@ def offer_split(error: CaptureError, root: object, options: Options) -> None:
         return
     if options.on_refusal == "split":
         error.fix += "; or call the module, whose pieces are captured as it runs"
-    elif error.code in _OF_ONE_MODULE and options.fit_split:
+    elif error.code in _OF_ONE_MODULE and options.unsplit is None:
         error.fix += (
             '; or `ol.graph(..., on_refusal="split")`: the module that holds this line runs as it '
             "is, and the modules that it calls are graphed"

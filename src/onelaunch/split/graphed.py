@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager, User
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.split.forward import ModuleForward, has_forward
 from onelaunch.split.in_pieces import InPieces, Told
@@ -109,7 +109,7 @@ class SplitGraphed(InPieces[P, R]):
             return known
 
     @property
-    def _user(self) -> User:
+    def _user(self) -> SplitGraphed[..., Any]:
         return self._tree.root() or self
 
     # For users.

@@ -27,7 +27,6 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_SUMMED = ("captures", "capture_seconds", "replays", "evictions", "warmup_calls")
 _MOST = 8
 """The most modules that a message names."""
 
@@ -125,12 +124,8 @@ class InPieces(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of the whole and its pieces together, and the split modules."""
-        every = list(self._figures())
-        sums: dict[str, Any] = {name: sum(getattr(one, name) for one in every) for name in _SUMMED}
         return GraphStats(
-            recordings=tuple(recording for one in every for recording in one.recordings),
-            **sums,
-            eager_reasons=summed(one.eager_reasons for one in every),
+            **summed(list(self._figures())),
             split=tuple(self._refused_parts()),
             split_launches=self._told.launches,
             split_us=self._told.host_us,
@@ -150,7 +145,7 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
         of_line[refusal.where] = refusal
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
-        f"`{name}` runs in pieces: {_listed(whole)} as {_are(whole)}, with {pieces} graphed; "
+        f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "
         f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
         "time, waits for the device included"
     )
@@ -166,11 +161,8 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
 def _listed(names: list[str]) -> str:
     most = names[:_MOST]
     rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(most)}{rest} {'run' if len(names) > 1 else 'runs'}"
-
-
-def _are(names: list[str]) -> str:
-    return "they are" if len(names) > 1 else "it is"
+    run = "run as they are" if len(names) > 1 else "runs as it is"
+    return f"{', '.join(most)}{rest} {run}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -221,8 +221,9 @@ class StateGuard:
             if guard((), (), holders, keys, now, watched, (), [], 0, (), ()).check() is not True:
                 return None  # the methods of a container hide its contents
         rest = [i for i in not_in_c if self._slots[i].key is not gradient_of]
+        leaves = [(self._slots[i].holder, self._values[i]) for i in not_in_c if i not in rest]
         gradients_kept = same_gradients(
-            [(self._slots[i].holder, _gradient(self._values[i])) for i in not_in_c if i not in rest]
+            [(leaf, g if isinstance(g, Tensor) else None) for leaf, g in leaves]
         )
         others = [(t, layout) for t, layout in pairs if layout.number is None]
 
@@ -397,10 +398,6 @@ def _fits(content: object, value: object) -> bool:
     if type(content) is tuple and type(value) is tuple:
         return len(content) == len(value) and all(map(_fits, content, value))  # pyright: ignore
     return is_plain(value) and Constant(value).matches(content)
-
-
-def _gradient(value: object) -> Tensor | None:
-    return value if isinstance(value, Tensor) else None
 
 
 def _stays(slot: Slot) -> bool:

@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,34 +224,16 @@ class ScriptLeaf(ScriptAttribute):
             module.setattr(self.name, pytree.tree_unflatten(leaves, spec))
 
 
-def function_of(partial: functools.partial[Any]) -> object:
-    """Return the function of a partial, which `__setstate__` replaces with all arguments."""
-    return partial.func
-
-
-def arguments_of(partial: functools.partial[Any]) -> tuple[Any, ...]:
-    return partial.args
-
-
-def keywords_of(partial: functools.partial[Any]) -> dict[str, Any]:
-    return partial.keywords
-
-
-def code_of(fn: types.FunctionType) -> types.CodeType:
-    """Return the code of a function, which can be replaced in place."""
-    return fn.__code__
-
-
-def defaults_of(fn: types.FunctionType) -> tuple[Any, ...] | None:
-    return fn.__defaults__
-
-
-def keyword_defaults_of(fn: types.FunctionType) -> dict[str, Any] | None:
-    return fn.__kwdefaults__
-
-
-def factory_of(value: defaultdict[Any, Any]) -> object:
-    return value.default_factory
+function_of, arguments_of, keywords_of = map(operator.attrgetter, ("func", "args", "keywords"))
+"""Readers of the parts of a `functools.partial`, which its `__setstate__` replaces."""
+code_of = operator.attrgetter("__code__")
+defaults_of = operator.attrgetter("__defaults__")
+keyword_defaults_of = operator.attrgetter("__kwdefaults__")
+"""Readers of the parts of a function, which can be replaced in place."""
+factory_of = operator.attrgetter("default_factory")
+requires_grad = operator.attrgetter("requires_grad")
+order_of = operator.attrgetter("__mro__")
+"""A reader of the tuple that Python makes anew when the bases of a class are replaced."""
 
 
 def is_same_method(a: object, b: object) -> bool:
@@ -318,11 +300,6 @@ def bases_of(kind: type) -> tuple[Slot, object]:
     return Slot("of", kind, order_of, f"the bases of `{kind.__qualname__}`", None), kind.__mro__
 
 
-def order_of(kind: type) -> tuple[type, ...]:
-    """Return the tuple that Python makes anew when the bases of a class are replaced."""
-    return kind.__mro__
-
-
 class InnerTensor(NamedTuple):
     """A reader of an inner tensor of a compound tensor."""
 
@@ -355,10 +332,6 @@ def names_in_thread(local: threading.local) -> str:
 def thread_in(module: types.ModuleType) -> object:
     """Return the thread that runs, as the module `threading` knows it."""
     return module.current_thread()
-
-
-def requires_grad(t: Tensor) -> bool:
-    return t.requires_grad
 
 
 def is_leaf(t: Tensor) -> bool:

@@ -6,7 +6,8 @@ call get a copy on the device; an operation that a replay would freeze is refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
-from onelaunch.driver.aten import OfKind
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, drawn_after_all, error_here, refusal
 from onelaunch.source import user_frame
+from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.lifted import DeviceConstants, copied_to_device
 from onelaunch.watch.operations import OpCall
@@ -26,51 +27,37 @@ from onelaunch.watch.operations import OpCall
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """The checks of one run's operations.
 
     Args:
         driver: the driver of the recording's device.
+        memory: the device memory of the run.
         host: the host tensors of the run.
         reads: the host's reads of device memory.
-        here: tells which devices are of the type of the recording's.
-        inputs: storage -> the end of the inputs in it.
         displaced: storages of inputs that stand for memory in the middle of a storage.
         constants: the device's copies of host values, if the recording may have any.
         read_on_host: notes that the host uses the values of a host tensor.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        host: HostTensors,
-        reads: HostReads,
-        *,
-        here: OfKind,
-        inputs: Mapping[int, int],
-        displaced: Collection[int],
-        constants: DeviceConstants | None,
-        read_on_host: Callable[[Tensor], None],
-    ) -> None:
-        self._storage = driver.storage
-        self._here = here
-        self._kind = here.kind
-        self._host = host
-        self._reads = reads
-        self._inputs = inputs
-        self._displaced = displaced
-        self._constants = constants
-        self._read_on_host = read_on_host
-        self.wanted: set[int] = set()
-        """Storages on the device whose values the host wanted."""
-        self.draws: list[Callable[[], object]] = []
-        """Draws from the host's default generator, which each call advances."""
-        self.host_state: Tensor | None = None
-        """The state of that generator before the first of them."""
-        self.may_draw = True
-        """False if the device's default generator is left to others; see `Driver.capture`."""
-        self.stepping = False
-        """True while an optimizer steps with stand-ins for its numbers."""
+    _driver: Driver
+    _memory: DeviceMemory
+    _host: HostTensors
+    _reads: HostReads
+    _displaced: Collection[int]
+    _constants: DeviceConstants | None
+    _read_on_host: Callable[[Tensor], None]
+    wanted: set[int] = field(default_factory=set[int])
+    """Storages on the device whose values the host wanted."""
+    draws: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """Draws from the host's default generator, which each call advances."""
+    host_state: Tensor | None = None
+    """The state of that generator before the first of them."""
+    may_draw: bool = True
+    """False if the device's default generator is left to others; see `Driver.capture`."""
+    stepping: bool = False
+    """True while an optimizer steps with stand-ins for its numbers."""
 
     def check(self, call: OpCall) -> list[Tensor]:
         """Refuse an operation that cannot be recorded. Return the host tensors to be copied."""
@@ -91,7 +78,7 @@ class Admission:
         if device or not tensors:
             found = refusal(func, args, kwargs)
             if found is not None:
-                self.wanted.update(map(self._storage, device[:1]))
+                self.wanted.update(map(self._driver.storage, device[:1]))
                 what = found.what or f"{readable(name)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise error_here(found.code, what, fix=fix)
@@ -114,7 +101,7 @@ class Admission:
         if moves and not to_copy:
             what = f"{readable(name)} copies {named(tensors[-1])} across"
             raise error_here("OL103", what, fix=self._fix_of(tensors[-1]))
-        if self._kind != "cpu" and not (device or self._is_ours(target)) and op.random:
+        if self._memory.here.kind != "cpu" and not (device or self._is_ours(target)) and op.random:
             if kwargs.get("generator") is not None:
                 raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
             if self.host_state is None:
@@ -144,7 +131,7 @@ class Admission:
         same values. A call must match the values from now on."""
         if self._constants is None or (name == "aten::copy_" and self.is_number(args)):
             return []
-        copied = copied_to_device(name, args, kwargs, self._kind)
+        copied = copied_to_device(name, args, kwargs, self._memory.here.kind)
         found = [t for t in copied if not self._host.is_held_on_device(t)]
         return found if all(map(self._is_fixed, found)) else []
 
@@ -154,8 +141,8 @@ class Admission:
             return False
         target, source = args[:2]
         return (
-            self._on_device(target)
-            and not self._on_device(source)
+            self._memory.on_device(target)
+            and not self._memory.on_device(source)
             and source.dim() == 0
             and (self._host.is_constant(source) or self._reads.assigning > 0)
         )
@@ -177,25 +164,22 @@ class Admission:
         storage_offset: int | None = None,
     ) -> None:
         """Refuse `as_strided` beyond the argument: a recording does not have the whole storage."""
-        if not self._on_device(t) or self._storage(t) not in self._inputs:
+        if not self._memory.on_device(t) or self._driver.storage(t) not in self._memory.inputs:
             return
-        if self._storage(t) in self._displaced:
+        if self._driver.storage(t) in self._displaced:
             raise error_here("OL109", "as_strided on an argument that does not begin its storage")
         first = t.storage_offset() if storage_offset is None else storage_offset
         last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         stop = t.data_ptr() + (last + 1 - t.storage_offset()) * t.element_size()
-        if 0 not in size and stop > self._inputs[self._storage(t)]:
+        if 0 not in size and stop > self._memory.inputs[self._driver.storage(t)]:
             raise error_here("OL109", "as_strided reaches beyond the argument")
 
     def _is_ours(self, device: torch.device | str | None) -> bool:
-        return device is not None and torch.device(device).type == self._kind
+        return device is not None and torch.device(device).type == self._memory.here.kind
 
     def _holds_elsewhere(self, device: torch.device | str) -> bool:
         """Return whether tensors of a device have values in other memory, which `meta` has not."""
-        return torch.device(device).type not in (self._kind, "meta")
-
-    def _on_device(self, t: Tensor) -> bool:
-        return self._here[t.device]
+        return torch.device(device).type not in (self._memory.here.kind, "meta")
 
 
 def _is_like(name: str) -> bool:

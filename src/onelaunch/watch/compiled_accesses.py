@@ -34,7 +34,7 @@ from onelaunch.watch.difference import of_handed_on, of_made_memory
 from onelaunch.watch.ledger import content_of
 from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
 from onelaunch.watch.observer import Observer
-from onelaunch.watch.operations import Watching
+from onelaunch.watch.operations import WatchingCompiled
 
 
 def watching(
@@ -65,7 +65,7 @@ def watching(
     return observer
 
 
-class Bringing(Watching):
+class Bringing(WatchingCompiled):
     """A mode that finds the host values that compiled code copies to the device: Inductor's copies,
     and its indices on the host, are operations of torch's.
 
@@ -73,11 +73,6 @@ class Bringing(Watching):
         constants: copies that the operations get instead; None only to note the host values.
         notes: gets the bits of each host value.
     """
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Have Dynamo run what it has compiled: under other modes it runs the code as it was."""
-        return True
 
     def __init__(
         self, device: torch.device, constants: DeviceConstants | None, notes: list[object]
@@ -98,9 +93,6 @@ class Bringing(Watching):
                 self.found += [t.detach().clone() for t in host]
             elif host:
                 args = self._constants.swapped(name, args, host)
-        return func(*args, **kwargs)
-
-    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 

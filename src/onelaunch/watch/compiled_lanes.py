@@ -8,10 +8,10 @@ import torch
 
 from onelaunch.driver.aten import OfKind, operator
 from onelaunch.driver.protocol import Driver, Lanes
-from onelaunch.watch.operations import OpCall, Watching
+from onelaunch.watch.operations import OpCall, WatchingCompiled
 
 
-class CompiledLanes(Watching):
+class CompiledLanes(WatchingCompiled):
     """A mode that runs the operations of compiled code in lanes, and watches nothing else."""
 
     def __init__(self, lanes: Lanes, driver: Driver, device: torch.device) -> None:
@@ -20,11 +20,6 @@ class CompiledLanes(Watching):
         self._storage = driver.storage
         self._here = OfKind(device.type)
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: Dynamo may compile under this mode, which a capture then refuses."""
-        return True
-
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation in a lane."""
         call = OpCall(operator(func), args, kwargs, self._storage, self._here)
@@ -32,7 +27,3 @@ class CompiledLanes(Watching):
         call.returned(result)
         self._lanes.note(call)
         return result
-
-    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that takes functions as it is: everything else waits for it."""
-        return func(*args, **kwargs)

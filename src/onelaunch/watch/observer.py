@@ -75,16 +75,13 @@ class Observer(Watching):
         self.host = HostTensors()
         """The host tensors of the run."""
         self.host.hold_on_device(numbers)
-        self._reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
+        self.host_reads = HostReads(self._on_device, self._refuse_read, self._read_on_host)
+        """A mode that refuses the host's reads of device memory."""
         self.admission = Admission(
-            driver,
-            self.host,
-            self._reads,
-            here=self.memory.here,
-            inputs=self.memory.inputs,
-            displaced={driver.storage(t) for t in displaced},
-            constants=constants,
-            read_on_host=self._read_on_host,
+            *(driver, self.memory, self.host, self.host_reads),
+            {driver.storage(t) for t in displaced},
+            constants,
+            self._read_on_host,
         )
         self.seeds: set[int] = set()
         """Storages of seeds for a backward, which are on the host in eager."""
@@ -247,10 +244,6 @@ class Observer(Watching):
             return None
         what = f"an element is taken from the set `{name}` in a capture"
         return self.note_refusal(error_here("OL117", what, fix=_TAKEN_BEFORE))
-
-    def host_reads(self) -> HostReads:
-        """Return a mode that refuses the host's reads of device memory."""
-        return self._reads
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.admission.wanted.add(self._storage(t))

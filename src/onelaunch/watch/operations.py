@@ -73,6 +73,19 @@ class Watching(DecomposingMode):
         raise HigherOrder(func.name())
 
 
+class WatchingCompiled(Watching):
+    """A mode over compiled code: Dynamo runs what it has compiled, and not the code as it was."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: Dynamo may also compile under this mode, which a capture then refuses."""
+        return True
+
+    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes functions as it is."""
+        return func(*args, **kwargs)
+
+
 class OpCall:
     """A call of an operation, and the storages of its tensors.
 

@@ -66,7 +66,7 @@ class Blocks(Listener):
     @contextmanager
     def begin(self, workload: Workload, spot: Callable[[], Spot]) -> Generator[None]:
         self._refusals = Refusals(workload, spot)
-        with noting_waits(self._waited), self._refusals.host_reads(), self._refusals:
+        with noting_waits(self._waited), self._refusals.host_reads, self._refusals:
             yield
         self._refusals.release()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import numbers
@@ -205,6 +206,25 @@ class Buckets:
             for known, place in zip(self.sizes, places, strict=True)
         )
 
+    def larger(self, bucket: Sizes) -> Iterator[Sizes]:
+        """Yield the buckets that are as large in every dimension, and larger in one."""
+        known = (s[s.index(b) :] for s, b in zip(self.sizes, bucket, strict=True))
+        yield from (found for found in itertools.product(*known) if found != bucket)
+
+    def to(self, bucket: Sizes, above: bool = False) -> Buckets:
+        """Return the same with this bucket alone, for all sizes up to it.
+
+        Args:
+            above: leave the sizes of the smallest bucket out.
+        """
+        made = copy.copy(self)
+        first = [
+            (s[0],) if above and s[0] < b else () for s, b in zip(self.sizes, bucket, strict=True)
+        ]
+        sizes = tuple((*least, b) for least, b in zip(first, bucket, strict=True))
+        object.__setattr__(made, "sizes", sizes)
+        return made
+
     def most(self, bucket: Sizes) -> Sizes:
         """Return the largest sizes that a bucket serves."""
         return bucket
@@ -225,15 +245,25 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
     return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
 
-def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
+def padding(
+    buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
+) -> float:
     """Return the share of padding, 0 to 1, in the rows computed for calls in buckets."""
-    real, computed = rows(buckets, counts)
+    real, computed = rows(buckets, counts, larger)
     return 1 - real / computed if computed else 0.0
 
 
-def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
-    """Return the real rows of calls in buckets, and the rows computed for the calls."""
-    real = computed = 0
+def rows(
+    buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
+) -> tuple[int, int]:
+    """Return the real rows of calls in buckets, and the rows computed for the calls.
+
+    Args:
+        counts: sizes -> number of calls.
+        larger: (sizes, larger bucket than their own) -> number of calls there.
+    """
+    real = sum(count * math.prod(sizes) for (sizes, _), count in larger.items())
+    computed = sum(count * math.prod(bucket) for (_, bucket), count in larger.items())
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:

@@ -45,8 +45,8 @@ class GraphStats:
         sizes: with buckets: size -> number of calls. A size is a number, or a tuple where several
             dimensions are bucketed.
         padding: the share of padding in the rows of all buckets, 0 to 1. Each call, and each chunk
-            of a call, counts as if it ran in its bucket, although warm-up and eager calls run at
-            their own size. A call that a larger bucket served counts there.
+            of a call, counts as if it ran in its bucket. Warm-up and eager calls do so, too,
+            although they run at their own size. A call that a larger bucket served counts there.
         bucket_rows: the rows of all buckets, real ones and padding.
         larger_calls: with ``capture="background"``: calls that a larger bucket served, as their own
             was not recorded yet.

@@ -7,6 +7,7 @@ after a capture, that the bucket serves smaller sizes, too.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Hashable, Iterator
@@ -27,7 +28,7 @@ from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.table import Entry
 from onelaunch.runtime.worker import changes
-from onelaunch.sizes.buckets import Sizes
+from onelaunch.sizes.buckets import Buckets, Sizes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,10 +73,8 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
 
     def _larger(self, bucket: Sizes) -> Iterator[tuple[Entry, Bucket]]:
         """Yield the recordings of larger buckets, the smallest first."""
-        sizes = set(self._buckets.larger(bucket))
-        found = [
-            (e, b) for e in self._table.entries if (b := e.captured.bucket) and b.sizes in sizes
-        ]
+        every = [(e, b) for e in self._table.entries if (b := e.captured.bucket)]
+        found = [(e, b) for e, b in every if _is_larger(b.sizes, bucket)]
         yield from sorted(found, key=lambda pair: math.prod(pair[1].sizes))
 
     def has_larger(self, flat: Flat) -> bool:
@@ -126,7 +125,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         """Return whether a smaller bucket is not recorded."""
         recorded = {b.sizes for e in self._table.entries if (b := e.captured.bucket)}
         return any(
-            other not in recorded and other != bucket and all(map(operator.le, other, bucket))
+            other not in recorded and _is_larger(bucket, other)
             for other in self._buckets.largest_first()
         )
 
@@ -137,7 +136,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         driver, device = self._callee.driver_and_device(example)
         assert made.exact is not None
         for above in (False, True):
-            buckets = self._buckets.to(made.sizes, above)
+            buckets = _up_to(self._buckets, made.sizes, above)
             smaller = (b for b in self._buckets.largest_first() if b != made.sizes)
             if not any(buckets.choose(self._buckets.most(b)) == made.sizes for b in smaller):
                 return
@@ -162,6 +161,24 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 let_go(error)
                 if error.code != "OL140":
                     return
+
+
+def _is_larger(one: Sizes, other: Sizes) -> bool:
+    """Return whether a bucket is as large as another in every dimension, and larger in one."""
+    return one != other and all(map(operator.ge, one, other))
+
+
+def _up_to(buckets: Buckets, bucket: Sizes, above: bool) -> Buckets:
+    """Return the same with one bucket alone, for all sizes up to it.
+
+    Args:
+        above: leave the sizes of the smallest bucket out.
+    """
+    made = copy.copy(buckets)
+    known = zip(buckets.sizes, bucket, strict=True)
+    sizes = tuple((s[0], b) if above and s[0] < b else (b,) for s, b in known)
+    object.__setattr__(made, "sizes", sizes)
+    return made
 
 
 def _is_free(entry: Entry) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import numbers
@@ -205,25 +204,6 @@ class Buckets:
             1 if place == 0 else known[place - 1] + 1
             for known, place in zip(self.sizes, places, strict=True)
         )
-
-    def larger(self, bucket: Sizes) -> Iterator[Sizes]:
-        """Yield the buckets that are as large in every dimension, and larger in one."""
-        known = (s[s.index(b) :] for s, b in zip(self.sizes, bucket, strict=True))
-        yield from (found for found in itertools.product(*known) if found != bucket)
-
-    def to(self, bucket: Sizes, above: bool = False) -> Buckets:
-        """Return the same with this bucket alone, for all sizes up to it.
-
-        Args:
-            above: leave the sizes of the smallest bucket out.
-        """
-        made = copy.copy(self)
-        first = [
-            (s[0],) if above and s[0] < b else () for s, b in zip(self.sizes, bucket, strict=True)
-        ]
-        sizes = tuple((*least, b) for least, b in zip(first, bucket, strict=True))
-        object.__setattr__(made, "sizes", sizes)
-        return made
 
     def most(self, bucket: Sizes) -> Sizes:
         """Return the largest sizes that a bucket serves."""

@@ -94,7 +94,8 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
         capture: ``"background"``: calls without a recording run eagerly at once, and a thread
             captures their signatures meanwhile, what was asked for most first. The first call of a
             signature is watched, which slows it down. A callable that changes state, draws random
-            numbers or has a backward is captured in its calls, as by ``"call"``.
+            numbers or has a backward is captured in its calls, as by ``"call"``. With
+            `buckets` a larger bucket that is recorded serves calls meanwhile.
         max_recordings: signatures beyond so many run eagerly, with one warning.
         max_in_flight: in training, forwards of one signature that wait for their backward at the
             same time; each holds a recording with its saved tensors. Beyond so many a call runs

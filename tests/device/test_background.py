@@ -336,6 +336,21 @@ def held_in_a_capture(fast: Any, x: Tensor, entered: threading.Event) -> None:
     assert entered.is_set()
 
 
+def test_normal_tensors_under_inference_mode(device: torch.device, rand: Rand) -> None:
+    """The copies that are captured are no inference tensors either."""
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    x = rand(0, 2, 4)
+    with torch.inference_mode():
+        captured(fast, 1, lambda: assert_same(fast(x), net(x)))
+        before = fast.stats()
+        for _ in range(3):
+            assert_same(fast(x), net(x))
+        assert fast.stats().replays == before.replays + 3
+    assert fast.stats().captures == 1
+    assert fast.stats().warmup_calls == 1
+
+
 def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Rand) -> None:
     """A capture puts nothing back: other threads made the changes."""
     entered, go = threading.Event(), threading.Event()

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch._guards import CompileContext, TracingContext
 
 from onelaunch.errors import GraphWarning
 from onelaunch.source import levels_to_user, user_line
@@ -182,7 +183,7 @@ def ambient() -> str | None:
 
     The callable itself runs then: the tracer, transform or mode must see its operations.
     """
-    if torch.compiler.is_compiling():
+    if compiles_here():
         return "torch.compile is tracing"
     if _C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
@@ -197,6 +198,14 @@ def ambient() -> str | None:
     if _C._is_tracing():
         return "torch.jit is tracing"
     return None
+
+
+def compiles_here() -> bool:
+    """Return whether this thread compiles. Torch's flag is of the whole process, so that another
+    thread may have set it; an export that Dynamo has no part in is a dispatch mode, too."""
+    if not torch.compiler.is_compiling():
+        return False
+    return (CompileContext.try_get() or TracingContext.try_get()) is not None
 
 
 def _only_default_device() -> bool:

@@ -106,12 +106,20 @@ class Bucket:
         least: the smallest sizes that are padded to it.
         places: argument index -> the bucketed dimension that each varying dimension follows.
         around: the call path that pads before the launch; None if the launch always pads.
+        exact: the call path of calls of its own size.
+        checked: whether each call checks values of its own.
+        below: the call path of calls of smaller buckets, too, once that is proven.
+        tried: whether that was tried.
     """
 
     sizes: tuple[int, ...]
     least: tuple[int, ...]
     places: dict[int, tuple[int, ...]]
     around: Callable[..., Any] | None = None
+    exact: Callable[..., Any] | None = None
+    checked: bool = False
+    below: Callable[..., Any] | None = None
+    tried: bool = False
 
 
 @dataclass(slots=True, eq=False)

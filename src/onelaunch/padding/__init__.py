@@ -2,7 +2,7 @@
 
 graphed.py      the graphed callable for some options, with buckets or without
 bucketed.py     Graphed with buckets: the recording for a size, calls above the largest
-background.py   the same, captured while calls run eagerly
+background.py   the same, captured while calls run eagerly, or at larger buckets
 strategy.py     a call recorded at the size of its bucket
 pad.py          arguments padded to the size of a bucket, results cut back
 padded_call.py  a call around a recording: padded and cut outside, or checked where values hide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,6 +74,7 @@ class Bucketed(Graphed[P, R]):
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
         self._counts_by_size: dict[Sizes, SizeCalls] = {}
+        self._counts_at_larger: dict[tuple[Sizes, Sizes], SizeCalls] = {}
         self._read_sizes: Callable[..., Sizes] = unread
         self._raises = options.on_refusal == "raise"
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
@@ -144,11 +146,21 @@ class Bucketed(Graphed[P, R]):
     def _index(self, call: Request, flat: Flat) -> None:
         """Index the recordings for calls of these sizes, which then need no flattening."""
         index = self._table.index
-        if not index:
-            self._read_sizes = reader(call, flat)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        index[call.sizes] = self._count(call.sizes), self._paths(bucket)
+        self._fill(index, call, flat, self._count(call.sizes), self._paths(bucket))
+
+    def _fill(
+        self,
+        index: dict[Any, Any],
+        call: Request,
+        flat: Flat,
+        counted: SizeCalls,
+        paths: list[CallPath],
+    ) -> None:
+        if not index:
+            self._read_sizes = reader(call, flat)
+        index[call.sizes] = counted, paths
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
         """Return the call paths of a bucket's recordings, without padding before the launch
@@ -260,14 +272,23 @@ class Bucketed(Graphed[P, R]):
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""
         counts = list(self._counts_by_size.items())
-        made = {sizes: count.made for sizes, count in counts}
+        made = Counter({sizes: count.made for sizes, count in counts})
         run = {sizes: count.made + count.chunks for sizes, count in counts}
-        share, (_, computed) = padding(self._buckets, run), rows(self._buckets, run)
-        found = super().stats()
-        return replace(found, sizes=histogram(made), padding=share, bucket_rows=computed)
+        larger = {key: count.made for key, count in list(self._counts_at_larger.items())}
+        for (sizes, _), count in larger.items():
+            made[sizes] += count
+        _, computed = rows(self._buckets, run, larger)
+        return replace(
+            super().stats(),
+            sizes=histogram(made),
+            padding=padding(self._buckets, run, larger),
+            bucket_rows=computed,
+            larger_calls=sum(larger.values()),
+        )
 
     def reset(self) -> None:
         """Free every recording and forget every signature and count; see `Graphed.reset`."""
         super().reset()
         self._counts_by_size.clear()
+        self._counts_at_larger.clear()
         self._chunks.clear()

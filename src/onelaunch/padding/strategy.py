@@ -14,6 +14,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
+from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import NamingCall, naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
@@ -74,14 +75,29 @@ class BucketStrategy(Strategy):
 
     def call_path(self, captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         places = {index: _places(self._call.padded[index]) for index in self.varying}
-        captured.bucket = Bucket(self.bucket, self._least, places)
-        call = super().call_path(captured, spec, label)
+        captured.bucket = made = Bucket(self.bucket, self._least, places)
+        made.exact = call = super().call_path(captured, spec, label)
+        made.checked = self._proof.hiding is not None
         if self._least == self.bucket:
             return call
-        of, padded, tree = self._of, self._call.padded, self._flat.tree
-        around = PaddedCall(call, of._buckets, of._names, padded, tree, self.bucket, self._proof)
-        captured.bucket.around = self._checked(around) if self.varying else None
-        return self._checked(call if self.varying else around)
+        around, checked = self._around(call), self._checked
+        made.around = checked(around) if self.varying else None
+        return checked(call if self.varying else around)
+
+    def _around(self, exact: CallPath) -> PaddedCall:
+        of, how, tree = self._of, self._call.padded, self._flat.tree
+        return PaddedCall(exact, of._buckets, of._names, how, tree, self.bucket, self._proof)
+
+    def proven_around(self, exact: CallPath, attempt: Attempt) -> CallPath:
+        """Return the call path around a recording that was made for other sizes of the bucket.
+
+        Raises:
+            CaptureError: OL140, padding would change a result, or each call would check values.
+        """
+        self._prove(attempt)
+        if self._proof.hiding is not None:
+            raise CaptureError("OL140", "the recording checks no number that hides padding")
+        return self._checked(self._around(exact))
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
         hiding = self._proof.hiding

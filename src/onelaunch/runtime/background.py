@@ -26,6 +26,7 @@ from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
@@ -115,6 +116,10 @@ class Captures:
             return normal()
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
         wants = wanted.state is _State.WANTED
+        if wanted.state is _State.NEW:
+            result = self._at_larger(graphed, wanted, flat, driver, args, kwargs)
+            if result is not MISS:
+                return result
         moved = not served if wanted.state is _State.DONE else wants and not wanted.is_known
         if moved:
             self._forget(wanted)
@@ -122,13 +127,43 @@ class Captures:
                 return self._alone(normal)
         elif wants:
             self._want(wanted, flat)
-            return self._beside(eager, normal)
+            result = graphed.at_larger(args, kwargs, flat)
+            return self._beside(eager, normal) if result is MISS else result
         if not self._lock(driver, moved):
             return self._beside(eager, normal)
         try:
             if wanted.state is not _State.NEW:
                 return normal()
             return self._learned(graphed, wanted, flat, device, normal)
+        finally:
+            driver.lock.release()
+
+    def _at_larger(
+        self,
+        graphed: CapturesBeside[..., Any],
+        wanted: _Wanted,
+        flat: Flat,
+        driver: Driver,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Make the first call of a signature by a recording for larger sizes, and have its own
+        captured. A proof has shown that it does as those that the recording was made for, so that
+        it need not be watched. During another capture it is not asked for yet."""
+        if not graphed.has_larger(flat):
+            return MISS
+        if not driver.lock.acquire(blocking=False):
+            return graphed.at_larger(args, kwargs, flat, asked=False)
+        try:
+            example = copied(flat)  # a call may write into its arguments
+            result = MISS if example is None else graphed.at_larger(args, kwargs, flat)
+            if result is not MISS:
+                found = Unmoved(graphed, flat)
+                with self._changed:
+                    wanted.example, wanted.modes, wanted.found = example, Modes(), found
+                    wanted.state = _State.WANTED
+                    self.worker.wake()
+            return result
         finally:
             driver.lock.release()
 
@@ -233,7 +268,7 @@ class Captures:
         running, spec = graphed._table.running, None
 
         def under_way() -> list[int]:
-            if wanted.state is not _State.WANTED:
+            if wanted.state not in (_State.WANTED, _State.DONE):
                 raise CaptureError("OL109", "its state has moved")
             return running
 
@@ -242,6 +277,7 @@ class Captures:
                 if not wanted.is_known:
                     self._forget(wanted)
                     return
+                graphed.widen(example)
                 spec = spec_of(driver, example, device)
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
@@ -253,8 +289,12 @@ class Captures:
                 graphed._signatures.states.pop(spec, None)
         else:
             self._became(wanted, _State.DONE)
+            with capturing(modes, driver, device, under_way):
+                graphed.widen(example)
         finally:
             wanted.found = None
+            if wanted.state is not _State.DONE:
+                graphed._table.index = {}  # calls at larger sizes have to ask again
 
 
 class CapturesBeside(Graphed[P, R]):
@@ -272,6 +312,23 @@ class CapturesBeside(Graphed[P, R]):
         """Return whether a recording serves a call. It may have missed it by a flag of torch's that
         modes of other threads set."""
         return any(e.spec == spec and e.captured.guard.check() for e in self._table.entries)
+
+    def has_larger(self, flat: Flat) -> bool:
+        """Return whether a recording for larger sizes may serve a call."""
+        return False
+
+    def at_larger(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat, asked: bool = True
+    ) -> R | Miss:
+        """Make a call by a recording for larger sizes; return `MISS` if there is none.
+
+        Args:
+            asked: whether its own sizes are to be captured, which the next call need not ask for.
+        """
+        return MISS
+
+    def widen(self, example: Flat) -> None:
+        """Prove that a recording serves smaller sizes than its own, if that was not tried yet."""
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self._captures.call(

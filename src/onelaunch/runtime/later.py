@@ -21,7 +21,7 @@ from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.recording import CapturedCall, Recording
+from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
 from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError, let_go
@@ -35,7 +35,7 @@ from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats, summed
 from onelaunch.runtime.table import Entry
 from onelaunch.runtime.why import offer_split
-from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, changes, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,7 +119,7 @@ class CompilesLater(Graphed[P, R]):
             raise
         for entry in self._table.entries:
             if id(entry) not in known:
-                self._want(entry, example, flat, free and not _changes(entry.captured))
+                self._want(entry, example, flat, free and not changes(entry.captured))
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled.
@@ -210,12 +210,6 @@ class CompilesLater(Graphed[P, R]):
         self._tried.clear()
         self._compiled.reset()
         super().reset()
-
-
-def _changes(captured: CapturedCall) -> bool:
-    """Return whether a recorded call changes state."""
-    changed = (*captured.writes.tensors, *captured.state, *captured.optimizers)
-    return bool(changed or captured.draws or captured.moved_numbers())
 
 
 def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] | None:

@@ -75,9 +75,11 @@ class GraphStats(Figures):
         sizes: with buckets: size -> number of calls. A size is a number, or a tuple where several
             dimensions are bucketed.
         padding: the share of padding in the rows of all buckets, 0 to 1. Each call, and each chunk
-            of a call, counts as if it ran in its bucket, although warm-up calls run at their own
-            size.
+            of a call, counts as if it ran in its bucket. Warm-up and eager calls do so, too,
+            although they run at their own size. A call that a larger bucket served counts there.
         bucket_rows: the rows of all buckets, real ones and padding.
+        larger_calls: with ``capture="background"``: calls that a larger bucket served, as their own
+            was not recorded yet.
         split: the modules that run as they are under ``on_refusal="split"``, the outer ones first.
             The other figures are then of all pieces together.
         split_launches: the launches of one call in pieces, without its backward; 0 before the first
@@ -86,6 +88,7 @@ class GraphStats(Figures):
     """
 
     sizes: dict[int | tuple[int, ...], int] = field(default_factory=dict)
+    larger_calls: int = 0
     split: tuple[SplitModule, ...] = ()
     split_launches: int = 0
     split_us: float = 0.0

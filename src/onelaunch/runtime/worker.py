@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Flat
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls
@@ -155,6 +156,12 @@ class Unmoved:
         return not changes
 
 
+def changes(captured: CapturedCall) -> bool:
+    """Return whether a recorded call changes state, or draws."""
+    changed = (*captured.writes.tensors, *captured.state, *captured.optimizers)
+    return bool(changed or captured.draws or captured.moved_numbers())
+
+
 def _version(t: Tensor) -> int | None:
     """Return the number of in-place writes; None if torch does not count them."""
     return None if t.is_inference() else t._version
@@ -162,10 +169,15 @@ def _version(t: Tensor) -> int | None:
 
 def copied(flat: Flat) -> Flat | None:
     """Return a call with copies of its tensors; None if a copy has another layout."""
-    with torch.no_grad():
-        tensors = [t.clone().requires_grad_(t.requires_grad) for t in flat.tensors]
+    tensors = [_copy(t) for t in flat.tensors]
     alike = all(a.stride() == b.stride() for a, b in zip(tensors, flat.tensors, strict=True))
     return flat._replace(tensors=tensors) if alike else None
+
+
+def _copy(t: Tensor) -> Tensor:
+    """Return a copy; under inference mode, too, an inference tensor only of another."""
+    with torch.inference_mode(t.is_inference()), torch.no_grad():
+        return t.clone().requires_grad_(t.requires_grad)
 
 
 @contextmanager

@@ -225,15 +225,25 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
     return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
 
-def padding(buckets: Buckets, counts: Mapping[Sizes, int]) -> float:
+def padding(
+    buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
+) -> float:
     """Return the share of padding, 0 to 1, in the rows computed for calls in buckets."""
-    real, computed = rows(buckets, counts)
+    real, computed = rows(buckets, counts, larger)
     return 1 - real / computed if computed else 0.0
 
 
-def rows(buckets: Buckets, counts: Mapping[Sizes, int]) -> tuple[int, int]:
-    """Return the real rows of calls in buckets, and the rows computed for the calls."""
-    real = computed = 0
+def rows(
+    buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
+) -> tuple[int, int]:
+    """Return the real rows of calls in buckets, and the rows computed for the calls.
+
+    Args:
+        counts: sizes -> number of calls.
+        larger: (sizes, larger bucket than their own) -> number of calls there.
+    """
+    real = sum(count * math.prod(sizes) for (sizes, _), count in larger.items())
+    computed = sum(count * math.prod(bucket) for (_, bucket), count in larger.items())
     for sizes, count in counts.items():
         bucket = buckets.choose(sizes)
         if bucket is not None and 0 not in sizes:

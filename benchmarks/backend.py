@@ -50,7 +50,7 @@ from benchmarks.processes import (
 )
 from examples.placement import device
 from onelaunch.dynamo import onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 from onelaunch.tools.bench.precision import relative_error
 from onelaunch.tools.bench.reference import outputs
 
@@ -146,7 +146,7 @@ def build(
 
 def captures() -> int:
     """The recordings that the backend has made."""
-    return sum(graphed.stats().captures for graphed in graphs())
+    return sum(graphed.stats().captures for graphed in regions.graphs())
 
 
 def warm(step: Callable[[], Any]) -> list[Any]:

@@ -57,7 +57,10 @@ FAULTS = (
     ),
     Fault("the least size of a bucket", CHECKS, "n{place} < {least} or n{place}", "n{place}"),
     Fault(
-        "a forward in flight", "autograd/node.py", "return token if free else None", "return token"
+        "a forward in flight",
+        "autograd/node.py",
+        "return token if owners == _NOBODY else None",
+        "return token",
     ),
     Fault("numbers by bits", "call/tree.py", "_bits(value) == self._key", "value == self.value"),
     Fault(

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 from onelaunch.dynamo import onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 ENGINES = (
     *("eager", "onelaunch", "onelaunch split", "onelaunch backend", "reduce-overhead", "by hand"),
@@ -111,10 +111,10 @@ class Backend:
         return self.fast(*args, **kwargs)
 
     def launches(self) -> int:
-        return sum(graphed.stats().replays for graphed in graphs())
+        return sum(graphed.stats().replays for graphed in regions.graphs())
 
     def figures(self) -> dict[str, Any]:
-        return {"recordings": sum(graphed.stats().captures for graphed in graphs())}
+        return {"recordings": sum(graphed.stats().captures for graphed in regions.graphs())}
 
 
 class ReduceOverhead:

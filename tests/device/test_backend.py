@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.dynamo import backend, onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 from .drop_in import on_accelerators, on_cpu
 from .programs import Program, programs
@@ -80,7 +80,7 @@ def test_on_plain_cpu_tensors_the_compiled_code_runs(device: torch.device, rand:
         return x.sin().cos()
 
     same_calls(f, compiled(f, codegen="eager"), lambda i: (rand(i, 100),))
-    assert not graphs()
+    assert not regions.graphs()
 
 
 @on_accelerators
@@ -96,7 +96,7 @@ def test_graph_breaks_share_a_pool(device: torch.device, rand: Rand) -> None:
         same_calls(f, compiled(f), lambda i: (rand(i, 100),))
     assert len(recordings()) == 3
     assert replays() == 15
-    assert len({id(graphed._pool) for graphed in graphs()}) == 1
+    assert len({id(graphed._pool) for graphed in regions.graphs()}) == 1
 
 
 @on_accelerators

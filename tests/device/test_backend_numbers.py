@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 from .drop_in import on_accelerators
 from .regions import F, compiled, recordings, replays, same_calls
@@ -355,5 +355,5 @@ def test_what_needs_the_value_has_a_bound(device: torch.device, rand: Rand, f: F
         warnings.simplefilter("always")
         same_calls(f, fast, lambda i: (rand(i, 2, 4), i // 4 + 1), calls=6 * 4)
     assert {str(w.message)[1:6] for w in caught if w.category is ol.GraphWarning} <= {"OL301"}
-    assert all(len(graphed.recordings) <= 2 for graphed in graphs())
+    assert all(len(graphed.recordings) <= 2 for graphed in regions.graphs())
     assert replays() >= 1

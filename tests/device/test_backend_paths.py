@@ -16,7 +16,7 @@ import torch._dynamo.config as dynamo_config
 from torch import Tensor, nn
 
 from onelaunch.dynamo import onelaunch
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 from .drop_in import allocated, on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, two_models
@@ -500,7 +500,7 @@ def test_all_memory_comes_back(device: torch.device, rand: Rand, first: str) -> 
         torch._dynamo.reset()
         del fast
         gc.collect()
-        assert not graphs()
+        assert not regions.graphs()
         for i, (y, z) in enumerate(kept):
             torch.testing.assert_close(
                 (y, z), (rand(i, 512) + 3, (rand(i, 512) + 3).mul(10).relu())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.dynamo import backend
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 from onelaunch.sizes.buckets import Sizes
 
 from .drop_in import on_accelerators
@@ -32,7 +32,7 @@ def rand(rand: Rand) -> Rand:
 
 def recorded() -> set[Sizes]:
     """The sizes of the buckets that have a recording."""
-    entries = [entry for graphed in graphs() for entry in graphed._table.entries]
+    entries = [entry for graphed in regions.graphs() for entry in graphed._table.entries]
     return {e.captured.bucket.sizes for e in entries if e.captured.bucket is not None}
 
 
@@ -101,7 +101,7 @@ def test_a_branch_on_the_size(device: torch.device, rand: Rand) -> None:
         return x * 2 if x.shape[0] > 6 else x + 1
 
     assert calls_of(f, lambda i, n: (rand(i, n, 4),)) == {"OL310"}
-    served = {g.options.buckets.sizes for g in graphs() if g.options.buckets is not None}
+    served = {g.options.buckets.sizes for g in regions.graphs() if g.options.buckets is not None}
     assert served == {((4,),), ((8,),)}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
-from onelaunch.dynamo.backend import graphs
+from onelaunch.dynamo.backend import regions
 
 from .drop_in import allocated, on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, two_models
@@ -484,4 +484,4 @@ def test_a_function_that_is_gone_is_freed(device: torch.device, rand: Rand) -> N
     del fast
     torch._dynamo.reset()
     gc.collect()
-    assert not graphs()
+    assert not regions.graphs()

@@ -11,7 +11,6 @@ import copy
 import math
 import operator
 from collections.abc import Hashable, Iterator
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from onelaunch.call.spec import CallSpec
@@ -20,7 +19,6 @@ from onelaunch.capture.recording import Bucket
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.padding.bucketed import Bucketed, SizeCalls
-from onelaunch.padding.compare import Known
 from onelaunch.padding.pad import Request, request
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, Miss
@@ -140,10 +138,9 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
             smaller = (b for b in self._buckets.largest_first() if b != made.sizes)
             if not any(buckets.choose(self._buckets.most(b)) == made.sizes for b in smaller):
                 return
-            of = replace(self._bucketing, buckets=buckets, known=Known())
             try:
                 call = request(buckets, example, self._names)
-                strategy = BucketStrategy(of, call, example, made.sizes)
+                strategy = BucketStrategy(self, call, example, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 attempt = Attempt(
                     driver,

@@ -15,6 +15,7 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
+from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import NamingCall, naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
@@ -31,7 +32,7 @@ from onelaunch.padding.padded_call import (
 from onelaunch.padding.proof import prove
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, E, Strategy
-from onelaunch.sizes.buckets import Sizes
+from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import PaddedDims, Varying
 
 if TYPE_CHECKING:
@@ -40,13 +41,26 @@ if TYPE_CHECKING:
 
 class BucketStrategy(Strategy):
     """The way to record a padded call: at its bucket's size, once this is proven to change no
-    result."""
+    result.
 
-    def __init__(self, of: Bucketed[..., Any], call: Request, flat: Flat, bucket: Sizes) -> None:
+    Args:
+        buckets: default the buckets of `of`; for others nothing is proven yet.
+    """
+
+    def __init__(
+        self,
+        of: Bucketed[..., Any],
+        call: Request,
+        flat: Flat,
+        bucket: Sizes,
+        buckets: Buckets | None = None,
+    ) -> None:
         self._of, self._call, self._flat = of, call, flat
+        self._buckets = of._buckets if buckets is None else buckets
+        self._known = of._known if buckets is None else Known()
         self.bucket = bucket
         self.padded = padded(call, flat, bucket)
-        self._least = of._buckets.smallest(bucket)
+        self._least = self._buckets.smallest(bucket)
         self._proof = Proof()
         self._proven = False
 
@@ -86,7 +100,7 @@ class BucketStrategy(Strategy):
 
     def _around(self, exact: CallPath) -> PaddedCall:
         of, how, tree = self._of, self._call.padded, self._flat.tree
-        return PaddedCall(exact, of._buckets, of._names, how, tree, self.bucket, self._proof)
+        return PaddedCall(exact, self._buckets, of._names, how, tree, self.bucket, self._proof)
 
     def proven_around(self, exact: CallPath, attempt: Attempt) -> CallPath:
         """Return the call path around a recording that was made for other sizes of the bucket.
@@ -122,11 +136,11 @@ class BucketStrategy(Strategy):
         dry_run = DryRun(driver, device, run, reached, self._flat.tree, attempt.ahead)
         self._proof = prove(
             dry_run,
-            self._of._buckets,
+            self._buckets,
             self._call,
             self._flat,
             self.bucket,
-            self._of._known,
+            self._known,
             attempt.signature.has_backward,
         )
         self._proven = True

@@ -27,7 +27,10 @@ from tests.footguns.slow_runs import settings as settings
 @pytest.mark.parametrize("rule", SLOW, ids=lambda rule: rule.name)
 def test_the_example_fires_and_what_replaces_it_is_silent(rule: Rule, tmp_path: Path) -> None:
     model, args = program(rule.example, tmp_path)
-    found = [f for f in diagnose(model, args).findings if f.code == rule.code]
+    for _ in range(3):  # OL612 times both ways, on a machine that may be busy
+        found = [f for f in diagnose(model, args).findings if f.code == rule.code]
+        if found:
+            break
     assert len(found) == 1
     assert (found[0].name, found[0].severity) == (rule.name, "slow")
     assert found[0].found_by == ("run",)

@@ -156,8 +156,8 @@ class CudaRecorder:
     def branch(self, graph: torch.cuda.CUDAGraph, lanes: CudaLanes) -> None:
         """Make a chain of a graph, and note what its operations touch."""
         assert self.pool.allocated is not None
-        groups = lanes.groups(graph.raw_cuda_graph(), self.pool.allocated)
         blocks = self.pool.allocated.blocks()
+        groups = lanes.groups(graph.raw_cuda_graph(), blocks)
         # A state that is set while it runs is no trial's.
         runnable = self.runnable and not (self.rewind and self.rewind.used)
         self.branches = Branches(graph, self.index, groups, blocks, self._nodes(), runnable)

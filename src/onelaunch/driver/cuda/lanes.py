@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.memory import Allocated, live_blocks, region, storage
+from onelaunch.driver.cuda.memory import live_blocks, region, storage
 from onelaunch.driver.cuda.streams import bindings, new_stream
 from onelaunch.driver.cuda.triton_launches import Launched
 from onelaunch.driver.edges import (
@@ -115,15 +115,15 @@ class CudaLanes:
         for lane in self._used:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
-    def groups(self, graph: int, allocated: Allocated) -> list[NodeGroup]:
+    def groups(self, graph: int, allocated: Sequence[tuple[int, int]]) -> list[NodeGroup]:
         """Find the nodes of each operation, and all that they touch.
 
         Args:
-            allocated: the blocks that were allocated in the capture.
+            allocated: the (address, bytes) of each block that the capture allocated.
         """
         handles = nodes.handles(graph)
         groups = completed(_groups(self._ran, graph, handles), len(handles))
-        blocks = _Blocks([*allocated.blocks(), *live_blocks(self._index)])
+        blocks = _Blocks([*allocated, *live_blocks(self._index)])
         for group in groups:
             _add_hidden(group, handles, blocks)
         return groups

@@ -41,14 +41,14 @@ def random_tensor(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Values that depend on the seed, the shape and the dtype alone, made on the host."""
-    generator = torch.Generator().manual_seed(1000 + seed)
+    generator = torch.Generator("cpu").manual_seed(1000 + seed)  # whatever the default device
     if dtype == torch.bool:
-        t = torch.rand(shape, generator=generator) > 0.5
+        t = torch.rand(shape, generator=generator, device="cpu") > 0.5
     elif dtype.is_floating_point or dtype.is_complex:
         full = torch.complex64 if dtype.is_complex else torch.float32
-        t = torch.randn(shape, generator=generator, dtype=full).to(dtype)
+        t = torch.randn(shape, generator=generator, dtype=full, device="cpu").to(dtype)
     else:
-        t = torch.randint(0, 7, shape, generator=generator).to(dtype)
+        t = torch.randint(0, 7, shape, generator=generator, device="cpu").to(dtype)
     return t.to(device)
 
 

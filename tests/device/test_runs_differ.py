@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.runtime import answers
 
 from .drop_in import assert_same, compare, drop_in, drop_in_worlds, replays
 
@@ -492,15 +493,84 @@ def test_code_that_reads_the_device_unless_it_is_captured(rand: Rand) -> None:
     assert replays(fast) == 5
 
 
+class Asking(nn.Module):
+    """It reads the device unless it is captured.
+
+    Args:
+        effect: what else it does in each run.
+    """
+
+    def __init__(self, effect: str = "") -> None:
+        super().__init__()
+        self.effect = effect
+        self.register_buffer("total", torch.zeros(()))
+        self.calls = 0
+        self.off = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.effect == "writes":
+            self.total += 1
+        if self.effect == "counts":
+            self.calls += 1
+        if self.effect == "draws":
+            x = x + torch.rand_like(x)
+        y = x * 2 if reads(x) else x * 2 * self.off
+        return y + self.total + self.calls
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch without CUDA raises where it is asked."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("effect", ["", "writes", "counts", "draws"])
+def test_the_answer_is_changed_after_the_last_warm_up(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch, effect: str
+) -> None:
+    """Of a callable without effects only the other way is run once more."""
+    ran: list[bool] = []
+    answered = answers._answered
+
+    def counted(callee: Any, attempt: Any, answer: bool) -> Any:
+        ran.append(answer)
+        return answered(callee, attempt, answer)
+
+    monkeypatch.setattr(answers, "_answered", counted)
+    eager, model = Asking(effect).to(device), Asking(effect).to(device)
+    fast = ol.graph(model, warmup=2)
+    with torch.no_grad():
+        for i in range(4):
+            found = fast(rand(i, 4))
+            if effect != "draws":
+                assert_same(found, eager(rand(i, 4)))
+    assert [recording.told_capturing for recording in fast.recordings] == [True]
+    assert ran == [False, True] if effect else [True]
+
+
+@pytest.mark.usefixtures("answered")
+def test_another_way_that_computes_something_else_changes_no_answer(
+    device: torch.device, rand: Rand
+) -> None:
+    model = Asking().to(device)
+    model.off = 3.0
+    fast = ol.graph(model, warmup=2)
+    with torch.no_grad():
+        for i in range(2):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+        with pytest.raises(ol.CaptureError, match="something else where it is captured"):
+            fast(rand(2, 4))
+
+
+@pytest.mark.usefixtures("answered")
 @pytest.mark.parametrize("independent", [False, True], ids=["proven", "independent"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_code_that_reads_the_device_unless_it_is_captured_in_buckets(
-    rand: Rand, monkeypatch: pytest.MonkeyPatch, independent: bool, grad: bool
+    rand: Rand, independent: bool, grad: bool
 ) -> None:
     """It is compared at the call's own size, and captured at the bucket's."""
-    if not torch.cuda.is_available():  # torch without CUDA raises where it is asked
-        monkeypatch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
-
     buckets = ol.Buckets(0, (4, 8), independent=independent)
     fast = ol.graph(unless_large, warmup=1, buckets=buckets)
     with torch.set_grad_enabled(grad):

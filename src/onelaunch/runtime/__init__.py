@@ -19,6 +19,7 @@ forks.py      locks of our threads, and a fork of the process
 worker.py     a thread for captures beside calls, and the conditions that they need
 brought.py    state that the caller replaces between calls, to be inputs
 warmup.py     the runs before a capture, and the facts that they show
+answers.py    the two ways of a callable that asks whether it is being captured, compared
 pool.py       `ol.Pool`, and the manager of its memory and budget
 stats.py      the cost and use of recordings, as data
 service.py    Service: a graphed callable in a service, which captures ahead and tells of itself

@@ -28,6 +28,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime import answers
 from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
@@ -194,25 +195,27 @@ class Graphed(Service, Generic[P, R]):
         # `run` calls `_refused` before an optimizer's step that no graph can hold. That raises, or,
         # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
         reads = self._callee.reads
+        before = None if reads is None else attempt.reached.walk()
         with self._ranks.noting():
             result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
         self._table.unserved.note_warmup(attempt, self._signatures.states)
         after = self._signatures.flat(args, kwargs)
-        # An argument that is an object is taken apart into its fields. If the call has changed a
-        # field, objects of that class are taken apart no more: a replay would not write the field.
+        # Objects of a class of which the call has changed a field are not taken apart any more: a
+        # replay would not write the field.
         self._signatures.stop_taking_apart(attempt.flat, after)
         # The state behind the callable and its arguments.
         reached = self._callee.left(after, result, reads)
         # An object that comes back from two calls is the callable's own; replays return it too.
         self._callee.note_result(result)
-        # A callable that is given no tensor, and reaches none, shows its device by its results.
+        # A callable without any tensor shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
-            # Another device than was assumed: what `run` counted was no warm-up for it.
             attempt.signature.warmups -= 1
             attempt.signature.accesses = None
         elif wants_grad(attempt.driver, result, after, reached):
             self._expect_backward(attempt.signature, reached)
+        elif before is not None and reached.walk() is before and not self._ranks.several:
+            answers.switch_early(self._callee, replace(attempt, reached=reached), result)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
@@ -269,9 +272,8 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
-            # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
-            # eager. The first time that it asked and is refused, `switch_answer` changes the answer
-            # to yes, and returns True.
+            # A callable that asks torch whether it is captured is told no, as in eager. The first
+            # time that it is refused the answer changes to yes; see `switch_answer`.
             if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
@@ -290,19 +292,17 @@ class Graphed(Service, Generic[P, R]):
         kwargs: dict[str, Any],
         refused: CaptureError,
     ) -> R | Miss:
-        """Capture a callable that asks whether it is being captured, and was refused after the
-        answer no. From now on the answer is yes."""
+        """Capture a callable that was refused after the answer no, with the answer yes."""
         signature = attempt.signature
-        # What the warm-ups under the answer no showed does not hold any more. One under the answer
-        # yes is enough. `compare_answers` rehearses it under both answers. The second rehearsal is
-        # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
-        # backward runs inside: then the call itself is the warm-up.
+        # The warm-ups under the answer no count no more; one under the answer yes is enough. The
+        # second run of `answers.compare` is that warm-up, and leaves a ledger, unless the code is
+        # compiled, grad mode is on or a backward runs inside: then the call itself is it.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
         flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))
-        unlike = self._recorder.warmup.compare_answers(warm, self._name, refused)
+        unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
             return self._refused(signature, unlike)
         if signature.ledger is None:

@@ -29,6 +29,7 @@ from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
+from onelaunch.runtime import answers
 from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
@@ -350,7 +351,7 @@ class Recorder:
             if self._ranks.several or not attempt.signature.asking.switch_answer():
                 raise
             attempt.reached.forget()
-            unlike = self.warmup.compare_answers(attempt, self._name, error)
+            unlike = answers.compare(self._callee, attempt, self._name, error)
             if unlike is not None:
                 raise unlike from None
             self._rehearse(attempt, owner, lambda result: None)

@@ -30,9 +30,6 @@ from onelaunch.call.tree import Flat, Same, constants, flatten, flatten_call, un
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
 from onelaunch.capture.rolled_back import rolled_back
-from onelaunch.driver.aten import operator
-from onelaunch.driver.capture_query import Asking
-from onelaunch.driver.distance import apart
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import is_beside, make_way
@@ -55,7 +52,7 @@ from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
 from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.uncompiled import leave_ours_alone
-from onelaunch.unwinding import DispatchMode, same_modes
+from onelaunch.unwinding import same_modes
 from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
 from onelaunch.watch.ledger import Ledger, LedgerMode
 from onelaunch.watch.observer import Observer
@@ -65,8 +62,6 @@ Refuse = Callable[[SignatureState, CaptureError], object]
 
 
 _DETACHED = "write values without gradients, `self.total += loss.detach()`"
-_ROUNDING = 0.05
-"""The greatest difference by rounding of different kernels, relative to the largest value."""
 
 
 class Warmup:
@@ -151,7 +146,7 @@ class Warmup:
         """Return a run with its reads noted in the first warm-up, its operations in the `last`."""
         step_aside = None
         if last:
-            run = _NotedRun(attempt, run)
+            run = NotedRun(attempt, run)
             step_aside = run.step_aside
         if not attempt.signature.warmups or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
@@ -221,49 +216,6 @@ class Warmup:
 
         return watching_steps(before)
 
-    def compare_answers(
-        self, attempt: Attempt, name: str, refused: CaptureError
-    ) -> CaptureError | None:
-        """Run the callable with either answer to its question whether it is being captured. Return
-        the error of a callable that computes something else in a capture: its results differ by
-        more than rounding, with the same random numbers. Return `refused` if it fails there. Every
-        run is rolled back. The last run, as in a capture, is a warm-up, unless the capture will
-        differ."""
-        if attempt.reached.walk().runs_backward():
-            return None  # no run of it can be rolled back without gradients
-        eager, drawn = self._answered(attempt, False)
-        try:
-            captured, drawn_then = self._answered(attempt, True)
-        except Exception as error:  # noqa: BLE001  eager does not raise it
-            let_go(error)
-            return refused
-        distance = apart(eager, captured)
-        if distance <= _ROUNDING or drawn != drawn_then:
-            return None
-        what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
-        fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
-        return CaptureError("OL109", what, where=user_line(), fix=fix)
-
-    def _answered(self, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
-        """Run the callable with this answer about capturing, and roll it back. Return its results
-        and random numbers."""
-        driver, device, flat = attempt.driver, attempt.device, attempt.flat
-        args, kwargs = unflatten(flat.tree, flat.tensors)
-        run = functools.partial(self._callee.fn, *args, **kwargs)
-        if answer and not (self._callee.is_compiled(driver) or torch.is_grad_enabled()):
-            run = _NotedRun(attempt, run)
-        callee, reached = self._callee, attempt.reached
-        undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
-        # The warm-ups got the answer no. What another answer leads to was not read yet.
-        before = None if answer else reached.walk()
-        with undone as effects, torch.no_grad(), _Draws(device) as draws:
-            with Asking(answer).answering(), effects.observer, inlining():
-                result = callee.with_read_watch(run, device, before=before)()
-            found = [t.detach().clone() for t in flatten(result).tensors], draws.made()
-        reached.know(callee.reads)
-        callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
-        return found
-
     def foresees_capture(self, attempt: Attempt) -> bool:
         """Return whether the warm-ups show all facts for a capture of this call. Compiled code has
         to warm up again if its state has changed since."""
@@ -293,7 +245,7 @@ class Warmup:
         with undone as effects:
             observer = effects.observer
             shown = functools.partial(callee.eager_form, *args, **kwargs)
-            run = _NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
+            run = NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
             run = callee.with_read_watch(run, device)
             make_way()
             reads = observer.host_reads
@@ -333,34 +285,6 @@ class Warmup:
         return effects.found
 
 
-class _Draws(DispatchMode):
-    """The random numbers drawn under it: the operations, and the generators' states. States alone
-    don't tell: 4 numbers and 8 move a generator of CUDA as far."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device: Any = torch.get_device_module(device)
-        self._before = self._states()
-        self._found: list[object] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if operator(func).random:
-            self._found.append((func, [(t.shape, t.dtype) for t in flatten(result).tensors]))
-        return result
-
-    def made(self) -> list[object]:
-        """Return the draws; none if no generator moved, as some operations draw only at times."""
-        states = self._states()
-        return [] if states == self._before else [states, self._found]
-
-    def _states(self) -> list[object]:
-        read = [torch.get_rng_state, getattr(self._device, "get_rng_state", torch.get_rng_state)]
-        return [state().tolist() for state in read]
-
-
 def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
     """Return the tensors of a call as its capture has them, and the indices of host numbers. Host
     numbers are 0-dim host tensors, here copied to the device."""
@@ -369,7 +293,7 @@ def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
     return [t.to(device) if i in numbers else t for i, t in enumerate(tensors)], numbers
 
 
-class _NotedRun:
+class NotedRun:
     """A run under the conditions of a capture, with its operations noted for comparison.
 
     Args:

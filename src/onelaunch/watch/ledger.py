@@ -24,6 +24,7 @@ from onelaunch.driver.aten import OfKind, Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
+from onelaunch.driver.refusals import refusal
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
@@ -116,6 +117,9 @@ class Ledger:
         """Copies of the host tensors that the run copied to the device."""
         self.drawn: set[str] = set()
         """Types of the devices from whose default generators the run drew."""
+        self.refused = self.writes = False
+        """True if a capture would refuse an operation; if one wrote memory from before the run.
+        Known of a run that is compared with none."""
         self._origins: dict[int, object] = {}
         """storage -> its name, the value of a host tensor, or the result of an operation."""
         self._starts: dict[int, int] = {}
@@ -201,6 +205,11 @@ class Ledger:
         if op.random and op.draws(call.args, call.kwargs):
             devices = [t.device for t in call.tensors] or [call.kwargs.get("device") or "cpu"]
             self.drawn.update(torch.device(device).type for device in devices)
+        if self._earlier is None:
+            of_device = bool(call.on_device) or not call.tensors
+            self.refused |= of_device and refusal(op.func, call.args, call.kwargs) is not None
+            for t in op.written(args, kwargs) if op.writes else ():
+                self.writes |= type(self._origins.get(call.storage(t) or 0)) is not tuple
         if call.on_host:
             host = copied_to_device(op.base, args, kwargs, self._here.kind)
             self.copied_to_device += [t.detach().clone() for t in host]

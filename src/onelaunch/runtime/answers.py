@@ -1,0 +1,127 @@
+"""The two ways of a callable that asks whether it is being captured; see `driver.capture_query`.
+
+The answer is no, as in eager. Where a capture refuses that way, the other one is run and rolled
+back, and its results are compared with eager's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelaunch.call.ambient import inlining
+from onelaunch.call.tree import flatten, unflatten
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.rolled_back import rolled_back
+from onelaunch.driver.aten import operator
+from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.distance import apart
+from onelaunch.errors import CaptureError, let_go
+from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.warmup import NotedRun
+from onelaunch.source import user_line
+from onelaunch.unwinding import DispatchMode
+
+_ROUNDING = 0.05
+"""The greatest difference by rounding of different kernels, relative to the largest value."""
+
+
+def compare(
+    callee: Callee, attempt: Attempt, name: str, refused: CaptureError
+) -> CaptureError | None:
+    """Run a callable with either answer to its question whether it is being captured. Return the
+    error of a callable that computes something else in a capture: its results differ by more than
+    rounding, with the same random numbers. Return `refused` if it fails there. Every run is rolled
+    back. The last run, as in a capture, is a warm-up, unless the capture will differ."""
+    if attempt.reached.walk().runs_backward():
+        return None  # no run of it can be rolled back without gradients
+    eager, drawn = _answered(callee, attempt, False)
+    try:
+        captured, drawn_then = _answered(callee, attempt, True)
+    except Exception as error:  # noqa: BLE001  eager does not raise it
+        let_go(error)
+        return refused
+    distance = apart(eager, captured)
+    if distance <= _ROUNDING or drawn != drawn_then:
+        return None
+    what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
+    fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
+    return CaptureError("OL109", what, where=user_line(), fix=fix)
+
+
+def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
+    """Change the answer of a callable to yes after its last warm-up, where a capture would refuse
+    what it did after a no. Its results must be the same. That saves a capture and a run.
+
+    Args:
+        attempt: with the state after the warm-up, which is as before: its effects are not undone.
+        result: the warm-up's.
+    """
+    signature, ledger = attempt.signature, attempt.signature.ledger
+    asking = signature.asking
+    if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
+        return
+    if not ledger.refused or ledger.writes or ledger.drawn:
+        return
+    asking.answer = True
+    try:
+        captured, _ = _answered(callee, attempt, True)
+    except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
+        let_go(error)
+        captured = []
+    eager = [t.detach() for t in flatten(result).tensors]
+    asking.answer = bool(captured) and apart(eager, captured) <= _ROUNDING
+    if not asking.answer:
+        signature.ledger = ledger
+
+
+def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
+    """Run the callable with this answer about capturing, and roll it back. Return its results and
+    random numbers."""
+    driver, device, flat = attempt.driver, attempt.device, attempt.flat
+    args, kwargs = unflatten(flat.tree, flat.tensors)
+    run = functools.partial(callee.fn, *args, **kwargs)
+    if answer and not (callee.is_compiled(driver) or torch.is_grad_enabled()):
+        run = NotedRun(attempt, run)
+    reached = attempt.reached
+    undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
+    # The warm-ups got the answer no. What another answer leads to was not read yet.
+    before = None if answer else reached.walk()
+    with undone as effects, torch.no_grad(), _Draws(device) as draws:
+        with Asking(answer).answering(), effects.observer, inlining():
+            result = callee.with_read_watch(run, device, before=before)()
+        found = [t.detach().clone() for t in flatten(result).tensors], draws.made()
+    reached.know(callee.reads)
+    callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
+    return found
+
+
+class _Draws(DispatchMode):
+    """The random numbers drawn under it: the operations, and the generators' states. States alone
+    don't tell: 4 numbers and 8 move a generator of CUDA as far."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device: Any = torch.get_device_module(device)
+        self._before = self._states()
+        self._found: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if operator(func).random:
+            self._found.append((func, [(t.shape, t.dtype) for t in flatten(result).tensors]))
+        return result
+
+    def made(self) -> list[object]:
+        """Return the draws; none if no generator moved, as some operations draw only at times."""
+        states = self._states()
+        return [] if states == self._before else [states, self._found]
+
+    def _states(self) -> list[object]:
+        read = [torch.get_rng_state, getattr(self._device, "get_rng_state", torch.get_rng_state)]
+        return [state().tolist() for state in read]

@@ -205,6 +205,8 @@ def by_hand(model: nn.Module, scale: Scale) -> Made:
 
 def onelaunch(model: nn.Module, scale: Scale, **options: Any) -> Made:
     buckets = ol.Buckets(dim=(0, 1), sizes=(scale.rows, scale.lengths), pad={"mask": (None, 0)})
+    if options.get("compile"):  # no check of cuDNN's masks fits into compiled code
+        torch.backends.cuda.enable_cudnn_sdp(False)
     fast: Any = ol.graph(model, buckets=buckets, warmup=1, **options)
     if options.get("capture") != "background":  # there calls ask for the sizes
         fast.warm_up([next(bucket_inputs(scale, next(model.parameters()).device))])

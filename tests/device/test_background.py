@@ -248,6 +248,28 @@ def test_weights_that_move_are_recorded_again(device: torch.device, rand: Rand) 
     assert replays(fast) > made
 
 
+def test_waits_for_the_device_meanwhile(device: torch.device, rand: Rand) -> None:
+    """CUDA refuses to wait for a device while a stream of it is captured."""
+    wait = getattr(torch.get_device_module(device), "synchronize", lambda: None)
+    beside: list[int] = []
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside():
+            time.sleep(0.05)
+        return x * 2
+
+    fast = ol.graph(f, capture="background", warmup=1)
+
+    def call() -> None:
+        assert_same(fast(rand(1, 4)), rand(1, 4) * 2)
+        wait()
+        beside.append(fast._captures.worker.busy)
+
+    captured(fast, 1, call)
+    assert sum(beside) > 2
+    assert fast.stats().captures == 1
+
+
 def test_random_numbers_of_other_threads(device: torch.device, rand: Rand) -> None:
     """A capture puts no generator back: other threads have drawn from it meanwhile."""
     net = network(device)

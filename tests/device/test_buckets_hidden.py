@@ -139,7 +139,7 @@ def test_a_call_that_fails_the_check_says_so_once(rand: Rand) -> None:
     assert fast.stats().eager_calls == 2
 
 
-@pytest.mark.parametrize("value", [-1e4, -math.inf])
+@pytest.mark.parametrize("value", [-1e4, -65504.0, -math.inf])
 def test_a_call_that_cannot_run_again_is_not_checked(rand: Rand, value: float) -> None:
     """Where a number hides padding, a call that fails the check runs eagerly, after its replay."""
     seen = rand(0, 4) * 0
@@ -161,7 +161,8 @@ def test_a_call_that_cannot_run_again_is_not_checked(rand: Rand, value: float) -
         with pytest.raises(ol.CaptureError, match="hides padding") as caught:
             fast(x, mask)
     assert caught.value.code == "OL140"
-    assert "-inf" in str(caught.value)
+    fix = 'float("-inf")' if value == -1e4 else "enable_cudnn_sdp(False)"
+    assert fix in str(caught.value)
 
 
 def test_training_where_a_check_fails(device: torch.device, rand: Rand) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,42 @@ def test_what_was_captured_ahead_is_compiled(device: torch.device, rand: Rand) -
     assert len(fast.readiness().captured) == 2
     assert fast.stats().captures == 4
     assert fast.stats().warmup_calls == 0
+
+
+collector: ContextVar[dict[str, int] | None] = ContextVar("collector", default=None)
+
+
+class Collecting(nn.Module):
+    """A module that sets state and puts it back in each call, as every model of transformers 5."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.net, self.given = network(device), SimpleNamespace(global_var=None, depth=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = collector.set({})
+        self.given.depth += 1
+        try:
+            return self.net(x)
+        finally:
+            self.given.depth -= 1
+            collector.reset(token)
+            self.given.global_var = None
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_state_that_is_put_back_in_the_call(device: torch.device, rand: Rand, ahead: bool) -> None:
+    model = Collecting(device)
+    fast: Any = ol.graph(model, compile="later")
+    with torch.inference_mode():
+        if ahead:
+            fast.warm_up([rand(0, 2, 4)])
+        for i in range(5):
+            torch.testing.assert_close(fast(rand(i, 2, 4)), model(rand(i, 2, 4)))
+        own = finished(fast)
+        for i in range(4):
+            torch.testing.assert_close(fast(rand(i, 2, 4)), model(rand(i, 2, 4)))
+    assert own._compiled.stats().replays >= 4
 
 
 @pytest.mark.parametrize("how", ["state", "random", "grad"])

@@ -218,6 +218,15 @@ def first() -> None:
     assert len(fast.recordings) == 1
 
 
+def first_ahead() -> None:
+    """The first attention of a process, in a `warm_up`."""
+    fast = ol.graph(F.scaled_dot_product_attention, buckets=ol.Buckets(sizes=(2, 4)))
+    q = torch.rand(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        found = fast.warm_up([(q, q, q)])
+    assert len(found.captured) == 2, found
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     globals()[sys.argv[1]](*sys.argv[2:])

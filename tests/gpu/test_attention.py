@@ -59,8 +59,9 @@ def test_kernels(backend: str, dtype: str, p: str) -> None:
     run("sdpa", backend, dtype, p)
 
 
-def test_the_first_attention_of_a_process() -> None:
-    run("first")
+@pytest.mark.parametrize("how", ["first", "first_ahead"])
+def test_the_first_attention_of_a_process(how: str) -> None:
+    run(how)
 
 
 def test_where_operators_have_their_seeds() -> None:

@@ -68,7 +68,7 @@ from onelaunch.driver.host_generator import HostGenerator
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import HostGenerators, watching_seeds
-from onelaunch.driver.select import is_beside, make_way
+from onelaunch.driver.select import begin_run, is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
@@ -326,7 +326,7 @@ class CaptureRun:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
             noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
-            make_way()
+            begin_run()
             lanes = observer.lanes
             dealt = nullcontext() if lanes is None else CompiledLanes(lanes, job.driver, job.device)
             with leaves_refused(), around, noting, dealt:

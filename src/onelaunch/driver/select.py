@@ -59,10 +59,30 @@ def computing(device: torch.device) -> torch.device:
     return torch.device("cpu") if driver_of(device.type).computes_on_host else device
 
 
-_BESIDE: dict[int, Callable[[], object]] = {}
-"""Thread that captures beside calls -> whether a call is under way."""
-_LONGEST_S, _LOOK_S = 1e-3, 2e-4
-"""The seconds that an operation of a capture waits for calls, and between looks at them."""
+_BESIDE: dict[int, _Beside] = {}
+"""Thread -> its capture beside calls."""
+_LOOK_S = 2e-4
+"""The seconds between looks at whether calls are under way."""
+_PATIENCE = 8
+"""The most time that a capture waits for calls, in terms of the time that it works."""
+
+
+class _Beside:
+    """A capture beside calls, with the time that it has waited for them."""
+
+    def __init__(self, under_way: Callable[[], object], check: Callable[[], object]) -> None:
+        self.check = check
+        self._under_way = under_way
+        self._started, self._waited = time.monotonic(), 0.0
+
+    def wait(self) -> None:
+        """Wait while calls are under way: an operation of a call waits for the interpreter."""
+        while self._under_way():
+            now = time.monotonic()
+            if self._waited > _PATIENCE * (now - self._started - self._waited):
+                return  # calls are under way all the time
+            time.sleep(_LOOK_S)
+            self._waited += time.monotonic() - now
 
 
 _SETTERS: Any = (
@@ -95,16 +115,19 @@ def _setting_nothing() -> Generator[None]:
 
 
 @contextmanager
-def beside_calls(under_way: Callable[[], object]) -> Generator[None]:
+def beside_calls(
+    under_way: Callable[[], object], check: Callable[[], object] = lambda: None
+) -> Generator[None]:
     """Mark this thread as one that captures while other threads call the same callable. What it
     runs draws no random numbers: states that are put back would be those of other threads.
 
     Args:
         under_way: returns whether a call is under way, for which the capture makes way. What it
             raises ends the capture.
+        check: called before each run of the callable. What it raises ends the capture.
     """
     thread = get_ident()
-    _BESIDE[thread] = under_way
+    _BESIDE[thread] = _Beside(under_way, check)
     try:
         with _setting_nothing():
             yield
@@ -118,13 +141,19 @@ def is_beside() -> bool:
 
 
 def make_way() -> None:
-    """Let calls of other threads go on first, if this thread captures beside them. A millisecond at
-    most; 0.05 us if no thread does."""
-    under_way = _BESIDE.get(get_ident()) if _BESIDE else None
-    if under_way is not None:
-        end = time.monotonic() + _LONGEST_S
-        while under_way() and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+    """Let calls of other threads go on first, if this thread captures beside them; 0.05 us if no
+    thread does."""
+    beside = _BESIDE.get(get_ident()) if _BESIDE else None
+    if beside is not None:
+        beside.wait()
+
+
+def begin_run() -> None:
+    """Make way, and check that a capture beside calls may run the callable now."""
+    make_way()
+    beside = _BESIDE.get(get_ident()) if _BESIDE else None
+    if beside is not None:
+        beside.check()
 
 
 @contextmanager

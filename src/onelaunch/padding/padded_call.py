@@ -133,6 +133,12 @@ MASKS = (
 )
 """The event, with a place for the name of the callable, and the code to write instead."""
 _FIX = 'mask with float("-inf"), which needs no check'
+_CUDNNS = -65504.0
+"""The number by which cuDNN's attention applies a boolean mask."""
+_WITHOUT_CUDNN = (
+    "torch.backends.cuda.enable_cudnn_sdp(False) before the first call: only cuDNN's attention "
+    "applies a boolean mask by this number"
+)
 
 
 def refuse_unchecked(proof: Proof, compiled: bool) -> None:
@@ -147,7 +153,8 @@ def refuse_unchecked(proof: Proof, compiled: bool) -> None:
     what = f"a number, {proof.hiding.shown}, hides padding, as far as scores are above it"
     why = f"a call where they are not would run again, and it {proof.lasting}"
     why = "no operation of compiled code can be checked" if compiled else why
-    raise CaptureError("OL140", what, why=why, fix=_FIX)
+    fix = _WITHOUT_CUDNN if proof.hiding.number == _CUDNNS else _FIX
+    raise CaptureError("OL140", what, why=why, fix=fix)
 
 
 class CheckedRun:

@@ -23,7 +23,7 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
-from onelaunch.driver.select import make_way
+from onelaunch.driver.select import begin_run
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
@@ -147,17 +147,19 @@ class CompilesLater(Graphed[P, R]):
         compiled: Any = self._compiled
         fn: Any = self.fn
 
-        def under_way() -> list[int]:
-            if not read.holds():
-                raise CaptureError("OL109", "its state has moved")
-            return self._table.running
+        def check() -> None:
+            for _ in range(_TRIES):  # a call of another thread may put back what it has changed
+                if read.holds():
+                    return
+                time.sleep(_WAIT_S)
+            raise CaptureError("OL109", "its state has moved")
 
         try:
-            with capturing(modes, driver, device, under_way):
-                make_way()
+            with capturing(modes, driver, device, lambda: self._table.running, check):
+                begin_run()
                 compiled.capture(*args, **kwargs)
                 found, made = _replayed(compiled, args, kwargs)
-                make_way()
+                begin_run()
                 agrees = _agree(found, fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)

@@ -32,7 +32,7 @@ from onelaunch.capture.io_plan import is_filled
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import is_beside, make_way
+from onelaunch.driver.select import begin_run, is_beside
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (
@@ -247,7 +247,7 @@ class Warmup:
             shown = functools.partial(callee.eager_form, *args, **kwargs)
             run = NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
             run = callee.with_read_watch(run, device)
-            make_way()
+            begin_run()
             reads = observer.host_reads
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
@@ -275,7 +275,7 @@ class Warmup:
                 run = on_its_stream(compiled)
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
-                    make_way()
+                    begin_run()
                     with accesses.noting(driver, device, _now(attempt)):
                         run()
         if accesses is not None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import Modes
-from onelaunch.call.tree import Flat
-from onelaunch.capture.recording import CapturedCall
+from onelaunch.call.tree import Constant, Flat
+from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls
@@ -158,8 +158,15 @@ class Unmoved:
 
 def changes(captured: CapturedCall) -> bool:
     """Return whether a recorded call changes state, or draws."""
-    changed = (*captured.writes.tensors, *captured.state, *captured.optimizers)
+    state = (s for s in captured.state if not _is_there(s))
+    changed = (*captured.writes.tensors, *state, *captured.optimizers)
     return bool(changed or captured.draws or captured.moved_numbers())
+
+
+def _is_there(output: StateOutput) -> bool:
+    """Return whether a slot holds the plain value that the call stores there."""
+    made = output.output_indices or output.step or output.fresh
+    return not made and output.tree == Constant(output.slot.read())
 
 
 def _version(t: Tensor) -> int | None:
@@ -201,15 +208,19 @@ def _switching() -> Generator[None]:
 
 @contextmanager
 def capturing(
-    modes: Modes, driver: Driver, device: torch.device, under_way: Callable[[], object]
+    modes: Modes,
+    driver: Driver,
+    device: torch.device,
+    under_way: Callable[[], object],
+    check: Callable[[], object] = lambda: None,
 ) -> Generator[None]:
     """Return a context for captures beside the calls of a callable, under the modes of a call. No
     other capture runs meanwhile.
 
     Args:
-        under_way: see `beside_calls`.
+        under_way, check: see `beside_calls`.
     """
     with driver.exclusive(), modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
-        with beside_calls(under_way):
+        with beside_calls(under_way, check):
             yield

@@ -21,6 +21,7 @@
     generators.py    the default generator, left to others by a capture that draws nothing
     rewind.py       random state that a callable saves and sets
     caches.py        workspaces and weights around a capture, and the order of attention
+    device_waits.py  waits of other threads for the device, put off during a capture
     fft_plans.py     cuFFT's plans, which kernels read and torch may free
     capabilities.py  the abilities of this machine
 

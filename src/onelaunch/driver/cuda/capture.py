@@ -18,6 +18,7 @@ from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.driver.cuda.device_waits import put_off
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
 from onelaunch.driver.cuda.lanes import CudaLanes, prepare
@@ -249,7 +250,7 @@ def record(
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(stream):
+            with put_off(), torch.cuda.stream(stream):
                 pool_id = _begin(graph, pool, stream, generators, draws)
                 try:
                     if parallel:

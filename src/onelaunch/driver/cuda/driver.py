@@ -46,6 +46,9 @@ class CudaDriver:
     """The difference that TF32 makes."""
     lock = _exclusive
 
+    def __init__(self) -> None:
+        settle_attention(torch.device("cuda"))  # before the modes of the first call are read
+
     region = staticmethod(memory.region)
     storage = staticmethod(memory.storage)
     alias = staticmethod(memory.alias)

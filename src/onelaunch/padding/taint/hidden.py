@@ -67,9 +67,14 @@ class Hiding:
         self.compared[place] = tuple(dims), max(known, highest), sums or summed
 
     @property
+    def number(self) -> float:
+        """The highest of the numbers."""
+        return max(self.highest, *(h for _, h, _ in self.compared.values()), -math.inf)
+
+    @property
     def shown(self) -> str:
-        """The highest of the numbers, for a message."""
-        return f"{max(self.highest, *(h for _, h, _ in self.compared.values()), -math.inf):.3g}"
+        """That number, for a message."""
+        return f"{self.number:.3g}"
 
     @property
     def margin(self) -> float:

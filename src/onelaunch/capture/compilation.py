@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onelaunch.call.ambient import note_mode
 from onelaunch.call.spec import extent_bytes, has_strides
+from onelaunch.driver import dependent_launch
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
@@ -195,11 +196,11 @@ def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> 
 def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
     """Return Inductor as a backend without CUDA graphs of its own."""
     module: Any = importlib.import_module("torch._inductor")
-    patches = {**(module.list_mode_options(mode) if mode else {}), **options}
-    patches["triton.cudagraphs"] = False
+    given = {**(module.list_mode_options(mode) if mode else {}), **options}
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _recorded_backward():
+        patches = {**dependent_launch.options(), **given, "triton.cudagraphs": False}
+        with _recorded_backward(), dependent_launch.waiting_first():
             compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
             return compile_fx(graph, inputs, config_patches=patches)
 

@@ -1,0 +1,73 @@
+"""Programmatic dependent launch (PDL): kernels of Inductor's that start while the last one ends.
+
+An instruction in each kernel waits for the kernel before it. Inductor's own code loads first what
+the kernel before does not write, and a kernel that only fills memory never waits. It may end before
+its forerunner has, and the next kernel, which waits for the fill alone, reads what the forerunner
+still writes. So here every kernel waits before all else. Then each that has ended was the last to
+run, and kernels keep the order of the stream, also beside those that are launched as usual.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_OPTION = "triton.enable_pdl"
+_LEAST_CAPABILITY = 9
+"""Hopper's, the first with the instruction."""
+_TAG = "onelaunch waits first"
+
+
+def options() -> Mapping[str, bool]:
+    """Return the option of Inductor's, where the device and torch know of it and the user has not
+    set it."""
+    if "TORCHINDUCTOR_ENABLE_PDL" in os.environ or not _is_known():
+        return {}
+    config: Any = importlib.import_module("torch._inductor.config")
+    return {_OPTION: True} if config._is_default(_OPTION) else {}
+
+
+def _is_known() -> bool:
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    config: Any = importlib.import_module("torch._inductor.config")
+    kernel = _kernel()
+    names = ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")
+    known = _OPTION in config._config and all(hasattr(kernel, name) for name in names)
+    return known and torch.cuda.get_device_capability()[0] >= _LEAST_CAPABILITY
+
+
+def _kernel() -> Any:
+    module: Any = importlib.import_module("torch._inductor.codegen.triton")
+    return module.TritonKernel
+
+
+@contextmanager
+def waiting_first() -> Generator[None]:
+    """Let kernels that Inductor writes meanwhile wait before all else. Its cache keeps them apart
+    from others. One thread compiles at a time, as Dynamo holds a lock."""
+    if not _is_known():
+        yield
+        return
+    caches: Any = importlib.import_module("torch.compiler.config")
+    kernel = _kernel()
+    own = kernel._filter_pdl
+
+    def filtered(self: Any, code: Any) -> None:
+        own(self, code)
+        if self._enable_pdl_codegen():
+            lines = (n for n in code._lines if not isinstance(n, str) or self.GDC_WAIT not in n)
+            code._lines = [self.GDC_WAIT, *lines]
+
+    tag = f"{caches.cache_key_tag} {_TAG}"
+    kernel._filter_pdl = filtered
+    try:
+        with caches.patch(cache_key_tag=tag):
+            yield
+    finally:
+        kernel._filter_pdl = own

@@ -196,11 +196,11 @@ def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> 
 def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
     """Return Inductor as a backend without CUDA graphs of its own."""
     module: Any = importlib.import_module("torch._inductor")
-    given = {**(module.list_mode_options(mode) if mode else {}), **options}
+    patches = {**(module.list_mode_options(mode) if mode else {}), **options}
+    patches["triton.cudagraphs"] = False
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        patches = {**dependent_launch.options(), **given, "triton.cudagraphs": False}
-        with _recorded_backward(), dependent_launch.waiting_first():
+        with _recorded_backward(), dependent_launch.used():
             compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
             return compile_fx(graph, inputs, config_patches=patches)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,35 +23,13 @@ _LEAST_CAPABILITY = 9
 _TAG = "onelaunch waits first"
 
 
-def options() -> Mapping[str, bool]:
-    """Return the option of Inductor's, where the device and torch know of it and the user has not
-    set it."""
-    if "TORCHINDUCTOR_ENABLE_PDL" in os.environ or not _is_known():
-        return {}
-    config: Any = importlib.import_module("torch._inductor.config")
-    return {_OPTION: True} if config._is_default(_OPTION) else {}
-
-
-def _is_known() -> bool:
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return False
-    config: Any = importlib.import_module("torch._inductor.config")
-    kernel = _kernel()
-    names = ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")
-    known = _OPTION in config._config and all(hasattr(kernel, name) for name in names)
-    return known and torch.cuda.get_device_capability()[0] >= _LEAST_CAPABILITY
-
-
-def _kernel() -> Any:
-    module: Any = importlib.import_module("torch._inductor.codegen.triton")
-    return module.TritonKernel
-
-
 @contextmanager
-def waiting_first() -> Generator[None]:
-    """Let kernels that Inductor writes meanwhile wait before all else. Its cache keeps them apart
-    from others. One thread compiles at a time, as Dynamo holds a lock."""
-    if not _is_known():
+def used() -> Generator[None]:
+    """Have Inductor write such kernels meanwhile, where the device and torch know of it and the
+    user has not set the option. Whoever turned it on, kernels wait first, and Inductor's cache
+    keeps them apart from others. One thread compiles at a time, as Dynamo holds a lock."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    if not _is_known(config):
         yield
         return
     caches: Any = importlib.import_module("torch.compiler.config")
@@ -64,10 +42,26 @@ def waiting_first() -> Generator[None]:
             lines = (n for n in code._lines if not isinstance(n, str) or self.GDC_WAIT not in n)
             code._lines = [self.GDC_WAIT, *lines]
 
-    tag = f"{caches.cache_key_tag} {_TAG}"
+    # A `patch` would leave the option as if the user had set it.
+    is_set = "TORCHINDUCTOR_ENABLE_PDL" in os.environ or not config._is_default(_OPTION)
+    undo = config._make_closure_patcher(**({} if is_set else {_OPTION: True}))()
     kernel._filter_pdl = filtered
     try:
-        with caches.patch(cache_key_tag=tag):
+        with caches.patch(cache_key_tag=f"{caches.cache_key_tag} {_TAG}"):
             yield
     finally:
         kernel._filter_pdl = own
+        undo()
+
+
+def _is_known(config: Any) -> bool:
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    names = ("_filter_pdl", "_enable_pdl_codegen", "GDC_WAIT")
+    known = _OPTION in config._config and all(hasattr(_kernel(), name) for name in names)
+    return known and torch.cuda.get_device_capability()[0] >= _LEAST_CAPABILITY
+
+
+def _kernel() -> Any:
+    module: Any = importlib.import_module("torch._inductor.codegen.triton")
+    return module.TritonKernel

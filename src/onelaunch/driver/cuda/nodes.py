@@ -300,14 +300,14 @@ def _direct(name: str, handle: int, *arguments: Any) -> None:
         raise failure(name, code)
 
 
-def instantiated(graph: int) -> int:
-    """Make an executable of a graph."""
-    return int(_call("cuGraphInstantiate", _cu().CUgraph(graph), 0))
-
-
-def destroy_executable(executable: int) -> None:
-    """Free an executable of `instantiated`."""
-    _call("cuGraphExecDestroy", _cu().CUgraphExec(executable))
+@contextlib.contextmanager
+def instantiated(graph: int) -> Generator[int]:
+    """Make an executable of a graph, for a while."""
+    executable = _call("cuGraphInstantiate", _cu().CUgraph(graph), 0)
+    try:
+        yield int(executable)
+    finally:
+        _call("cuGraphExecDestroy", executable)
 
 
 def destroy(node: int) -> None:

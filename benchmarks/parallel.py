@@ -4,8 +4,9 @@
     python -m benchmarks.parallel --models critics,bert --out /tmp/some.json
 
 Beside ours stand a graph captured by hand and, for compiled rows, ``mode="reduce-overhead"``. All
-are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images and BERT run
-in bfloat16, the small ones in float32. Models that a results file has already stay in it.
+are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images, BERT and
+decoders run in bfloat16, the small ones in float32. Decoders run without dependent launches, too.
+Models that a results file has already stay in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import gc
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from benchmarks.decoders import SIZES, Decoder
 from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
@@ -47,12 +50,14 @@ class Job:
         inputs: makes an input; each is another.
         model: what a step trains; None for inference.
         compiled: whether Inductor's kernels are recorded.
+        plain: whether ours are to be measured without dependent launches, too.
     """
 
     fn: Callable[[Tensor], Any]
     inputs: Callable[[], Tensor]
     model: nn.Module | None = None
     compiled: bool = False
+    plain: bool = False
 
 
 class Critics(nn.Module):
@@ -89,6 +94,10 @@ def _rows() -> Tensor:
 
 def _tokens() -> Tensor:
     return torch.randint(30000, (1, 16), device=device())
+
+
+def _token() -> Tensor:
+    return torch.randint(30000, (1, 1), device=device())
 
 
 def _images(size: int) -> Callable[[], Tensor]:
@@ -137,8 +146,12 @@ def _step(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callab
     return job
 
 
-def _compiled(make: Callable[[], Job]) -> Callable[[], Job]:
-    return lambda: replace(make(), compiled=True)
+def _compiled(make: Callable[[], Job], plain: bool = False) -> Callable[[], Job]:
+    return lambda: replace(make(), compiled=True, plain=plain)
+
+
+def _decoder(size: str) -> Callable[[], Job]:
+    return _compiled(_forward(lambda: Decoder(size), _token), plain=True)
 
 
 _EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
@@ -159,6 +172,9 @@ _EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
 JOBS = _EAGER | {
     f"{name}-compiled": (f"{_EAGER[name][0]}, compiled", _compiled(_EAGER[name][1]))
     for name in ("critics", "hrnet", "googlenet", "inception", "bert", "resnet50")
+}
+JOBS |= {
+    f"decoder-{size}": (f"decoder {size}, a token, compiled", _decoder(size)) for size in SIZES
 }
 """Name -> title and job. Convolutions and attention run as they are chosen for the shapes."""
 
@@ -187,6 +203,8 @@ LEAST = 0.99
 
 ENGINES: dict[str, bool | str] = {"onelaunch": False, "onelaunch-auto": "auto"}
 """Name -> `parallel`."""
+PLAIN = {"TORCHINDUCTOR_ENABLE_PDL": "0"}
+"""What turns dependent launches off."""
 
 
 def others(job: Job) -> dict[str, Callable[[Tensor], Any]]:
@@ -283,7 +301,12 @@ def measured(name: str) -> dict[str, Any]:
                 own["onelaunch"], _ = ours(jobs["onelaunch"], "auto")
             assert own["onelaunch"].recordings[0].parallel is None
         same = agree([*jobs.values()], [*own.values()])
-        wall = timed({**others(beside), **fast}, beside.inputs())
+        calls = {**others(beside), **fast}
+        if beside.plain:
+            with patch.dict(os.environ, PLAIN):
+                for engine, parallel in ENGINES.items():
+                    calls[f"{engine}, no PDL"], _ = ours(make(), parallel)
+        wall = timed(calls, beside.inputs())
     recordings = {engine: call.recordings[0] for engine, call in fast.items()}
     taken = wall["onelaunch"]["median"]
     auto = recordings["onelaunch-auto"].parallel

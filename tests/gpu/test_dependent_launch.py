@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as config
 from torch import Tensor, nn
 
 import onelaunch as ol
@@ -18,6 +17,7 @@ from tests.gpu.recorded import DEVICE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("settled", "option")]
 OPTION = "triton.enable_pdl"
+config: Any = importlib.import_module("torch._inductor.config")
 CALLS = 40
 
 
@@ -70,7 +70,7 @@ def early(raw: int) -> int:
 def test_the_same_bits_as_without(parallel: Any) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     model = Net().to(DEVICE)
-    fast = ol.graph(model, compile=True, parallel=parallel)
+    fast: Any = ol.graph(model, compile=True, parallel=parallel)
     for i in range(4):
         fast(*inputs(i))
     torch._dynamo.reset()

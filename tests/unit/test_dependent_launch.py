@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as config
 from torch._inductor.utils import IndentedBuffer
 
 from onelaunch.capture.compilation import inductor
 from onelaunch.driver import dependent_launch
 
 OPTION = "triton.enable_pdl"
+config: Any = importlib.import_module("torch._inductor.config")
 KERNEL: Any = importlib.import_module("torch._inductor.codegen.triton").TritonKernel
 WAIT, LAUNCH = KERNEL.GDC_WAIT, KERNEL.GDC_LAUNCH
 

@@ -1,10 +1,10 @@
 """Programmatic dependent launch (PDL): kernels of Inductor's that start while the last one ends.
 
-An instruction in each kernel waits for the kernel before it. Inductor's own code loads first what
-the kernel before does not write, and a kernel that only fills memory never waits. It may end before
-its forerunner has, and the next kernel, which waits for the fill alone, reads what the forerunner
-still writes. So here every kernel waits before all else. Then each that has ended was the last to
-run, and kernels keep the order of the stream, also beside those that are launched as usual.
+An instruction in each kernel waits for the kernel before it. Inductor's own code first loads what
+the kernel before does not write, and a kernel that only fills memory never waits. A fill may end
+before its forerunner has. The next kernel waits for the fill alone, and reads what the forerunner
+still writes. So here every kernel waits before all else: once it has ended, so have all before it.
+The order is that of the stream, also beside kernels that are launched as usual.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Dependencies:
         return schedule([group.name for group in self.groups], self._lengths, self.waits)
 
     def narrowed(self, width: int) -> Dependencies:
-        """Return an order of the same groups, of which at most `width` run at the same time."""
+        """Return another order: at most `width` groups run at the same time."""
         order, before = packed(self._lengths, self.waits, width)
         place = {number: at for at, number in enumerate(order)}
         needed = ({place[b] for b in (*self.waits[n], *before[n])} for n in order)

@@ -108,23 +108,23 @@ def schedule(
 def packed(
     lengths: Sequence[int], waits: Sequence[Sequence[int]], width: int
 ) -> tuple[list[int], list[list[int]]]:
-    """Put operations into at most `width` lanes, those with the longest chain behind them first.
-    Return an order of all, and for each the one before it in its lane, if there is one."""
+    """Put operations into at most `width` lanes, the longest chains first. Return the order of all,
+    and the forerunner of each in its lane, if there is one."""
     following: list[list[int]] = [[] for _ in waits]
     ancestors: list[int] = []  # a bit for each
-    for number, before in enumerate(waits):
-        ancestors.append(reduce(or_, (ancestors[b] | 1 << b for b in before), 0))
-        for b in before:
+    for number, needed in enumerate(waits):
+        ancestors.append(reduce(or_, (ancestors[b] | 1 << b for b in needed), 0))
+        for b in needed:
             following[b].append(number)
     rest = [*lengths]  # of the longest chain that begins here
     for number in reversed(range(len(rest))):
         rest[number] += max((rest[f] for f in following[number]), default=0)
-    missing, begins = [len(before) for before in waits], [0] * len(rest)
+    missing, begins = [len(needed) for needed in waits], [0] * len(rest)
     due = [(0, number) for number, count in enumerate(missing) if not count]
     ready: list[tuple[int, int]] = []
     free, last = [0] * width, [-1] * width  # of each lane: its time, and its last operation
     order: list[int] = []
-    placed: list[list[int]] = [[] for _ in waits]
+    before: list[list[int]] = [[] for _ in waits]
     while due or ready:
         now = min(free) if ready else max(min(free), due[0][0])
         while due and due[0][0] <= now:
@@ -135,7 +135,7 @@ def packed(
         fits = (_fit(last[n], waits[number], ancestors[number]) for n in range(width))
         *_, lane = max((fit, -free[n], n) for n, fit in enumerate(fits) if free[n] <= now)
         if last[lane] >= 0:
-            placed[number].append(last[lane])
+            before[number].append(last[lane])
         order.append(number)
         free[lane], last[lane] = now + lengths[number], number
         for f in following[number]:
@@ -143,7 +143,7 @@ def packed(
             missing[f] -= 1
             if not missing[f]:
                 heappush(due, (begins[f], f))
-    return order, placed
+    return order, before
 
 
 def _fit(last: int, waits: Sequence[int], ancestors: int) -> int:

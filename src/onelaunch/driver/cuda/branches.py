@@ -77,7 +77,8 @@ class Branches:
 
     @contextmanager
     def _plain(self) -> Generator[int]:
-        """Yield an executable of the chain whose nodes may be turned off one by one."""
+        """Yield an executable of the chain, without kernels that start early. Its nodes may be
+        turned off."""
         if not self._early:
             yield self.graph.raw_cuda_graph_exec()
             return
@@ -103,8 +104,8 @@ class Branches:
         return replace(order.schedule(), gain=gain)
 
     def _connect(self, order: Dependencies) -> None:
-        """Give the graph the edges of an order. None starts early: a kernel waits for those that it
-        has an edge from, and they may have ended before what came ahead of them."""
+        """Give the graph the edges of an order. No kernel starts early there: a program's own may
+        wait for the kernel before alone, which is right in the order of one stream only."""
         handles = self._handles
         edges = ((handles[a], handles[b]) for a, b in order.edges())
         nodes.connect(self.graph.raw_cuda_graph(), dict.fromkeys(edges, 0))

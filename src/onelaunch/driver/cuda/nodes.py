@@ -267,9 +267,9 @@ def kernel_names(graph: int) -> Iterator[str | None]:
 
 
 def edges(graph: int) -> dict[tuple[int, int], int]:
-    """Return the edges of a graph, each from the node that comes first, with their 8 bytes of data:
-    zero unless the second kernel may start while the first runs (PDL). Without them the driver
-    would not tell of such edges. The bindings keep pointers to memory that they have freed."""
+    """Return the edges of a graph, each from the node that comes first, with their 8 bytes of data.
+    The data is zero unless the second kernel may start while the first runs. The driver itself is
+    asked: the bindings would return pointers to data that they have freed."""
     room = _LEAST_ROOM
     while True:
         found, number = [(ctypes.c_uint64 * room)() for _ in range(3)], ctypes.c_size_t(room)

@@ -51,8 +51,8 @@ def _total(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def times(executables: Sequence[int], ports: Sequence[int], index: int) -> list[float]:
-    """Return the milliseconds of a call of each executable of the same nodes, as a user sees it:
-    calls follow each other, each points its ports anew, and the host has to keep up.
+    """Return the milliseconds of a call of each executable of the same nodes, as a user sees it.
+    Calls follow each other, each points its ports anew, and the host has to keep up.
 
     Args:
         ports: the nodes that are pointed elsewhere: copies, and kernels of our own.

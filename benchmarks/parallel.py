@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -33,7 +34,7 @@ from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
 from onelaunch.driver import edges
-from onelaunch.driver.cuda import branches
+from onelaunch.driver.cuda import branches, trial
 from onelaunch.tools.bench.environment import environment
 
 ROUNDS = 9
@@ -286,13 +287,21 @@ def agree(jobs: Sequence[Job], calls: Sequence[Any]) -> bool:
     return all(all(map(torch.equal, one, found[0])) for one in found)
 
 
+def _noted(times: Callable[..., list[float]], found: list[list[float]], *args: Any) -> list[float]:
+    """The milliseconds of a trial: of the chain, all lanes, and fewer."""
+    found.append(times(*args))
+    return found[-1]
+
+
 def measured(name: str) -> dict[str, Any]:
     """One job with all engines."""
     title, make = JOBS[name]
     jobs = {engine: make() for engine in ENGINES}
     beside = make()
+    trials: list[list[float]] = []
     with torch.set_grad_enabled(beside.model is not None):
-        made = {engine: ours(jobs[engine], parallel) for engine, parallel in ENGINES.items()}
+        with patch.object(trial, "times", partial(_noted, trial.times, trials)):
+            made = {engine: ours(jobs[engine], parallel) for engine, parallel in ENGINES.items()}
         fast = {engine: call for engine, (call, _) in made.items()}
         own = dict(fast)
         if beside.compiled:  # other buffers may mean other kernels: the chain of the same ones
@@ -302,10 +311,12 @@ def measured(name: str) -> dict[str, Any]:
             assert own["onelaunch"].recordings[0].parallel is None
         same = agree([*jobs.values()], [*own.values()])
         calls = {**others(beside), **fast}
+        plain: dict[str, float] = {}
         if beside.plain:
             with patch.dict(os.environ, PLAIN):
                 for engine, parallel in ENGINES.items():
-                    calls[f"{engine}, no PDL"], _ = ours(make(), parallel)
+                    other = f"{engine}, no PDL"
+                    calls[other], plain[other] = ours(make(), parallel)
         wall = timed(calls, beside.inputs())
     recordings = {engine: call.recordings[0] for engine, call in fast.items()}
     taken = wall["onelaunch"]["median"]
@@ -315,6 +326,7 @@ def measured(name: str) -> dict[str, Any]:
         "wall us": wall,
         "gain": taken / wall["onelaunch-auto"]["median"],
         "gain in the trial": None if auto is None else auto.gain,
+        "trials ms": trials,
         "target": TARGETS.get(name, LEAST),
         "same bits": same,
         "nodes": recordings["onelaunch"].nodes,
@@ -322,6 +334,7 @@ def measured(name: str) -> dict[str, Any]:
         "width": 1 if auto is None else auto.width,
         "picture": str(auto),
         "first replay s": {engine: seconds for engine, (_, seconds) in made.items()},
+        "first replay without PDL s": plain,
         "pool bytes": {engine: r.pool_bytes for engine, r in recordings.items()},
     }
 
@@ -356,6 +369,8 @@ def main(argv: list[str] | None = None) -> int:
             said = "same bits" if row["same bits"] else "OTHER BITS"
             costs = f"first replay {wide / chain:.2f}x, memory {more / max(pool, 1):.2f}x"
             print(f"{name}: {us} us; {row['gain']:.2f}x, {said}; {costs}", flush=True)
+            times = ["/".join(f"{1e3 * ms:.0f}" for ms in times) for times in row["trials ms"]]
+            print(f"  trials {', '.join(times)} us, {row['width']} lanes", flush=True)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

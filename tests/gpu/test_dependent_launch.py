@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.capture.compilation import inductor
 from onelaunch.driver.cuda import nodes
 from tests.device.drop_in import assert_same, replays
 from tests.gpu.recorded import DEVICE
@@ -150,6 +151,40 @@ def test_inputs_in_place() -> None:
         x = torch.randint(-9, 9, (1 << 13, 512), device=DEVICE, generator=made).float()
         assert_same(fast(x), f(x), f"call {i}")
     assert fast.recordings[0].inputs == {"args[0]": "rebind"}
+
+
+@torch.no_grad()
+def test_after_a_join_a_fill_and_a_copy() -> None:
+    """Torch's own capture of kernels that follow two others, a node that fills, and one that
+    copies."""
+    run: Any = torch.compile(lambda x: (x + 1).amax(0) + x, backend=inductor(None, {}))
+    x, y = (inputs(i)[0] for i in range(2))
+    one, other = x.clone(), torch.empty_like(x)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph(keep_graph=True)
+
+    def work() -> list[Tensor]:
+        main = torch.cuda.current_stream()
+        first = run(x)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            second = run(y)
+        main.wait_stream(side)
+        joined = run(first)
+        one.zero_()
+        filled = run(one)
+        other.copy_(y)
+        return [first, second, joined, filled, run(other)]
+
+    expected = [t.clone() for t in work()]
+    with torch.cuda.graph(graph):
+        found = work()
+    graph.instantiate()
+    assert early(graph.raw_cuda_graph()) > 0
+    for t in found:
+        t.fill_(-1)
+    for _ in range(CALLS):
+        graph.replay()
+    assert_same(found, expected)
 
 
 @torch.no_grad()

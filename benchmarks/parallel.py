@@ -371,6 +371,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: {us} us; {row['gain']:.2f}x, {said}; {costs}", flush=True)
             times = ["/".join(f"{1e3 * ms:.0f}" for ms in times) for times in row["trials ms"]]
             print(f"  trials {', '.join(times)} us, {row['width']} lanes", flush=True)
+            if row["first replay without PDL s"]:
+                without, _ = row["first replay without PDL s"].values()
+                print(f"  first replay {chain:.1f} s, without PDL {without:.1f} s", flush=True)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

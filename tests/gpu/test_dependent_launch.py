@@ -68,8 +68,8 @@ def early(raw: int) -> int:
 
 @torch.no_grad()
 @pytest.mark.parametrize("parallel", [False, True, "auto"])
-def test_the_same_bits_as_without(parallel: Any) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
+def test_the_same_bits_as_without(parallel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     model = Net().to(DEVICE)
     fast: Any = ol.graph(model, compile=True, parallel=parallel)
     for i in range(4):
@@ -111,7 +111,6 @@ def test_every_kernel_waits_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < source.find("gdc_wait") < first, name
 
 
-@torch.no_grad()
 def test_a_step_trains_as_without() -> None:
     """A forward, a backward and an optimizer, whose gradients are filled and added to."""
 
@@ -123,8 +122,7 @@ def test_a_step_trains_as_without() -> None:
         optimizer = torch.optim.Adam(model.parameters(), 1e-2, capturable=True)
 
         def step(tokens: Tensor) -> Tensor:
-            with torch.enable_grad():
-                loss = model(tokens).square().mean()
+            loss = model(tokens).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -9,8 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from onelaunch.driver.cuda import branches
+from onelaunch.driver.cuda import branches, lanes, trial
+from onelaunch.driver.cuda.memory import joined
 from onelaunch.driver.edges import Access, NodeGroup
 
 Edges = dict[tuple[int, int], int]
@@ -79,11 +83,11 @@ def settled(
         graph.switched.append(graph.executables[executable])
         return SimpleNamespace(share=lambda: None)
 
-    trial = SimpleNamespace(
+    launches = SimpleNamespace(
         times=tried, fits=lambda spans, index: True, preserved=lambda spans, index: nullcontext()
     )
     monkeypatch.setattr(branches, "nodes", found)
-    monkeypatch.setattr(branches, "trial", trial)
+    monkeypatch.setattr(branches, "trial", launches)
     monkeypatch.setattr(branches, "Workspaces", workspaces)
     made: Any = branches.Branches(graph, 0, groups, [], {graph.handles[0]}, True)  # pyright: ignore
     made.chain()
@@ -154,3 +158,59 @@ def test_fewer_lanes_where_they_are_faster(monkeypatch: pytest.MonkeyPatch, fast
     assert found.gain == 4
     assert graph.edges == graph.tried[fastest] == graph.executables[0]
     assert (found.width, found.longest) == ([31, 4, 8, 16][fastest - 1], 10)
+
+
+def test_a_trial_points_the_ports_before_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[int, int]] = []  # executable, and a port or 0 for the launch
+    took = {1: 3, 2: 1}  # executable -> steps of the clock
+
+    def launch(executable: int, stream: int) -> tuple[int]:
+        log.append((executable, 0))
+        clock.now += took[executable] * 1e-4
+        return (0,)
+
+    clock = SimpleNamespace(now=0.0)
+    stream = SimpleNamespace(cuda_stream=5, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+    monkeypatch.setattr(trial, "perf_counter", lambda: clock.now)
+    found = SimpleNamespace(
+        kind=lambda node: "MEMCPY" if node == 7 else "KERNEL",
+        CopyNode=lambda node: SimpleNamespace(setter=lambda executable: (executable, node)),
+        KernelNode=SimpleNamespace(
+            read=lambda node: SimpleNamespace(setter=lambda executable: (executable, node))
+        ),
+        apply=log.extend,
+        launcher=lambda executable: (launch, executable),
+        stream_handle=lambda raw: raw,
+    )
+    monkeypatch.setattr(trial, "nodes", found)
+    assert trial.times([1, 2], [7, 8], 0) == pytest.approx([0.3, 0.1])
+    calls = [log[at : at + 3] for at in range(0, len(log), 3)]
+    assert {tuple(call) for call in calls} == {((e, 7), (e, 8), (e, 0)) for e in (1, 2)}
+    assert calls.count(calls[0]) - calls.count([(2, 7), (2, 8), (2, 0)]) == 1  # to tell how many
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=8)
+
+
+@given(SPANS, st.integers(0, 30), st.integers(1, 6))
+def test_spans_that_overlap_are_joined(spans: list[tuple[int, int]], start: int, size: int) -> None:
+    found = joined((first, first + length) for first, length in spans)
+    inside = {at for first, length in spans for at in range(first, first + length)}
+    assert found.nbytes == len(inside)
+    asked = range(start, start + size)
+    assert found.overlaps(start, start + size) == bool(inside & set(asked))
+    if found.contains(start, start + size):
+        assert inside.issuperset(asked)
+    if any(first <= start and start + size <= first + length for first, length in spans):
+        assert found.contains(start, start + size)
+
+
+@given(SPANS, st.integers(0, 40))
+def test_all_blocks_around_an_address(spans: list[tuple[int, int]], word: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(lanes.nodes, "address_range", lambda word: None)
+        found = lanes._Blocks(spans).around(word)
+    around = [(a, a + n) for a, n in spans if a <= word < a + n]
+    bounds = [*zip(*around, strict=True)]
+    assert found == ((min(bounds[0]), max(bounds[1])) if around else None)

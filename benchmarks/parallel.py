@@ -4,8 +4,9 @@
     python -m benchmarks.parallel --models critics,bert --out /tmp/some.json
 
 Beside ours stand a graph captured by hand and, for compiled rows, ``mode="reduce-overhead"``. All
-are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images and BERT run
-in bfloat16, the small ones in float32. Models that a results file has already stay in it.
+are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images, BERT and
+decoders run in bfloat16, the small ones in float32. Decoders run without dependent launches, too.
+Models that a results file has already stay in it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import argparse
 import gc
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -26,11 +29,12 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from benchmarks.decoders import SIZES, Decoder
 from benchmarks.processes import chosen, parsed, write
 from examples.placement import device
 from onelaunch.call.tree import flatten
 from onelaunch.driver import edges
-from onelaunch.driver.cuda import branches
+from onelaunch.driver.cuda import branches, trial
 from onelaunch.tools.bench.environment import environment
 
 ROUNDS = 9
@@ -47,12 +51,14 @@ class Job:
         inputs: makes an input; each is another.
         model: what a step trains; None for inference.
         compiled: whether Inductor's kernels are recorded.
+        plain: whether ours are to be measured without dependent launches, too.
     """
 
     fn: Callable[[Tensor], Any]
     inputs: Callable[[], Tensor]
     model: nn.Module | None = None
     compiled: bool = False
+    plain: bool = False
 
 
 class Critics(nn.Module):
@@ -89,6 +95,10 @@ def _rows() -> Tensor:
 
 def _tokens() -> Tensor:
     return torch.randint(30000, (1, 16), device=device())
+
+
+def _token() -> Tensor:
+    return torch.randint(30000, (1, 1), device=device())
 
 
 def _images(size: int) -> Callable[[], Tensor]:
@@ -137,8 +147,12 @@ def _step(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callab
     return job
 
 
-def _compiled(make: Callable[[], Job]) -> Callable[[], Job]:
-    return lambda: replace(make(), compiled=True)
+def _compiled(make: Callable[[], Job], plain: bool = False) -> Callable[[], Job]:
+    return lambda: replace(make(), compiled=True, plain=plain)
+
+
+def _decoder(size: str) -> Callable[[], Job]:
+    return _compiled(_forward(lambda: Decoder(size), _token), plain=True)
 
 
 _EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
@@ -159,6 +173,9 @@ _EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
 JOBS = _EAGER | {
     f"{name}-compiled": (f"{_EAGER[name][0]}, compiled", _compiled(_EAGER[name][1]))
     for name in ("critics", "hrnet", "googlenet", "inception", "bert", "resnet50")
+}
+JOBS |= {
+    f"decoder-{size}": (f"decoder {size}, a token, compiled", _decoder(size)) for size in SIZES
 }
 """Name -> title and job. Convolutions and attention run as they are chosen for the shapes."""
 
@@ -187,6 +204,8 @@ LEAST = 0.99
 
 ENGINES: dict[str, bool | str] = {"onelaunch": False, "onelaunch-auto": "auto"}
 """Name -> `parallel`."""
+PLAIN = {"TORCHINDUCTOR_ENABLE_PDL": "0"}
+"""What turns dependent launches off."""
 
 
 def others(job: Job) -> dict[str, Callable[[Tensor], Any]]:
@@ -268,13 +287,21 @@ def agree(jobs: Sequence[Job], calls: Sequence[Any]) -> bool:
     return all(all(map(torch.equal, one, found[0])) for one in found)
 
 
+def _noted(times: Callable[..., list[float]], found: list[list[float]], *args: Any) -> list[float]:
+    """The milliseconds of a trial: of the chain, all lanes, and fewer."""
+    found.append(times(*args))
+    return found[-1]
+
+
 def measured(name: str) -> dict[str, Any]:
     """One job with all engines."""
     title, make = JOBS[name]
     jobs = {engine: make() for engine in ENGINES}
     beside = make()
+    trials: list[list[float]] = []
     with torch.set_grad_enabled(beside.model is not None):
-        made = {engine: ours(jobs[engine], parallel) for engine, parallel in ENGINES.items()}
+        with patch.object(trial, "times", partial(_noted, trial.times, trials)):
+            made = {engine: ours(jobs[engine], parallel) for engine, parallel in ENGINES.items()}
         fast = {engine: call for engine, (call, _) in made.items()}
         own = dict(fast)
         if beside.compiled:  # other buffers may mean other kernels: the chain of the same ones
@@ -283,7 +310,14 @@ def measured(name: str) -> dict[str, Any]:
                 own["onelaunch"], _ = ours(jobs["onelaunch"], "auto")
             assert own["onelaunch"].recordings[0].parallel is None
         same = agree([*jobs.values()], [*own.values()])
-        wall = timed({**others(beside), **fast}, beside.inputs())
+        calls = {**others(beside), **fast}
+        plain: dict[str, float] = {}
+        if beside.plain:
+            with patch.dict(os.environ, PLAIN):
+                for engine, parallel in ENGINES.items():
+                    other = f"{engine}, no PDL"
+                    calls[other], plain[other] = ours(make(), parallel)
+        wall = timed(calls, beside.inputs())
     recordings = {engine: call.recordings[0] for engine, call in fast.items()}
     taken = wall["onelaunch"]["median"]
     auto = recordings["onelaunch-auto"].parallel
@@ -292,6 +326,7 @@ def measured(name: str) -> dict[str, Any]:
         "wall us": wall,
         "gain": taken / wall["onelaunch-auto"]["median"],
         "gain in the trial": None if auto is None else auto.gain,
+        "trials ms": trials,
         "target": TARGETS.get(name, LEAST),
         "same bits": same,
         "nodes": recordings["onelaunch"].nodes,
@@ -299,6 +334,7 @@ def measured(name: str) -> dict[str, Any]:
         "width": 1 if auto is None else auto.width,
         "picture": str(auto),
         "first replay s": {engine: seconds for engine, (_, seconds) in made.items()},
+        "first replay without PDL s": plain,
         "pool bytes": {engine: r.pool_bytes for engine, r in recordings.items()},
     }
 
@@ -333,6 +369,11 @@ def main(argv: list[str] | None = None) -> int:
             said = "same bits" if row["same bits"] else "OTHER BITS"
             costs = f"first replay {wide / chain:.2f}x, memory {more / max(pool, 1):.2f}x"
             print(f"{name}: {us} us; {row['gain']:.2f}x, {said}; {costs}", flush=True)
+            times = ["/".join(f"{1e3 * ms:.0f}" for ms in times) for times in row["trials ms"]]
+            print(f"  trials {', '.join(times)} us, {row['width']} lanes", flush=True)
+            if row["first replay without PDL s"]:
+                without, _ = row["first replay without PDL s"].values()
+                print(f"  first replay {chain:.1f} s, without PDL {without:.1f} s", flush=True)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

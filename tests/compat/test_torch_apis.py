@@ -23,7 +23,10 @@ from torch._dynamo import eval_frame
 from torch._dynamo.backends.debugging import aot_eager
 from torch._guards import TracingContext
 from torch._inductor import cudagraph_utils
+from torch._inductor.codecache import FxGraphHashDetails
+from torch._inductor.codegen import triton as triton_codegen
 from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.select_algorithm import TritonTemplateKernel
 from torch._inductor.utils import GraphPartitionMap, align_inputs_from_check_idxs
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -909,6 +912,36 @@ def test_inductor_has_a_hook_for_cuda_graphs() -> None:
     assert {f.name for f in dataclasses.fields(GraphPartitionMap)} >= {"id", "input_index_mapping"}
     check = list(inspect.signature(align_inputs_from_check_idxs).parameters)
     assert check == ["model", "inputs_to_check", "mutated_input_idxs"]
+
+
+def test_inductor_filters_the_code_of_all_kernels_that_start_early() -> None:
+    """`launch_pdl` is set where `_filter_pdl` has seen the code, and nowhere else."""
+    codegen = Path(inspect.getfile(triton_codegen)).parent
+    files = {f.name for f in codegen.rglob("*.py") if "launch_pdl" in f.read_text()}
+    assert files <= {"triton.py", "triton_combo_kernel.py"}
+    kernel = triton_codegen.TritonKernel
+    whole = inspect.getsource(triton_codegen)
+    makers = whole.count("self.triton_meta_common()"), whole.count('"launch_pdl"')
+    assert makers == (1, 1)
+    source = inspect.getsource(kernel.codegen_kernel)
+    assert source.index("self.triton_meta_common()") < source.index("self._filter_pdl(self.body)")
+    combo = (codegen / "triton_combo_kernel.py").read_text()
+    assert combo.count("._filter_pdl(sub_kernel.body)") == 1
+    assert issubclass(TritonTemplateKernel, kernel)
+    assert "TritonTemplateKernel" in inspect.getsource(kernel._enable_pdl_codegen)
+
+
+def test_an_option_of_inductor_tells_whether_it_was_set() -> None:
+    settings: Any = config
+    undo = settings._make_closure_patcher(**{"triton.enable_pdl": True})()
+    assert config.triton.enable_pdl
+    assert not settings._is_default("triton.enable_pdl")
+    undo()
+    assert settings._is_default("triton.enable_pdl")
+    before = torch.compiler.config.cache_key_tag
+    with torch.compiler.config.patch(cache_key_tag="other"):
+        assert FxGraphHashDetails(None, [], {}, []).cache_key_tag == "other"  # pyright: ignore
+    assert torch.compiler.config.cache_key_tag == before
 
 
 def test_dynamo_keeps_backends_to_reset_and_the_values_of_floats(backend: Backend) -> None:

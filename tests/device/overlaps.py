@@ -7,6 +7,7 @@ compute-sanitizer's racecheck looks within one kernel, and does not see this.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 from onelaunch.driver.edges import NodeGroup
@@ -21,13 +22,10 @@ def clashes(groups: Sequence[NodeGroup], edges: Sequence[tuple[int, int]]) -> li
     before: dict[int, list[int]] = {}
     for first, then in edges:
         before.setdefault(then, []).append(first)
-    behind: list[int] = []  # node -> a bit for each node that comes before it
-    for node in range(groups[-1].last if groups else 0):
-        bits = 0
+    behind = [0] * (groups[-1].last if groups else 0)  # a bit for each node that comes before
+    for node in TopologicalSorter(before).static_order():
         for other in before.get(node, ()):
-            assert other < node, "an edge against the order of the capture"
-            bits |= behind[other] | 1 << other
-        behind.append(bits)
+            behind[node] |= behind[other] | 1 << other
     found: list[tuple[int, int]] = []
     for one, other in sorted(_conflicts(groups)):
         last, first = groups[one].last - 1, groups[other].first

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import onelaunch as ol
 from onelaunch.driver import edges
 from onelaunch.driver.edges import Access, Dependencies, NodeGroup, completed
+from onelaunch.driver.schedule import packed
 from onelaunch.testing.lanes import shuffled
 from tests.device.overlaps import clashes
 
@@ -70,7 +71,7 @@ def test_exactly_what_conflicts_is_ordered(shapes: list[tuple[int, list[Access] 
 def test_edges_and_another_order(shapes: list[tuple[int, list[Access] | None]]) -> None:
     groups = groups_of(shapes)
     order = Dependencies(groups)
-    edges = set(order.edges(groups))
+    edges = set(order.edges())
     assert all(a < b for a, b in edges)
     reach: dict[int, set[int]] = {}
     for node in range(order.nodes):
@@ -90,10 +91,46 @@ def test_edges_and_another_order(shapes: list[tuple[int, list[Access] | None]]) 
 def test_each_missing_edge_is_found(shapes: list[tuple[int, list[Access] | None]]) -> None:
     """No edge of a graph is needless, so the check of final graphs misses each one."""
     groups = groups_of(shapes)
-    every = list(Dependencies(groups).edges(groups))
+    every = list(Dependencies(groups).edges())
     assert clashes(groups, every) == []
     for edge in every:
         assert clashes(groups, [other for other in every if other != edge])
+
+
+@given(SHAPES, st.integers(1, 5))
+@settings(max_examples=300, deadline=None)
+def test_a_narrowed_order(shapes: list[tuple[int, list[Access] | None]], width: int) -> None:
+    """Nothing is lost, no more run at the same time, and no time is wasted: the longest chain is as
+    long as the work of all lanes and the longest chain before allow."""
+    groups = groups_of(shapes)
+    order = Dependencies(groups)
+    narrow = order.narrowed(width)
+    assert sorted(g.first for g in narrow.groups) == [g.first for g in groups]
+    assert clashes(groups, list(narrow.edges())) == []
+    numbers = range(len(groups))
+    for some in itertools.combinations(numbers, width + 1):
+        pairs = itertools.combinations(some, 2)
+        assert not all(narrow.may_overlap(one, other) for one, other in pairs)
+    assert narrow.schedule().width <= width
+    assert order.longest <= narrow.longest
+    rest = order.longest * (width - 1) / width
+    assert narrow.longest <= order.nodes / width + rest  # Graham's bound
+    if width >= len(groups):
+        assert narrow.longest == order.longest
+
+
+def test_wide_work_is_packed_without_loss() -> None:
+    """24 chains of one, two and three nodes beside a chain of 40, in two lanes."""
+    lengths, waits = [1] * 88, [[n - 1] if n else [] for n in range(40)]
+    for size in (1, 2, 3) * 8:
+        first = len(waits)
+        waits += [[n - 1] if n > first else [] for n in range(first, first + size)]
+    order, before = packed(lengths, waits, 3)
+    assert sorted(order) == list(range(88))
+    ends: dict[int, int] = {}
+    for number in order:
+        ends[number] = 1 + max((ends[b] for b in (*waits[number], *before[number])), default=0)
+    assert max(ends.values()) == 40
 
 
 @pytest.mark.parametrize("accesses", [None, [Access(0, 1, True)]])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onelaunch.call.ambient import note_mode
 from onelaunch.call.spec import extent_bytes, has_strides
+from onelaunch.driver import dependent_launch
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
@@ -199,7 +200,7 @@ def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
     patches["triton.cudagraphs"] = False
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _recorded_backward():
+        with _recorded_backward(), dependent_launch.used():
             compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
             return compile_fx(graph, inputs, config_patches=patches)
 

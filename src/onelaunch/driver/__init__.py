@@ -8,6 +8,7 @@ dispatch.py         torch's kernels, past autograd, autocast and modes
 schedule.py         the lanes of a recording, for its users to see
 edges.py            the true order of a recording's operations, by the memory that they touch; lanes
 overlaps.py         tensors that share memory
+dependent_launch.py kernels of Inductor's that start while the one before ends
 refusals.py         operations that a capture refuses
 function_modes.py   function modes that torch does not notice, and that are on in backwards
 known_causes.py     functions of libraries that are refused, and the ways to do without

@@ -18,7 +18,7 @@ from torch import Tensor, UntypedStorage
 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import OperatorCall, Region
-from onelaunch.driver.schedule import Schedule, schedule
+from onelaunch.driver.schedule import Schedule, packed, schedule
 
 
 class Access(NamedTuple):
@@ -97,26 +97,33 @@ def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
 class Dependencies:
     """The order of groups, as far as the memory that they touch demands one.
 
+    Args:
+        needed: for each group the earlier ones that come first; None: by their memory.
+
     Attributes:
+        groups: the groups, each after all that it waits for.
         waits: for each group the earlier ones that it waits for. What they wait for is left out.
         longest: the number of nodes of the longest chain.
         nodes: the number of all nodes.
     """
 
-    def __init__(self, groups: Sequence[NodeGroup]) -> None:
+    def __init__(
+        self, groups: Sequence[NodeGroup], needed: Iterable[set[int]] | None = None
+    ) -> None:
+        self.groups = groups
         self.waits: list[list[int]] = []
-        self.nodes = sum(group.last - group.first for group in groups)
+        self._lengths = [group.last - group.first for group in groups]
+        self.nodes = sum(self._lengths)
         behind: list[int] = []  # group -> a bit for each group that comes before it
         longest: list[int] = []
-        for number, needed in enumerate(_needed(groups)):
+        for own, first in zip(self._lengths, needed or _needed(groups), strict=True):
             waits, before = list[int](), 0
-            for other in sorted(needed, reverse=True):
+            for other in sorted(first, reverse=True):
                 if not before >> other & 1:
                     waits.append(other)
                     before |= behind[other] | 1 << other
             self.waits.append(waits)
             behind.append(before)
-            own = groups[number].last - groups[number].first
             longest.append(own + max((longest[other] for other in waits), default=0))
         self.longest = max(longest, default=0)
         self._behind = behind
@@ -126,18 +133,24 @@ class Dependencies:
         low, high = sorted((first, second))
         return low != high and not self._behind[high] >> low & 1
 
-    def schedule(self, groups: Sequence[NodeGroup]) -> Schedule:
+    def schedule(self) -> Schedule:
         """Return the lanes of the groups, for users."""
-        lengths = [group.last - group.first for group in groups]
-        return schedule([group.name for group in groups], lengths, self.waits)
+        return schedule([group.name for group in self.groups], self._lengths, self.waits)
 
-    def edges(self, groups: Sequence[NodeGroup]) -> Iterator[tuple[int, int]]:
+    def narrowed(self, width: int) -> Dependencies:
+        """Return another order: at most `width` groups run at the same time."""
+        order, before = packed(self._lengths, self.waits, width)
+        place = {number: at for at, number in enumerate(order)}
+        needed = ({place[b] for b in (*self.waits[n], *before[n])} for n in order)
+        return Dependencies([self.groups[n] for n in order], needed)
+
+    def edges(self) -> Iterator[tuple[int, int]]:
         """Yield the edges between nodes, each with the node that comes first."""
-        for group, waits in zip(groups, self.waits, strict=True):
+        for group, waits in zip(self.groups, self.waits, strict=True):
             for node in range(group.first, group.last - 1):
                 yield node, node + 1
             for other in waits:
-                yield groups[other].last - 1, group.first
+                yield self.groups[other].last - 1, group.first
 
 
 def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from heapq import heappop, heappush
+from operator import or_
 from typing import Literal, NamedTuple
 
 Parallel = bool | Literal["auto", "ahead"]
@@ -100,3 +103,51 @@ def schedule(
         else:
             free.append(span)
     return Schedule(sum(lengths), longest, tuple(map(tuple, lanes)))
+
+
+def packed(
+    lengths: Sequence[int], waits: Sequence[Sequence[int]], width: int
+) -> tuple[list[int], list[list[int]]]:
+    """Put operations into at most `width` lanes, the longest chains first. Return the order of all,
+    and the forerunner of each in its lane, if there is one."""
+    following: list[list[int]] = [[] for _ in waits]
+    ancestors: list[int] = []  # a bit for each
+    for number, needed in enumerate(waits):
+        ancestors.append(reduce(or_, (ancestors[b] | 1 << b for b in needed), 0))
+        for b in needed:
+            following[b].append(number)
+    rest = [*lengths]  # of the longest chain that begins here
+    for number in reversed(range(len(rest))):
+        rest[number] += max((rest[f] for f in following[number]), default=0)
+    missing, begins = [len(needed) for needed in waits], [0] * len(rest)
+    due = [(0, number) for number, count in enumerate(missing) if not count]
+    ready: list[tuple[int, int]] = []
+    free, last = [0] * width, [-1] * width  # of each lane: its time, and its last operation
+    order: list[int] = []
+    before: list[list[int]] = [[] for _ in waits]
+    while due or ready:
+        now = min(free) if ready else max(min(free), due[0][0])
+        while due and due[0][0] <= now:
+            _, number = heappop(due)
+            heappush(ready, (-rest[number], number))
+        _, number = heappop(ready)
+        now = max(now, begins[number])
+        fits = (_fit(last[n], waits[number], ancestors[number]) for n in range(width))
+        *_, lane = max((fit, -free[n], n) for n, fit in enumerate(fits) if free[n] <= now)
+        if last[lane] >= 0:
+            before[number].append(last[lane])
+        order.append(number)
+        free[lane], last[lane] = now + lengths[number], number
+        for f in following[number]:
+            begins[f] = max(begins[f], free[lane])
+            missing[f] -= 1
+            if not missing[f]:
+                heappush(due, (begins[f], f))
+    return order, before
+
+
+def _fit(last: int, waits: Sequence[int], ancestors: int) -> int:
+    """Rate a lane by its last operation: best are those that need no edge more."""
+    if last < 0:
+        return 1
+    return 3 if last in waits else 2 * (ancestors >> last & 1)

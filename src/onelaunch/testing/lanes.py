@@ -74,7 +74,7 @@ class TapeLanes:
             for number in shuffled(order)
             for step in self._steps[groups[number].first : groups[number].last]
         ]
-        return order.schedule(groups) if order.longest < order.nodes else None
+        return order.schedule() if order.longest < order.nodes else None
 
 
 def region(t: Tensor) -> Region:

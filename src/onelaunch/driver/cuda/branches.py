@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ import torch
 
 from onelaunch.driver.cuda import nodes, trial
 from onelaunch.driver.cuda.lanes import LEAST_ADDRESS
+from onelaunch.driver.cuda.memory import joined
 from onelaunch.driver.cuda.workspaces import Workspaces
 from onelaunch.driver.edges import Dependencies, NodeGroup
 from onelaunch.driver.schedule import Parallel, Schedule
@@ -19,6 +21,10 @@ LEAST_GAIN = 1.02
 """The gain from which branches replace the chain under ``"auto"``."""
 _WORTH = 0.95
 """The longest chain, as a part of all nodes, above which a recording stays a chain."""
+_WIDTHS = 4, 8, 16
+"""The numbers of lanes to try besides as many as there may be."""
+_LONGER = 1.3
+"""The most that fewer lanes may lengthen the longest chain by, to be tried."""
 
 
 @dataclass
@@ -39,13 +45,18 @@ class Branches:
     ports: set[int]
     runnable: bool
     _handles: list[int] = field(init=False)
+    _early: dict[tuple[int, int], int] = field(init=False)
+    """The edges of kernels that start while the one before ends, with their data."""
 
     def __post_init__(self) -> None:
-        self._handles = nodes.handles(self.graph.raw_cuda_graph())
+        raw = self.graph.raw_cuda_graph()
+        self._handles = nodes.handles(raw)
+        self._early = {edge: data for edge, data in nodes.edges(raw).items() if data}
 
     def chain(self) -> None:
-        """Let each node wait for the one before it."""
-        nodes.connect(self.graph.raw_cuda_graph(), [*pairwise(self._handles)])
+        """Let each node wait for the one before it, as it was captured."""
+        chain = {edge: self._early.get(edge, 0) for edge in pairwise(self._handles)}
+        nodes.connect(self.graph.raw_cuda_graph(), chain)
 
     def settle(self, parallel: Parallel) -> Schedule | None:
         """Give the graph its edges, and instantiate it, unless the chain is as good. Return the
@@ -59,30 +70,58 @@ class Branches:
         if lasting is None or not trial.fits(lasting, self.index):
             return None if parallel == "auto" else self._connected(parallel)
         with trial.preserved(lasting, self.index):
-            executable = self.graph.raw_cuda_graph_exec()
             device = torch.device("cuda", self.index)
-            Workspaces(self.groups, self._handles, executable, self.blocks, device).share()
+            with self._plain() as executable:
+                Workspaces(self.groups, self._handles, executable, self.blocks, device).share()
             return self._connected(parallel)
+
+    @contextmanager
+    def _plain(self) -> Generator[int]:
+        """Yield an executable of the chain, without kernels that start early. Its nodes may be
+        turned off."""
+        if not self._early:
+            yield self.graph.raw_cuda_graph_exec()
+            return
+        nodes.connect(self.graph.raw_cuda_graph(), dict.fromkeys(pairwise(self._handles), 0))
+        try:
+            with nodes.instantiated(self.graph.raw_cuda_graph()) as executable:
+                yield executable
+        finally:
+            self.chain()
 
     def _connected(self, parallel: Parallel) -> Schedule | None:
         order = Dependencies(self.groups)
         if not _worth(order):
             return None
-        raw, handles = self.graph.raw_cuda_graph(), self._handles
-        nodes.connect(raw, [(handles[a], handles[b]) for a, b in order.edges(self.groups)])
-        found = order.schedule(self.groups)
+        gain = None
         if parallel == "auto":
-            executable = nodes.instantiated(raw)
-            try:
-                gain = trial.gain(self.graph.raw_cuda_graph_exec(), executable, self.index)
-            finally:
-                nodes.destroy_executable(executable)
+            order, gain = self._fastest([order, *_narrowed(order)])
             if gain < LEAST_GAIN:
                 self.chain()
                 return None
-            found = replace(found, gain=gain)
+        self._connect(order)
         self.graph.instantiate()
-        return found
+        return replace(order.schedule(), gain=gain)
+
+    def _connect(self, order: Dependencies) -> None:
+        """Give the graph the edges of an order. No kernel starts early there: a program's own may
+        wait for the kernel before alone, which is right in the order of one stream only."""
+        handles = self._handles
+        edges = ((handles[a], handles[b]) for a, b in order.edges())
+        nodes.connect(self.graph.raw_cuda_graph(), dict.fromkeys(edges, 0))
+
+    def _fastest(self, orders: Sequence[Dependencies]) -> tuple[Dependencies, float]:
+        """Return the order that runs fastest, and its gain over the chain."""
+        with ExitStack() as stack:
+            executables = [self.graph.raw_cuda_graph_exec()]
+            for order in orders:
+                self._connect(order)
+                made = nodes.instantiated(self.graph.raw_cuda_graph())
+                executables.append(stack.enter_context(made))
+            ports = [node for node in self._handles if node in self.ports]
+            chain, *others = trial.times(executables, ports, self.index)
+        best = min(others)
+        return orders[others.index(best)], chain / best
 
     def _lasting(self) -> list[tuple[int, int]] | None:
         """List the addresses that the graph may write and that it did not allocate; None if they
@@ -94,17 +133,21 @@ class Branches:
         if any(group.accesses is None for group in others):
             return None
         spans = {(a.start, a.stop) for g in others for a in g.touched() if a.writes}
-        own = [(start, start + nbytes) for start, nbytes in self.blocks]
+        own = joined((start, start + nbytes) for start, nbytes in self.blocks)
         found = [
             (start, stop)
             for start, stop in sorted(spans)
-            if LEAST_ADDRESS <= start < stop and not _inside(start, stop, own)
+            if LEAST_ADDRESS <= start < stop and not own.contains(start, stop)
         ]
         return found if all(nodes.is_device_memory(start) for start, _ in found) else None
 
 
-def _inside(start: int, stop: int, blocks: Sequence[tuple[int, int]]) -> bool:
-    return any(first <= start and stop <= last for first, last in blocks)
+def _narrowed(order: Dependencies) -> list[Dependencies]:
+    """Return orders with fewer lanes and not a much longer chain: many take the host longer to
+    launch. No node is known to last longer than another."""
+    width = order.schedule().width
+    found = [order.narrowed(fewer) for fewer in _WIDTHS if fewer < width]
+    return [narrow for narrow in found if narrow.longest <= _LONGER * order.longest]
 
 
 def _worth(order: Dependencies) -> bool:

@@ -10,6 +10,7 @@ import functools
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.memory import live_blocks, region, storage
+from onelaunch.driver.cuda.memory import joined, live_blocks, region, storage
 from onelaunch.driver.cuda.streams import bindings, new_stream
 from onelaunch.driver.cuda.triton_launches import Launched
 from onelaunch.driver.edges import (
@@ -188,7 +189,8 @@ class _Blocks:
     def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._blocks = sorted(set(blocks))
         self._starts = [start for start, _ in self._blocks]
-        self._largest = max((nbytes for _, nbytes in self._blocks), default=0)
+        ends = (start + nbytes for start, nbytes in self._blocks)
+        self._reach = [*accumulate(ends, max)]  # block number -> the end of all up to it
         self._known: dict[int, tuple[int, int]] = {}
         self.others: set[int] = set()
 
@@ -206,7 +208,7 @@ class _Blocks:
     def _found(self, word: int) -> tuple[int, int] | None:
         first, last = word, word
         number = bisect_right(self._starts, word) - 1
-        while number >= 0 and self._starts[number] > word - self._largest:
+        while number >= 0 and self._reach[number] > word:
             start, nbytes = self._blocks[number]
             if start + nbytes > word:
                 first, last = min(first, start), max(last, start + nbytes)
@@ -226,10 +228,10 @@ def _add_hidden(group: NodeGroup, handles: Sequence[int], blocks: _Blocks) -> No
             group.accesses = None
             return
         words.update(found)
-    spans = [(a.start, a.stop) for a in known]
+    own = joined((a.start, a.stop) for a in known)
     hidden: set[tuple[int, int]] = set()
-    for word in words - blocks.others - {start for start, _ in spans}:
-        if word >= LEAST_ADDRESS and not any(start <= word < stop for start, stop in spans):
+    for word in words - blocks.others - {a.start for a in known}:
+        if word >= LEAST_ADDRESS and not own.contains(word, word + 1):
             around = blocks.around(word)
             if around is not None:
                 hidden.add(around)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,6 +56,25 @@ class Ranges:
         starts, stops = self._bounds  # at once: another thread may be at `set`
         before = bisect_left(starts, stop)
         return before > 0 and stops[before - 1] > start
+
+    def contains(self, start: int, stop: int) -> bool:
+        """Tell whether one of the ranges has all addresses of `[start, stop)`."""
+        starts, stops = self._bounds
+        before = bisect_right(starts, start)
+        return before > 0 and stops[before - 1] >= stop
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> Ranges:
+    """Make ranges of spans that may overlap."""
+    found, last = list[tuple[int, int]](), 0
+    for start, stop in sorted(spans):
+        if found and start < last:
+            found[-1] = found[-1][0], (last := max(last, stop))
+        else:
+            found.append((start, last := stop))
+    made = Ranges()
+    made.set(found)
+    return made
 
 
 class PooledRecording(Protocol):

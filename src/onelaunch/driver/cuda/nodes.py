@@ -11,7 +11,7 @@ import ctypes
 import functools
 import importlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -145,9 +145,7 @@ def last(stream: int) -> int | None:
     By the driver itself, as it is asked twice for each operation: 2 us, by the bindings 60."""
     status, found, edges, count = (kind() for kind in _CAPTURE_INFO)
     given = (ctypes.byref(one) for one in (found, edges, count))
-    code = _capture_info()(ctypes.c_void_p(stream), ctypes.byref(status), None, None, *given)
-    if code:
-        raise failure("cuStreamGetCaptureInfo", code)
+    _direct("cuStreamGetCaptureInfo_v3", stream, ctypes.byref(status), None, None, *given)
     return found[0] if count.value == 1 else None
 
 
@@ -158,9 +156,8 @@ _CAPTURE_INFO: Any = (
 
 
 @functools.cache
-def _capture_info() -> Any:
-    library = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
-    return ctypes.CDLL(library).cuStreamGetCaptureInfo_v3
+def _library() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
 def wait(stream: int, other: int) -> None:
@@ -269,39 +266,48 @@ def kernel_names(graph: int) -> Iterator[str | None]:
                 yield None
 
 
-def edges(graph: int) -> list[tuple[int, int]]:
-    """List the edges of a graph, each from the node that comes first."""
-    before, after, *_ = _edges(graph)
-    return [(int(a), int(b)) for a, b in zip(before, after, strict=True)]
+def edges(graph: int) -> dict[tuple[int, int], int]:
+    """Return the edges of a graph, each from the node that comes first, with their 8 bytes of data.
+    The data is zero unless the second kernel may start while the first runs. The driver itself is
+    asked: the bindings would return pointers to data that they have freed."""
+    room = _LEAST_ROOM
+    while True:
+        found, number = [(ctypes.c_uint64 * room)() for _ in range(3)], ctypes.c_size_t(room)
+        _direct("cuGraphGetEdges_v2", graph, *found, ctypes.byref(number))
+        if number.value < room:
+            before, after, data = (array[: number.value] for array in found)
+            return dict(zip(zip(before, after, strict=True), data, strict=True))
+        room *= 8
 
 
-def connect(graph: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Put edges in the place of all that a graph has."""
-    cu = _cu()
-    if (old := _edges(graph))[0]:
-        _call("cuGraphRemoveDependencies", cu.CUgraph(graph), *old, len(old[0]))
-    if edges:
-        before, after = (
-            [cu.CUgraphNode(node) for node in ends] for ends in zip(*edges, strict=True)
-        )
-        _call("cuGraphAddDependencies", cu.CUgraph(graph), before, after, None, len(edges))
+_LEAST_ROOM = 1 << 12
 
 
-def _edges(graph: int) -> list[Any]:
-    """Return the nodes where edges begin, those where they end, and their data."""
-    handle = _cu().CUgraph(graph)
-    *_, number = _call("cuGraphGetEdges", handle, 0)
-    return list(_call("cuGraphGetEdges", handle, number)[:-1]) if number else [[], []]
+def connect(graph: int, edges_: Mapping[tuple[int, int], int]) -> None:
+    """Put edges, with their data, in the place of all that a graph has."""
+    steps = ("cuGraphRemoveDependencies_v2", edges(graph)), ("cuGraphAddDependencies_v2", edges_)
+    for name, listed in steps:
+        if listed:
+            columns = *zip(*listed, strict=True), tuple(listed.values())
+            arrays = ((ctypes.c_uint64 * len(listed))(*column) for column in columns)
+            _direct(name, graph, *arrays, ctypes.c_size_t(len(listed)))
 
 
-def instantiated(graph: int) -> int:
-    """Make an executable of a graph."""
-    return int(_call("cuGraphInstantiate", _cu().CUgraph(graph), 0))
+def _direct(name: str, handle: int, *arguments: Any) -> None:
+    """Call the driver without the bindings."""
+    code = getattr(_library(), name)(ctypes.c_void_p(handle), *arguments)
+    if code:
+        raise failure(name, code)
 
 
-def destroy_executable(executable: int) -> None:
-    """Free an executable of `instantiated`."""
-    _call("cuGraphExecDestroy", _cu().CUgraphExec(executable))
+@contextlib.contextmanager
+def instantiated(graph: int) -> Generator[int]:
+    """Make an executable of a graph, for a while."""
+    executable = _call("cuGraphInstantiate", _cu().CUgraph(graph), 0)
+    try:
+        yield int(executable)
+    finally:
+        _call("cuGraphExecDestroy", executable)
 
 
 def destroy(node: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from time import perf_counter
 
 import torch
 
 from onelaunch.driver.cuda import memory, nodes
 
 _ROUNDS = 4
-_ROUND_MS = 0.8
-_MOST_LAUNCHES = 20
+_ROUND_MS = 0.5
+_MOST_LAUNCHES = 50
 _LONG_MS = 20
 """The time of a launch above which one round has to do."""
 _APART_BYTES = 64 << 20
@@ -49,30 +50,45 @@ def _total(spans: Sequence[tuple[int, int]]) -> int:
     return sum(stop - start for start, stop in spans)
 
 
-def gain(chain: int, branches: int, index: int) -> float:
-    """Measure the gain of branches over the chain, two executables of the same nodes."""
-    stream = torch.cuda.current_stream(index).cuda_stream
-    for executable in (chain, branches):
-        _time(executable, stream, 1)  # to warm up
-    taken = _time(chain, stream, 1)
+def times(executables: Sequence[int], ports: Sequence[int], index: int) -> list[float]:
+    """Return the milliseconds of a call of each executable of the same nodes, as a user sees it.
+    Calls follow each other, each points its ports anew, and the host has to keep up.
+
+    Args:
+        ports: the nodes that are pointed elsewhere: copies, and kernels of our own.
+    """
+    stream = torch.cuda.current_stream(index)
+    runs = [(executable, [_setter(executable, n) for n in ports]) for executable in executables]
+    for run in runs:
+        _time(*run, stream, 1)  # to warm up
+    taken = _time(*runs[0], stream, 1)
     count = min(_MOST_LAUNCHES, max(1, int(_ROUND_MS / max(taken, 1e-3))))
-    best = [float("inf"), float("inf")]
+    best = [float("inf") for _ in runs]
     for _ in range(_ROUNDS if taken < _LONG_MS else 1):
-        for which, executable in enumerate((chain, branches)):
-            best[which] = min(best[which], _time(executable, stream, count))
-    return best[0] / best[1]
+        for number, run in enumerate(runs):
+            best[number] = min(best[number], _time(*run, stream, count))
+    return best
 
 
-def _time(executable: int, stream: int, count: int) -> float:
-    """Return the milliseconds of a launch."""
+def _setter(executable: int, node: int) -> nodes.Setter:
+    if nodes.kind(node) == "MEMCPY":
+        return nodes.CopyNode(node).setter(executable)
+    kernel = nodes.KernelNode.read(node)
+    assert kernel is not None
+    return kernel.setter(executable)
+
+
+def _time(
+    executable: int, setters: Sequence[nodes.Setter], stream: torch.cuda.Stream, count: int
+) -> float:
     function, exec_ = nodes.launcher(executable)
-    handle = nodes.stream_handle(stream)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    handle = nodes.stream_handle(stream.cuda_stream)
+    stream.synchronize()
+    began = perf_counter()
     for _ in range(count):
+        nodes.apply(setters)
         (code,) = function(exec_, handle)
         if code:
             raise nodes.failure("cuGraphLaunch", code)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / count
+    stream.synchronize()
+    return 1e3 * (perf_counter() - began) / count

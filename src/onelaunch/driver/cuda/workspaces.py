@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,11 +63,13 @@ class Workspaces:
         self._handles = handles
         self._executable = executable
         self._device = device
+        self._kinds = {node: nodes.kind(node) for node in handles}
         self._found = _workspaces(groups, blocks)
+        is_address = cache(nodes.is_address)
         for group in groups:
             for hidden in group.hidden if group.name in _PRODUCTS else ():
                 if hidden in self._found:
-                    work = _work(self._members(group), hidden)
+                    work = _work(self._members(group), hidden, is_address)
                     self._found[hidden].alike.setdefault(work, []).append(group)
 
     def share(self) -> None:
@@ -158,7 +161,7 @@ class Workspaces:
         """Prepare the calls that move a group's pointers into a workspace."""
         found: list[nodes.Setter] = []
         for node in self._members(group):
-            if nodes.kind(node) == "MEMSET":
+            if self._kinds[node] == "MEMSET":
                 if region.start <= nodes.memset_address(node) < region.stop:
                     found.append(nodes.memset_setter(executable, node, by))
                 continue
@@ -184,7 +187,7 @@ class Workspaces:
 
     def _enable(self, members: Iterable[int], enabled: bool) -> None:
         for node in members:
-            if nodes.kind(node) != "EMPTY":
+            if self._kinds[node] != "EMPTY":
                 nodes.set_enabled(self._executable, node, enabled)
 
     def _over(self, region: Access, dtype: torch.dtype) -> Tensor:
@@ -208,7 +211,7 @@ def _workspaces(
     return {hidden: Workspace(hidden) for hidden, count in counts.items() if count > 1}
 
 
-def _work(members: Sequence[int], region: Access) -> Hashable:
+def _work(members: Sequence[int], region: Access, is_address: Callable[[int], bool]) -> Hashable:
     """Tell what nodes do, but for the addresses in their arguments. Nodes that do not tell are
     like no others."""
     found: list[Hashable] = []
@@ -216,7 +219,7 @@ def _work(members: Sequence[int], region: Access) -> Hashable:
         kind = nodes.kind(node)
         kernel = nodes.KernelNode.read(node) if kind == "KERNEL" else None
         if kernel is not None:
-            blocks = tuple(without_addresses(bytes(raw)) for raw in kernel.blocks)
+            blocks = tuple(without_addresses(bytes(raw), is_address) for raw in kernel.blocks)
             found.append((kernel.name, kernel.shape, blocks))
         elif kind == "MEMSET":
             found.append(("memset", nodes.memset_address(node) - region.start))
@@ -225,13 +228,13 @@ def _work(members: Sequence[int], region: Access) -> Hashable:
     return tuple(found)
 
 
-def without_addresses(raw: bytes) -> bytes:
+def without_addresses(raw: bytes, is_address: Callable[[int], bool]) -> bytes:
     """Blank the words of arguments that are addresses of the device."""
     words = bytearray(raw)
     for at in range(0, len(raw) - _WORD + 1, 4):
         word = int.from_bytes(raw[at : at + _WORD], "little")
         # Up to 57 bits: other words are numbers, and the driver need not be asked.
-        if 1 << 32 <= word < 1 << 57 and nodes.is_address(word):
+        if 1 << 32 <= word < 1 << 57 and is_address(word):
             words[at : at + _WORD] = bytes(_WORD)
     return bytes(words)
 

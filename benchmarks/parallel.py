@@ -5,7 +5,7 @@
 
 Beside ours stand a graph captured by hand and, for compiled rows, ``mode="reduce-overhead"``. All
 are timed in turn, as whole calls. Ours have to agree bit for bit. Networks of images, BERT and
-decoders run in bfloat16, the small ones in float32. Decoders run without dependent launches, too.
+decoders run in bfloat16, the small ones in float32. Decoders run with PDL, too.
 Models that a results file has already stay in it.
 """
 
@@ -15,7 +15,6 @@ import argparse
 import gc
 import importlib
 import json
-import os
 import statistics
 import sys
 import time
@@ -51,14 +50,14 @@ class Job:
         inputs: makes an input; each is another.
         model: what a step trains; None for inference.
         compiled: whether Inductor's kernels are recorded.
-        plain: whether ours are to be measured without dependent launches, too.
+        dependent: whether ours are to be measured with dependent launches, too.
     """
 
     fn: Callable[[Tensor], Any]
     inputs: Callable[[], Tensor]
     model: nn.Module | None = None
     compiled: bool = False
-    plain: bool = False
+    dependent: bool = False
 
 
 class Critics(nn.Module):
@@ -147,12 +146,12 @@ def _step(make: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Callab
     return job
 
 
-def _compiled(make: Callable[[], Job], plain: bool = False) -> Callable[[], Job]:
-    return lambda: replace(make(), compiled=True, plain=plain)
+def _compiled(make: Callable[[], Job], dependent: bool = False) -> Callable[[], Job]:
+    return lambda: replace(make(), compiled=True, dependent=dependent)
 
 
 def _decoder(size: str) -> Callable[[], Job]:
-    return _compiled(_forward(lambda: Decoder(size), _token), plain=True)
+    return _compiled(_forward(lambda: Decoder(size), _token), dependent=True)
 
 
 _EAGER: dict[str, tuple[str, Callable[[], Job]]] = {
@@ -204,8 +203,8 @@ LEAST = 0.99
 
 ENGINES: dict[str, bool | str] = {"onelaunch": False, "onelaunch-auto": "auto"}
 """Name -> `parallel`."""
-PLAIN = {"TORCHINDUCTOR_ENABLE_PDL": "0"}
-"""What turns dependent launches off."""
+PDL = "triton.enable_pdl"
+"""The option of Inductor's that turns dependent launches on."""
 
 
 def others(job: Job) -> dict[str, Callable[[Tensor], Any]]:
@@ -311,12 +310,12 @@ def measured(name: str) -> dict[str, Any]:
             assert own["onelaunch"].recordings[0].parallel is None
         same = agree([*jobs.values()], [*own.values()])
         calls = {**others(beside), **fast}
-        plain: dict[str, float] = {}
-        if beside.plain:
-            with patch.dict(os.environ, PLAIN):
+        dependent: dict[str, float] = {}
+        if beside.dependent:
+            with importlib.import_module("torch._inductor.config").patch({PDL: True}):
                 for engine, parallel in ENGINES.items():
-                    other = f"{engine}, no PDL"
-                    calls[other], plain[other] = ours(make(), parallel)
+                    other = f"{engine}, PDL"
+                    calls[other], dependent[other] = ours(make(), parallel)
         wall = timed(calls, beside.inputs())
     recordings = {engine: call.recordings[0] for engine, call in fast.items()}
     taken = wall["onelaunch"]["median"]
@@ -334,7 +333,7 @@ def measured(name: str) -> dict[str, Any]:
         "width": 1 if auto is None else auto.width,
         "picture": str(auto),
         "first replay s": {engine: seconds for engine, (_, seconds) in made.items()},
-        "first replay without PDL s": plain,
+        "first replay with PDL s": dependent,
         "pool bytes": {engine: r.pool_bytes for engine, r in recordings.items()},
     }
 
@@ -371,9 +370,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: {us} us; {row['gain']:.2f}x, {said}; {costs}", flush=True)
             times = ["/".join(f"{1e3 * ms:.0f}" for ms in times) for times in row["trials ms"]]
             print(f"  trials {', '.join(times)} us, {row['width']} lanes", flush=True)
-            if row["first replay without PDL s"]:
-                without, _ = row["first replay without PDL s"].values()
-                print(f"  first replay {chain:.1f} s, without PDL {without:.1f} s", flush=True)
+            if row["first replay with PDL s"]:
+                other, _ = row["first replay with PDL s"].values()
+                print(f"  first replay {chain:.1f} s, with PDL {other:.1f} s", flush=True)
         gc.collect()
         torch.compiler.reset()
         torch.cuda.empty_cache()

@@ -27,12 +27,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture(autouse=True)
 def unset() -> Iterator[None]:
-    """Leaves the option as a process has it that never set it."""
-    undo = config._make_closure_patcher(**{OPTION: False})()
-    undo()
-    assert config._is_default(OPTION)
-    yield
-    undo()
+    """The option as Inductor has it, whatever a test sets."""
+    with config.patch({OPTION: False}):
+        yield
 
 
 def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> pytest.MonkeyPatch:
@@ -46,7 +43,7 @@ def on(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> pytest.M
 def compiled_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, bool, str]:
     """What reaches Inductor: its option, whether kernels wait first, and the tag in its cache."""
     seen: list[tuple[Any, bool, str]] = []
-    own, before = KERNEL._filter_pdl, config._is_default(OPTION)
+    own = KERNEL._filter_pdl
 
     def compile_fx(graph: Any, inputs: Any, config_patches: dict[str, Any]) -> Any:
         tag = torch.compiler.config.cache_key_tag
@@ -57,60 +54,34 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any,
     monkeypatch.setattr(module, "compile_fx", compile_fx)
     inductor(None, options)(None, [])
     assert KERNEL._filter_pdl is own
-    assert config._is_default(OPTION) == before
     assert not torch.compiler.config.cache_key_tag
     return seen[0]
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 3), (12, 0)])
-def test_the_option_reaches_inductor(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+def test_it_is_off(hopper: pytest.MonkeyPatch) -> None:
+    assert compiled_with(hopper) == (False, False, "")
+
+
+@pytest.mark.parametrize("by_option", [False, True])
+def test_kernels_wait_first_where_the_user_turns_it_on(
+    hopper: pytest.MonkeyPatch, by_option: bool
 ) -> None:
-    option, first, tag = compiled_with(on(monkeypatch, capability))
+    if not by_option:
+        config.triton.enable_pdl = True
+    option, first, tag = compiled_with(hopper, **({OPTION: True} if by_option else {}))
     assert (option, first) == (True, True)
     assert "waits first" in tag
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9)])
-def test_no_device_before_hopper(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
-) -> None:
-    assert compiled_with(on(monkeypatch, capability)) == (False, False, "")
-
-
-def test_no_device_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compiled_with(monkeypatch) == (False, False, "")
-
-
-@pytest.mark.parametrize("value", ["0", "1"])
-def test_the_environment_wins(hopper: pytest.MonkeyPatch, value: str) -> None:
-    """Kernels wait first all the same, if the user turns it on."""
-    hopper.setenv("TORCHINDUCTOR_ENABLE_PDL", value)
-    config.triton.enable_pdl = value == "1"
-    assert compiled_with(hopper)[:2] == (value == "1", True)
-
-
-@pytest.mark.parametrize("value", [False, True])
-def test_the_config_wins(hopper: pytest.MonkeyPatch, value: bool) -> None:
-    assert compiled_with(hopper)[0] is True
-    config.triton.enable_pdl = value
-    assert compiled_with(hopper)[:2] == (value, True)
-
-
 def test_options_win(hopper: pytest.MonkeyPatch) -> None:
-    assert compiled_with(hopper, **{OPTION: False})[0] is False
+    config.triton.enable_pdl = True
+    assert compiled_with(hopper, **{OPTION: False}) == (False, False, "")
 
 
-@pytest.mark.parametrize("lacks", ["option", "filter", "ROCm"])
-def test_a_torch_that_has_no_such_thing(hopper: pytest.MonkeyPatch, lacks: str) -> None:
-    if lacks == "option":
-        hopper.setattr(dependent_launch, "_OPTION", "triton.enable_other")
-    elif lacks == "filter":
-        hopper.setattr(dependent_launch, "_kernel", lambda: SimpleNamespace)
-    else:
-        hopper.setattr(torch.version, "hip", "7.0")
-    assert compiled_with(hopper) == (False, False, "")
+def test_a_torch_without_the_filter(hopper: pytest.MonkeyPatch) -> None:
+    config.triton.enable_pdl = True
+    hopper.setattr(dependent_launch, "_kernel", lambda: SimpleNamespace)
+    assert compiled_with(hopper) == (True, False, "")
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -126,7 +97,7 @@ def test_each_kernel_waits_before_all_else(
         for n in range(waits):
             code.writelines([f"tmp{n} = tl.load(in_ptr{n})", WAIT, LAUNCH])
     code.writeline("tl.store(out_ptr0, 0)")
-    with dependent_launch.used():
+    with dependent_launch.waiting_first({OPTION: True}):
         KERNEL._filter_pdl(kernel, code)
     lines = [line.strip() for line in code.getvalue().splitlines()]
     assert lines.count(LAUNCH) == min(waits, 1)

@@ -200,7 +200,7 @@ def inductor(mode: str | None, options: Mapping[str, Any]) -> Backend:
     patches["triton.cudagraphs"] = False
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _recorded_backward(), dependent_launch.used():
+        with _recorded_backward(), dependent_launch.waiting_first(patches):
             compile_fx: Any = importlib.import_module("torch._inductor.compile_fx").compile_fx
             return compile_fx(graph, inputs, config_patches=patches)
 

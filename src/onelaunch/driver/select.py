@@ -63,6 +63,8 @@ _BESIDE: dict[int, _Beside] = {}
 """Thread -> its capture beside calls."""
 _LOOK_S = 2e-4
 """The seconds between looks at whether calls are under way."""
+_awaited: list[int] = []
+"""Threads that wait for the end of a capture, perhaps in a call."""
 _PATIENCE = 8
 """The most time that a capture waits for calls, in terms of the time that it works."""
 
@@ -77,7 +79,7 @@ class _Beside:
 
     def wait(self) -> None:
         """Wait while calls are under way: an operation of a call waits for the interpreter."""
-        while self._under_way():
+        while self._under_way() and not _awaited:
             now = time.monotonic()
             if self._waited > _PATIENCE * (now - self._started - self._waited):
                 return  # calls are under way all the time
@@ -138,6 +140,17 @@ def beside_calls(
 def is_beside() -> bool:
     """Tell whether this thread captures beside calls."""
     return get_ident() in _BESIDE
+
+
+@contextmanager
+def awaiting() -> Generator[None]:
+    """Mark this thread as one that waits for the end of a capture, which then makes way no more."""
+    thread = get_ident()
+    _awaited.append(thread)
+    try:
+        yield
+    finally:
+        _awaited.remove(thread)
 
 
 def make_way() -> None:

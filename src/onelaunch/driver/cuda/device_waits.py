@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from onelaunch.driver.cuda.streams import bindings
+from onelaunch.driver.select import awaiting
 
 _WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 _LONGEST_S = 10.0
@@ -37,7 +38,8 @@ def put_off() -> Generator[None]:
 def _after_the_capture(wait: Callable[..., object], *args: Any) -> object:
     if torch.cuda.is_current_stream_capturing():  # by a thread of the capture itself
         return wait(*args)
-    held = _capture.acquire(timeout=_LONGEST_S)
+    with awaiting():
+        held = _capture.acquire(timeout=_LONGEST_S)
     try:
         return wait(*args)
     finally:

@@ -131,8 +131,8 @@ class RehearsalVerdict:
         # No replay stores what it only stores: that must be there.
         slots += [
             (slot, value)
-            for key, (slot, value) in before.held.items()
-            if before.uses.get(key) is Use.NONE and is_unchanging(value)
+            for key, (slot, value) in before.slots.items()
+            if before.used.get(key) is Use.NONE and is_unchanging(value)
         ]
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}

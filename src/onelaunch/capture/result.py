@@ -124,8 +124,11 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         brought,
         run.staged.gone,
     )
-    followed = {*run.numbers.counted(), *(slot.id for slot in run.numbers.following.slots)}
-    slots = [(slot, value) for slot, value in slots if slot.id not in followed]
+    followed: set[object] = {
+        *run.numbers.counted(),
+        *(slot.id for slot in run.numbers.following.slots),
+    }
+    slots = [pair for pair in slots if pair[0].id not in followed] if followed else slots
     slots += run.staged.guards()
     slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
     external = [t for tensors in observer.memory.external.values() for t in tensors]
@@ -185,6 +188,6 @@ def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:
 
 def _stepped(run: CaptureRun) -> list[Optimizer]:
     """Return the optimizers that step in compiled code, as their written parameters show."""
-    held, writes = run.snapshot.walk.held.values(), _is_written(run)
+    held, writes = run.snapshot.walk.slots.values(), _is_written(run)
     found = {id(o): o for _, o in held if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]

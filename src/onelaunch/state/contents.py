@@ -8,7 +8,6 @@ import enum
 import functools
 import gc
 import itertools
-import operator
 import sys
 import threading
 import types
@@ -31,7 +30,6 @@ from onelaunch.frames.stack import Use
 from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
-    MISSING,
     InnerTensor,
     Slot,
     ThreadAttribute,
@@ -58,8 +56,8 @@ _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
 
-class Untouched(NamedTuple):
-    """The attributes of a module that no code was seen to read or store: some 20 for each module.
+class Attributes(NamedTuple):
+    """Attributes of a module that need no slots of their own.
 
     Attributes:
         holder: the module's `__dict__`.
@@ -73,12 +71,13 @@ class Untouched(NamedTuple):
     via: Slot | None
 
     def slot(self, key: str) -> Slot:
-        return Slot("item", self.holder, key, f"{self.name}{key}", self.module, self.via)
+        return new_slot(("item", self.holder, key, f"{self.name}{key}", self.module, self.via))
 
-    def changed(self) -> bool:
-        """Return whether any attribute holds another object now."""
-        now = map(self.holder.get, self.values, itertools.repeat(MISSING))
-        return not all(map(operator.is_, now, self.values.values()))
+    def slots(self) -> Iterator[tuple[Slot, object]]:
+        """Return the slots of the attributes, each with its content."""
+        holder, name, module, via = self.holder, self.name, self.module, self.via
+        for key, value in self.values.items():
+            yield new_slot(("item", holder, key, f"{name}{key}", module, via)), value
 
 
 class Contents:
@@ -94,8 +93,11 @@ class Contents:
         self.plain = plain
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
-        self.untouched: dict[int, Untouched] = {}
-        """id of a module's `__dict__` -> its attributes that no code was seen to touch."""
+        self.untouched: dict[int, Attributes] = {}
+        """id of a module's `__dict__` -> its attributes that no code was seen to read or store."""
+        self.quiet: dict[int, Attributes] = {}
+        """id of a module's `__dict__` -> its attributes that are read and lead nowhere: plain
+        values, tuples of these, and the empty dicts of hooks. They are most of all slots."""
         self._keys: dict[int, list[object]] = {}
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:

@@ -68,8 +68,10 @@ def dependencies(
         return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
 
     guarded: list[tuple[Slot, object]] = []
-    uses = before.uses
-    for key, (slot, value) in before.held.items():
+    if now or gone or any(map(before.is_quiet, (*rebound, *inputs, *brought))):
+        before.expand()
+    uses = before.used
+    for key, (slot, value) in before.slots.items():
         if key in brought or id(slot.holder) in gone:
             continue
         use, changed = uses.get(key), key in now
@@ -110,17 +112,23 @@ def dependencies(
     guarded += _gradients(before, found, guarded)
     guarded += _versions(before, guarded)
     # A replay stores where the capture did.
-    places = {key: before.held[key][0] for key in rebound if key in before.held}
+    places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    guarded = _with_paths(guarded, stored, before)
+    of_quiet = [a.slot(next(iter(a.values))) for a in before.quiet.values()]
+    guarded = _with_paths(guarded, [*stored, *of_quiet], before)
     owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
     owners |= {id(owner): owner for owner in before.touched()}
+    owners |= {id(slot.owner): slot.owner for slot in of_quiet}
     guarded.extend(before.paths(owners.values()))
     known = {slot.id for slot, _ in guarded}
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(value) for value in values if (id(value), type) not in known]
     guarded += [pair for pair in bases(before) if pair[0].id not in known]
+    for attributes in before.quiet.values():  # all are read
+        guarded += attributes.slots()
+    if not (brought or gone):
+        return guarded
     return [
         (slot, value)
         for slot, value in guarded
@@ -144,7 +152,7 @@ def _stored_again(
     return {
         key: value
         for key, value in tensors.items()
-        if before.uses.get(key) is Use.NONE and key not in now and places[id(value)] > 1
+        if before.used.get(key) is Use.NONE and key not in now and places[id(value)] > 1
     }
 
 
@@ -229,7 +237,7 @@ def ordered(
         for slot, value in dicts
         if _has_order(value)
         and (len(value) <= SMALL or before.is_whole(value))
-        and before.uses.get(slot.id) is Use.READ
+        and before.used.get(slot.id) is Use.READ
         and slot.id not in replaced
         and not is_replaced(slot, replaced)
     ]
@@ -260,7 +268,7 @@ def _gradients(
     gradients: list[tuple[Slot, object]] = []
     for slot, t in leaves.values():
         name = f"{slot.name}.grad"
-        if (id(t), gradient_of) not in before.held:
+        if (id(t), gradient_of) not in before.slots:
             gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
         elif asks and (id(t), gradient_of) not in known:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
@@ -301,7 +309,7 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots: replacing a list replaces its items."""
-    known, held = {slot.id for slot, _ in guarded}, before.held
+    known, held = {slot.id for slot, _ in guarded}, before.slots
     ways = {id(slot.via): slot.via for slot in [*(slot for slot, _ in guarded), *stored]}
     for via in ways.values():
         while via is not None and (key := via.id) not in known and key in held:
@@ -325,7 +333,7 @@ def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, chan
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    container = before.containers.get(id(slot.holder))
+    container = before.contents.containers.get(id(slot.holder))
     if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.

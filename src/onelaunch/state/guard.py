@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -86,6 +87,8 @@ class StateGuard:
         for pair in slots:
             (ordered if _is_attribute(pair[0]) else others).append(pair)
         ordered += others
+        self._attributes = len(ordered) - len(others)
+        """The number of its slots that are read only after a watched dict has changed."""
         self._slots = [slot for slot, _ in ordered]
         self._values = [value for _, value in ordered]
         self._watched = [i for i, s in enumerate(self._slots) if not _stays(s)]
@@ -176,6 +179,7 @@ class StateGuard:
     ) -> StateGuard:
         """Return a guard that makes some of the checks, by index."""
         part = copy.copy(self)
+        part._attributes = bisect_left(slots, self._attributes)
         part._slots = [self._slots[i] for i in slots]
         part._values = [self._values[i] for i in slots]
         part._watched = [i for i, s in enumerate(part._slots) if not _stays(s)]
@@ -200,8 +204,9 @@ class StateGuard:
         in_c: list[int] = []
         not_in_c: list[int] = []
         for i in self._watched:
-            (in_c if _is_readable_in_c(self._slots[i]) else not_in_c).append(i)
-        watched = sum(_is_attribute(self._slots[i]) for i in in_c)
+            fits = i < self._attributes or _is_readable_in_c(self._slots[i])
+            (in_c if fits else not_in_c).append(i)
+        watched = bisect_left(in_c, self._attributes)
         values = [self._values[i] for i in in_c]
         lengths = [size.length for _, size in self._sized]
         pairs = list(zip(self.tensors, self._layouts, strict=True))
@@ -364,7 +369,7 @@ class StateGuard:
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that no guarded slot holds."""
-        held = {id(local(v)) if isinstance(v, Tensor) else id(v) for v in self._values}
+        held = {id(local(v)) for v in self._values if isinstance(v, Tensor)}
         return [t for t in tensors if id(local(t)) not in held]
 
 
@@ -402,6 +407,8 @@ def _fits(content: object, value: object) -> bool:
 
 def _stays(slot: Slot) -> bool:
     """Return whether a slot's content can never change: an item of a tuple, or the like."""
+    if type(slot.holder) is dict:
+        return False
     fixed = slot.kind == "item" and isinstance(slot.holder, (tuple, Unchanging))
     return fixed or slot.key is object_of
 
@@ -426,4 +433,4 @@ def _is_attribute(slot: Slot) -> bool:
     Dicts of objects and modules are watched; globals change too often. That an object has its old
     dict is checked every time, as no watched dict reports it.
     """
-    return slot.kind == "item" and slot.owner is not None and isinstance(slot.holder, dict)
+    return slot.owner is not None and slot.kind == "item" and isinstance(slot.holder, dict)

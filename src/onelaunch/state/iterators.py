@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from onelaunch.errors import CaptureError
-from onelaunch.frames.stack import Use
 from onelaunch.source import loaded_at
 from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot
@@ -40,8 +39,8 @@ def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     """Return the iterators that a callable reads, with where each stands."""
     return [
         (slot, value, _standing(value))
-        for key, (slot, value) in found.held.items()
-        if type(value) in KINDS and found.uses.get(key) is Use.READ
+        for slot, value in found.holding(KINDS.__contains__)
+        if found.is_read(slot)
         for value in (cast(Iterator[Any], value),)
     ]
 

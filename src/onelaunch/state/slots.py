@@ -292,7 +292,8 @@ def description_id(slot: Slot) -> tuple[int, object]:
 def class_of(value: object) -> tuple[Slot, object]:
     """Return the slot of an object's class, and the class."""
     kind = type(value)
-    return Slot("of", value, type, f"the class of a `{kind.__qualname__}`", value), kind
+    name = f"the class of a `{kind.__qualname__}`"
+    return new_slot(("of", value, type, name, value, None)), kind
 
 
 def bases_of(kind: type) -> tuple[Slot, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +75,8 @@ class ReachableState:
         self.reads = reads
         self._last = last
         self._now: StateWalk | None = None
+        self._first: StateWalk | None = None
+        """The state without plain values of modules, before the callable has run."""
 
     def walk(self) -> StateWalk:
         if self._now is None:
@@ -82,21 +85,23 @@ class ReachableState:
             self._now = walk(self.roots, self.reads)
         return self._now
 
-    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors. Before the callable has run they are searched for
-        alone, as `walk` takes four times as long; with a backward `walk` is to come anyway."""
+    def objects(self) -> StateWalk:
+        """Return the state, before the callable has run without plain values of modules: `walk`
+        takes four times as long. With a backward `walk` is to come anyway."""
         if self._now is None and self.reads is None and not torch.is_grad_enabled():
-            return walk(self.roots, plain=False).tensors()
-        return self.walk().tensors()
+            self._first = self._first or walk(self.roots, plain=False)
+            return self._first
+        return self.walk()
 
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
         if self._now is not None and self._last is not None:
             self._last.keep(self._now)
-        self._now = None
+        self.forget()
 
     def values(self) -> list[object]:
-        return [value for _, value in self.walk().held.values()]
+        """Return the contents of the slots, except plain values of modules."""
+        return [value for _, value in self.walk().slots.values()]
 
     def changed(self, before: StateWalk) -> tuple[StateWalk, list[Change]]:
         """Return the state after a run, and the run's changes to the state `before` it."""
@@ -115,11 +120,12 @@ class ReachableState:
     def know(self, reads: Reads | None) -> None:
         """Take the reads of the callable. If they are new, the next use walks again."""
         if self.reads is not reads:
-            self.reads, self._now = reads, None
+            self.reads = reads
+            self.forget()
 
     def forget(self) -> None:
         """Walk again at the next use: something else changed the state."""
-        self._now = None
+        self._now = self._first = None
 
 
 def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int, list[Tensor]]:
@@ -172,15 +178,16 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
-        held = (value for _, value in self._objects())
+        quiet = (v for a in self.walk.quiet.values() for v in a.values.values())
+        hooks = [v for v in quiet if type(v) is OrderedDict]
         return {
             id(value): Same(value, None)
-            for value in (*self.walk.owners, *held)
+            for value in (*self.walk.owners, *(value for _, value in self._objects()), *hooks)
             if not isinstance(value, (Tensor, tuple))
         }
 
     def _objects(self) -> list[tuple[Slot, object]]:
-        """Return the slots that hold neither tensors nor numbers and the like."""
+        """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
         return self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
 
     def moved(self) -> tuple[Tensor, bool] | None:

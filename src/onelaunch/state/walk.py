@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,8 +33,8 @@ from onelaunch.state.contents import (
     NOT_READ,
     READ_APART,
     REMADE_BY_DDP,
+    Attributes,
     Contents,
-    Untouched,
     dicts_of,
     is_library_class,
     members_of,
@@ -55,6 +55,7 @@ SMALL = 64
 _OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
+_BUILTIN = frozenset({OrderedDict, dict, list, set})
 Queue = deque[tuple[str, object, Slot | None]]
 
 
@@ -86,7 +87,7 @@ def walk(
         _visit_all(found, queue, seen)
         if reads.names(_OF_THREADS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
-            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
+            found.slots[slot.id], found.used[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
@@ -114,23 +115,26 @@ def walk_unread(found: StateWalk) -> StateWalk:
     new: list[tuple[str, object, Slot | None]]
     new = [(fn.__qualname__, fn, None) for fn in found.functions if fn.__code__ not in ran]
     new += [(kind.__qualname__, kind, None) for kind in found.classes if not is_library_class(kind)]
-    queue, uses = deque(new), found.uses
-    for key, (slot, value) in found.held.items():
+    queue, uses = deque(new), found.used
+    for key, (slot, value) in found.slots.items():
         if type(value) not in LEAVES and key not in uses:
             queue.append((slot.name, value, None))
     for attributes in found.contents.untouched.values():
         for key, value in attributes.values.items():
-            if type(value) not in LEAVES:
+            if type(value) in _BUILTIN and not value and _is_bare(value):
+                unread.empty.append(value)
+            elif type(value) not in LEAVES:
                 queue.append((f"{attributes.name}{key}", value, None))
-    seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
+    seen = {*map(id, (*found.owners, *found.classes, *found.functions))}
+    seen |= found.contents.containers.keys()
     _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
     return unread
 
 
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
     owners = {} if found.reads is None else found.reads.owners
-    containers = found.containers
-    while queue and (most is None or len(found.held) < most):
+    containers = found.contents.containers
+    while queue and (most is None or len(found.slots) < most):
         name, value, via = queue.popleft()
         key, kind = id(value), type(value)
         if key in seen or kind in LEAVES:
@@ -162,11 +166,11 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
         if dicts or (found.reads is not None and found.reads.of(value) is not None):
             found.owners.append(value)
             found.kinds.append(type(value))
+            found.dicts.append(dicts)
             found.sizes += [(attributes, len(attributes)) for attributes in dicts]
-            found.facts.append((ids_of_dicts, value, [*map(id, dicts)]))
     if isinstance(value, nn.Module):
         _visit_slots(found, queue, name, value, via)
-    use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
+    use_of_via = _READ if via is None else found.used.get(via.id, _READ)
     for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
             slot = new_slot((*slot[:5], via))
@@ -178,15 +182,11 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     )
 
 
-def ids_of_dicts(owner: object) -> list[int]:
-    return [*map(id, dicts_of(owner))]
-
-
 def _visit_slots(
     found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
 ) -> None:
     """Find the slots of a module: half of all slots, nearly all with plain values."""
-    contents, held, attributes = found.contents, found.held, module.__dict__
+    contents, attributes = found.contents, module.__dict__
     reads, plain, loose = contents.reads, contents.plain, contents.loose
     owner = reads and reads.expected(module)
     prefix = f"{name}." if name else ""
@@ -199,6 +199,8 @@ def _visit_slots(
     if isinstance(module, nn.parallel.DistributedDataParallel):
         unread |= REMADE_BY_DDP
     untouched: dict[str, object] = {}
+    quiet: dict[str, object] = {}
+    read = {} if reads is None else reads.owners
     known = owner is None or not (owner.opaque or owner.asked)
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
@@ -213,16 +215,27 @@ def _visit_slots(
         if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
             untouched[key] = value
             continue
+        if use is _READ and (leaf or _leads_nowhere(value, read)):
+            quiet[key] = value
+            continue
         slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
-        if leaf and use is _READ:
-            place = (id(attributes), key)
-            held[place] = (slot, value)
-            found.uses[place] = use
-        else:
-            _add_slot(found, slot, value, use, queue)
+        _add_slot(found, slot, value, use, queue)
     if untouched:
         at = id(attributes)
-        contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
+        contents.untouched[at] = Attributes(prefix, module, attributes, untouched, via)
+    if quiet:
+        contents.quiet[id(attributes)] = Attributes(prefix, module, attributes, quiet, via)
+
+
+def _leads_nowhere(value: object, read: Collection[int]) -> bool:
+    """Return whether a value is a tuple of plain values, or a dict without hooks.
+
+    Args:
+        read: ids of the objects whose attributes were read.
+    """
+    if type(value) is tuple:
+        return LEAVES.issuperset(map(type, cast(tuple[object, ...], value)))
+    return type(value) is OrderedDict and not (value or id(value) in read) and _is_bare(value)
 
 
 def _is_bare(container: object) -> bool:
@@ -234,14 +247,14 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
     tensor = isinstance(content, Tensor)
     if tensor:
         found.add_leaf(slot, content)
-        gradient, grad = found.held.get((id(content), gradient_of), (slot, None))
+        gradient, grad = found.slots.get((id(content), gradient_of), (slot, None))
         if isinstance(grad, Tensor) and found.contents.has_contents(grad):
             queue.append((gradient.name, grad, gradient))
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
     key = (id(slot.holder), slot.key)
-    found.held[key] = (slot, content)
+    found.slots[key] = (slot, content)
     if tensor:
         found.of_tensors[key] = None
     if use is None:
@@ -254,12 +267,12 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
         found.by_key.add(id(content))
     elif use is _READ and id(content) in found.by_key:  # reached through another slot too
         found.by_key.discard(id(content))
-        items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
+        items = [found.slots.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
             _add_slot(found, item, item.read(), _READ, queue)
-    known = found.uses.get(key)
+    known = found.used.get(key)
     if known is None or use > known:
-        found.uses[key] = use
+        found.used[key] = use
     bare = tensor and is_memory(content) and not found.contents.has_contents(content)
     if type(content) not in LEAVES and not bare:
         queue.append((slot.name, content, slot))
@@ -302,17 +315,29 @@ def is_mark_of_dynamo(key: object) -> bool:
 
 def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
     found: list[Change] = []
-    for key, (slot, value) in after.held.items():
-        old = before.held.get(key, (slot, MISSING))[1]
-        if not is_same(old, value):
+    if not _are_alike(before.quiet, after.quiet):
+        before.expand()
+        after.expand()
+    for key, (slot, value) in after.slots.items():
+        old = before.slots.get(key, (slot, MISSING))[1]
+        if old is not value and not is_same(old, value):
             found.append(Change(slot, old, value))
-    for key, (slot, value) in before.held.items():
-        if key not in after.held and slot.read() is MISSING:
+    for key, (slot, value) in before.slots.items():
+        if key not in after.slots and slot.read() is MISSING:
             found.append(Change(slot, value, MISSING))
     for key, attributes in after.contents.untouched.items():
         known = before.contents.untouched.get(key)
         found += _unseen_changes(attributes, {} if known is None else known.values)
     return found
+
+
+def _are_alike(some: dict[int, Attributes], others: dict[int, Attributes]) -> bool:
+    """Return whether quiet attributes are the same."""
+    return some.keys() == others.keys() and all(
+        a.values.keys() == b.values.keys()
+        and all(map(operator.is_, a.values.values(), map(b.values.get, a.values)))
+        for a, b in zip(some.values(), map(others.__getitem__, some), strict=True)
+    )
 
 
 def note_uncounted(before: StateWalk, found: Iterable[Change]) -> None:
@@ -322,7 +347,7 @@ def note_uncounted(before: StateWalk, found: Iterable[Change]) -> None:
             before.uses[slot.id] = Use.READ
 
 
-def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
+def _unseen_changes(attributes: Attributes, old: dict[str, object]) -> Iterator[Change]:
     """Return the changes of attributes that the callable was not seen to read or store."""
     new = attributes.values
     if len(old) == len(new) and all(map(operator.is_, old.values(), new.values())):
@@ -349,7 +374,7 @@ def reads_more(
     """
     if reads is None or reads is before.reads:
         return False
-    held = {id(content) for _, content in before.held.values()}
+    held = before.ids()
     if before.reads is not None and not reads.exceeds(before.reads, held):
         return False
     known = before.reads.items if before.reads is not None else {}

@@ -136,9 +136,14 @@ class Ledger:
         self._hooks = [
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
-        self.held: dict[object, object] = {}
-        """id of a slot -> its content before the run: a plain value, or the id of an object. Also
-        the lengths and orders of containers that the run leaves as they are."""
+        self._held: dict[object, object] = {}
+        self._quiet: list[tuple[int, dict[str, object], list[tuple[str, int]]]] = []
+        """(id of a module's `__dict__`, its plain attributes, ids of its dicts of hooks), which
+        `held` does not have yet."""
+        self._without_hooks: list[object] = []
+        """The empty dicts of hooks, until the run ends."""
+        self._hooked: set[int] = set()
+        """ids of those that the run put a hook into."""
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
@@ -147,9 +152,11 @@ class Ledger:
         memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
-        uses = None if walked.reads is None else walked.uses
-        held = ((slot, uses.get(k) if uses else v) for k, (slot, v) in walked.held.items())
-        self._stored = [s for s, v in held if (v is Use.NONE if uses else is_plain(v))]
+        if walked.reads is None:
+            self._stored = [slot for slot, value in walked.held.values() if is_plain(value)]
+        else:
+            unused = [key for key, use in walked.used.items() if use is Use.NONE]
+            self._stored = [walked.slots[key][0] for key in unused if key in walked.slots]
         """The slots that the callable only stores to; before it has run, all with plain values."""
         self._handed_on: dict[object, tuple[str, Constant]] = {}
         """path in the result, or id of a slot -> (name, plain value that the run left there)."""
@@ -226,10 +233,32 @@ class Ledger:
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
+        self._held = self.held
         shapes = _shapes_in(walked)
-        self.held |= _contents(walked, values=not self._on_host)
-        self.held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
+        self._held |= _contents(walked, values=not self._on_host)
+        self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
+        for at, attributes in walked.quiet.items():
+            plain = attributes.values.copy()
+            hooks = [
+                (key, plain.pop(key))
+                for key, value in attributes.values.items()
+                if type(value) is OrderedDict
+            ]
+            self._without_hooks += [value for _, value in hooks]
+            self._quiet.append((at, plain, [(key, id(value)) for key, value in hooks]))
+
+    @property
+    def held(self) -> dict[object, object]:
+        """id of a slot -> its content before the run: a plain value, or the id of an object. Also
+        the lengths and orders of containers that the run leaves as they are."""
+        held, empty = self._held, content_of(0)
+        for at, plain, hooks in self._quiet:
+            held.update(((at, key), content_of(value)) for key, value in plain.items())
+            held.update(((at, key), hook) for key, hook in hooks)
+            held.update(((hook, len), empty) for _, hook in hooks if hook not in self._hooked)
+        self._quiet.clear()
+        return held
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
         """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
@@ -280,8 +309,12 @@ class Ledger:
                     self.difference = self.difference or found
         self._earlier = self._capture = None  # a capture holds tensors of its call
         for inside, read in self._shapes:
-            if self.held.get((id(inside), read)) != content_of(read(inside)):
-                self.held.pop((id(inside), read), None)
+            if self._held.get((id(inside), read)) != content_of(read(inside)):
+                self._held.pop((id(inside), read), None)
+        self._hooked = {id(hooks) for hooks in self._without_hooks if hooks}
+        for hooks in self._hooked:
+            self._held.pop((hooks, len), None)
+        self._without_hooks.clear()
         self._shapes.clear()
         self._stored.clear()
         self._origins.clear()
@@ -377,16 +410,16 @@ class Ledger:
 
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
-    kinds = {type(value) for _, value in walked.held.values()}
+    contents = [value for _, value in walked.slots.values()]
+    kinds = set(map(type, contents))
     by_identity = {k for k in kinds if k in _OF_IDENTITY or issubclass(k, _BY_IDENTITY)}
     held: dict[object, object] = {
         key: id(value) if type(value) in by_identity else content_of(value)
-        for key, (_, value) in walked.held.items()
+        for key, value in zip(walked.slots, contents, strict=True)
     }
     read = [(slot, t) for slot, t in walked.tensors() if walked.is_read(slot)]
     held.update((description_id(slot), content_of(description(t))) for slot, t in read)
-    of_slots = (value for _, value in walked.held.values())
-    held.update(((id(value), type), id(type(value))) for value in classed(walked, of_slots))
+    held.update(((id(value), type), id(type(value))) for value in classed(walked, contents))
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
@@ -397,7 +430,7 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
 
 def _shapes_in(walked: StateWalk) -> list[tuple[Any, Callable[[Any], object]]]:
     """Return readers of the lengths of containers, and of the keys of dicts in their order."""
-    lengths = [(inside, len) for inside, _, _ in walked.containers.values()]
+    lengths = [(inside, len) for inside, _, _ in walked.contents.containers.values()]
     return [*lengths, *((inside, tuple) for _, inside in ordered(walked, ()))]
 
 

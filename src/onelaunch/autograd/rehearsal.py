@@ -135,6 +135,7 @@ class RehearsalVerdict:
             if before.used.get(key) is Use.NONE and is_unchanging(value)
         ]
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
+        before.expand()
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))
         self.changed = None if self.difference is None else self._changed_since(rehearsal.ledger)

@@ -158,10 +158,10 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     # A scheduler writes to the groups at each step, and each would be checked again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
     replaced = {change.slot.id for change in run.effects.changes}
-    every = snapshot.walk.sized(replaced)
-    without = groups | run.staged.gone
-    sized = {id(c): (c, names) for c, names in every if id(c) not in without}
-    return list(sized.values())
+    sized = {id(c): (c, names) for c, names in snapshot.walk.sized(replaced)}
+    for key in groups | run.staged.gone:
+        sized.pop(key, None)
+    return [*sized.values(), *((hooks, None) for hooks in snapshot.walk.without_hooks())]
 
 
 def _writes(run: CaptureRun) -> Writes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
@@ -117,14 +118,12 @@ def dependencies(
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     of_quiet = [a.slot(next(iter(a.values))) for a in before.quiet.values()]
     guarded = _with_paths(guarded, [*stored, *of_quiet], before)
-    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
-    owners |= {id(owner): owner for owner in before.touched()}
-    owners |= {id(slot.owner): slot.owner for slot in of_quiet}
+    found = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
+    owners = {id(owner): owner for owner in (*found, *(slot.owner for slot in of_quiet))}
     guarded.extend(before.paths(owners.values()))
-    known = {slot.id for slot, _ in guarded}
     values = classed(before, [value for _, value in guarded])
-    guarded += [class_of(value) for value in values if (id(value), type) not in known]
-    guarded += [pair for pair in bases(before) if pair[0].id not in known]
+    guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
+    guarded += bases(before)
     for attributes in before.quiet.values():  # all are read
         guarded += attributes.slots()
     if not (brought or gone):
@@ -310,13 +309,19 @@ def _with_paths(
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots: replacing a list replaces its items."""
     known, held = {slot.id for slot, _ in guarded}, before.slots
-    ways = {id(slot.via): slot.via for slot in [*(slot for slot, _ in guarded), *stored]}
-    for via in ways.values():
+    ways = _apart([*(slot.via for slot, _ in guarded), *(slot.via for slot in stored)])
+    for via in ways:
         while via is not None and (key := via.id) not in known and key in held:
             known.add(key)
             guarded.append((via, held[key][1]))
             via = via.via
     return guarded
+
+
+def _apart(values: Sequence[Any]) -> list[Any]:
+    """Return values without those that are like the one before them, and without None."""
+    others = itertools.chain((None,), values)
+    return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]
 
 
 def _has_order(value: dict[object, object]) -> bool:

@@ -7,7 +7,7 @@ import operator
 import threading
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -37,11 +37,13 @@ from onelaunch.state.slots import (
     class_of,
     code_of,
     gradient_of,
-    has_gradient,
     is_leaf,
     is_same_method,
     new_slot,
+    read_gradient,
 )
+
+_CONTAINERS = (dict, list, set, deque, types.MappingProxyType)
 
 
 class _Weak(weakref.ref[Tensor]):
@@ -93,6 +95,8 @@ class StateWalk:
     """ids of the containers whose items were read or stored by known keys."""
     _expected: _Expected | None = None
     """What `is_current` compares, except tensors."""
+    _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
+    """id of a slot -> its tensor, without gradients; see `let_go`."""
 
     @property
     def quiet(self) -> dict[int, Attributes]:
@@ -128,6 +132,11 @@ class StateWalk:
             self._by_class = None
         self._expected = None  # it refers to what a run may have dropped
 
+    def without_hooks(self) -> list[OrderedDict[object, object]]:
+        """Return the empty dicts of hooks among the quiet attributes."""
+        values = (attributes.values.values() for attributes in self.quiet.values())
+        return [cast(Any, v) for inside in values for v in inside if type(v) is OrderedDict]
+
     def is_quiet(self, key: tuple[int, object]) -> bool:
         """Return whether the slot with this id is one of a quiet attribute."""
         attributes = self.quiet.get(key[0])
@@ -146,9 +155,10 @@ class StateWalk:
             return False
         if self._expected is None:
             self._expected = _Expected.of(self)
+        leaves = self.leaves
         return (
             all(map(operator.is_, map(type, self.owners), self.kinds))
-            and [has_gradient(t) for t, _ in self.leaves] == [had for _, had in self.leaves]
+            and [read_gradient(t) is not None for t, _ in leaves] == [had for _, had in leaves]
             and all(read(value) == then for read, value, then in self.facts)
             and self._expected.is_met(self.owners, self.dicts)
             and _are_unchanged(map(self.slots.__getitem__, self.of_tensors))
@@ -164,13 +174,14 @@ class StateWalk:
             return False
         for key, (slot, value) in on_tensors:
             held[key] = slot._replace(owner=_Weak(slot.owner)), value
-        for key in list(self.of_tensors):
-            slot, value = held[key]
-            if slot.key is gradient_of:
-                del held[key], self.of_tensors[key]
-                self._by_class = None
-            else:
-                held[key] = slot, _Weak(cast(Tensor, value))
+        if self._weak is None:
+            pairs = {key: held[key] for key in self.of_tensors}
+            kept = {key: (s, t) for key, (s, t) in pairs.items() if s.key is not gradient_of}
+            self._weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
+        for key in self.of_tensors.keys() - self._weak.keys():
+            del held[key], self.of_tensors[key]
+            self._by_class = None
+        held.update(self._weak)
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
         self.leaves.clear()
         self._tensors = None
@@ -183,9 +194,9 @@ class StateWalk:
         for key in self.on_tensors:
             slot, value = held[key]
             held[key] = slot._replace(owner=slot.owner()), value
-        for key in list(self.of_tensors):
-            slot, reference = held[key]
-            t = cast(Any, reference)()
+        assert self._weak is not None
+        for key, (slot, reference) in self._weak.items():
+            t = reference()
             if t is None:
                 return False
             held[key] = slot, t
@@ -197,14 +208,18 @@ class StateWalk:
             self._by_class = None
         return not any(owner is None for owner in self.owners)
 
-    def add_leaf(self, slot: Slot, t: Tensor) -> None:
-        """Note a tensor in a slot, if it is a leaf, and its gradient."""
-        if is_leaf(t):
-            if t.grad is not None:
-                gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
-                self.slots[gradient.id] = (gradient, t.grad)
-                self.of_tensors[gradient.id] = None
-            self.leaves.append((t, t.grad is not None))
+    def add_leaf(self, slot: Slot, t: Tensor) -> tuple[Slot, Tensor] | None:
+        """Note a tensor in a slot, if it is a leaf. Note its gradient, too, and return it."""
+        if not is_leaf(t):
+            return None
+        grad = read_gradient(t)
+        self.leaves.append((t, grad is not None))
+        if grad is None:
+            return None
+        gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
+        self.slots[gradient.id] = (gradient, grad)
+        self.of_tensors[gradient.id] = None
+        return gradient, grad
 
     @property
     def reads(self) -> Reads | None:
@@ -274,7 +289,7 @@ class StateWalk:
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
         """Return containers that must not grow or shrink, each with None, and dicts of attributes,
-        each with the names that must not come or go.
+        each with the names that must not come or go; no dicts of `without_hooks`.
 
         Args:
             replaced: slots in which each call puts another object.
@@ -296,12 +311,9 @@ class StateWalk:
             names = {*self.contents.names_of(kind), *self.contents.loose}
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
-        if replaced:
-            self.expand()
-        for attributes in self.quiet.values():
-            yield from ((v, None) for v in attributes.values.values() if type(v) is OrderedDict)
         containers, used, read = self.contents.containers, self.used, Use.READ
-        for key, (slot, value) in self.slots.items() if containers else ():
+        for slot, value in self.holding(lambda kind: issubclass(kind, _CONTAINERS)):
+            key = slot.id
             if id(value) not in containers or used.get(key) is not read:
                 continue
             if key not in replaced and not is_replaced(slot, replaced):
@@ -405,8 +417,7 @@ class _Expected(NamedTuple):
                 holders += [attributes.holder] * len(attributes.values)
                 keys += attributes.values
                 values += attributes.values.values()
-        for attributes in found.quiet.values():
-            made.empty.extend([v for v in attributes.values.values() if type(v) is OrderedDict])
+        made.empty.extend(found.without_hooks())
         for number, owner in enumerate(found.owners):
             if not isinstance(owner, nn.Module):
                 made.objects.append(number)

@@ -85,7 +85,12 @@ class StateGuard:
         ordered: list[tuple[Slot, object]] = []
         others: list[tuple[Slot, object]] = []
         for pair in slots:
-            (ordered if _is_attribute(pair[0]) else others).append(pair)
+            slot = pair[0]
+            # Dicts of objects and modules are watched; globals change too often. That an object
+            # has its old dict is checked every time, as no watched dict reports it.
+            attribute = slot.owner is not None and slot.kind == "item"
+            of_dict = attribute and isinstance(slot.holder, dict)
+            (ordered if of_dict else others).append(pair)
         ordered += others
         self._attributes = len(ordered) - len(others)
         """The number of its slots that are read only after a watched dict has changed."""
@@ -207,14 +212,15 @@ class StateGuard:
             fits = i < self._attributes or _is_readable_in_c(self._slots[i])
             (in_c if fits else not_in_c).append(i)
         watched = bisect_left(in_c, self._attributes)
+        slots = [self._slots[i] for i in in_c]
         values = [self._values[i] for i in in_c]
         lengths = [size.length for _, size in self._sized]
         pairs = list(zip(self.tensors, self._layouts, strict=True))
         tensors = tuple(t for t, layout in pairs if layout.number is not None)
         layouts = tuple(layout.for_c for layout in self._layouts if layout.number is not None)
         modes = tuple(read for read, _ in self._modes), tuple(value for _, value in self._modes)
-        holders = tuple(self._slots[i].holder for i in in_c)
-        keys = tuple(_key_for_c(self._slots[i]) for i in in_c)
+        holders = tuple([slot.holder for slot in slots])
+        keys = (*[s.key for s in slots[:watched]], *map(_key_for_c, slots[watched:]))
         containers = tuple(container for container, _ in self._sized)
         dicts = sum(isinstance(container, dict) for container in containers)
 
@@ -425,12 +431,3 @@ _PARTS: Any = {code_of: 0, defaults_of: 1, keyword_defaults_of: 2}
 
 def _key_for_c(slot: Slot) -> object:
     return _PARTS.get(slot.key, slot.key) if slot.kind == "of" else slot.key
-
-
-def _is_attribute(slot: Slot) -> bool:
-    """Return whether a slot is checked only after a watched dict has changed.
-
-    Dicts of objects and modules are watched; globals change too often. That an object has its old
-    dict is checked every time, as no watched dict reports it.
-    """
-    return slot.owner is not None and slot.kind == "item" and isinstance(slot.holder, dict)

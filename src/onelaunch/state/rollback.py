@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +48,7 @@ class Rollback:
         if each:
             found.expand()
         self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
-        hooks = (v for a in found.quiet.values() for v in a.values.values())
-        self._empty = [*found.empty, *(v for v in hooks if type(v) is OrderedDict)]
+        self._empty = [*found.empty, *found.without_hooks()]
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
         self._slots = list(self._others(found, each))
         tensors = list({id(t): t for _, t in found.tensors()}.values())

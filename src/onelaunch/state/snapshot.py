@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,8 +153,7 @@ class StateSnapshot:
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
         found = reached.walk()
         held = held_by(driver, device, found)
-        tensors = [t for _, t in found.tensors() if lies_on(t, device)]
-        kept = [_Kept.of(local(t)) for t in tensors]
+        kept = [_Kept.of(local(t)) for tensors in held.values() for t in tensors]
         orders = {id(value): tuple(value) for _, value in ordered(found, ())}
         return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
@@ -178,11 +176,10 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
-        quiet = (v for a in self.walk.quiet.values() for v in a.values.values())
-        hooks = [v for v in quiet if type(v) is OrderedDict]
+        held = [value for _, value in self._objects()]
         return {
             id(value): Same(value, None)
-            for value in (*self.walk.owners, *(value for _, value in self._objects()), *hooks)
+            for value in (*self.walk.owners, *held, *self.walk.without_hooks())
             if not isinstance(value, (Tensor, tuple))
         }
 

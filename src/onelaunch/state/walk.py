@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -45,7 +45,6 @@ from onelaunch.state.slots import (
     MISSING,
     Slot,
     code_of,
-    gradient_of,
     new_slot,
     thread_in,
 )
@@ -53,6 +52,7 @@ from onelaunch.state.slots import (
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""
 _OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
+_OF_CALLS = (Tensor, BackwardCFunction)
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
 _BUILTIN = frozenset({OrderedDict, dict, list, set})
@@ -91,7 +91,7 @@ def walk(
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
-            if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
+            if id(value) not in seen and not isinstance(value, _OF_CALLS):
                 is_class = isinstance(value, type)
                 name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
@@ -152,7 +152,14 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
-    if isinstance(value, types.FunctionType):
+    module = isinstance(value, nn.Module)
+    if module:
+        _note_owner(found, value, dicts_of(value))
+        _visit_slots(found, queue, name, value, via)
+        if not isinstance(value, torch.jit.ScriptModule):
+            queue.append((type(value).__qualname__, type(value), via))
+            return
+    elif isinstance(value, types.FunctionType):
         found.functions.append(value)
         found.facts.append((code_of, value, value.__code__))
         found.sizes.append((vars(value), len(vars(value))))
@@ -164,12 +171,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     else:
         dicts = dicts_of(value)
         if dicts or (found.reads is not None and found.reads.of(value) is not None):
-            found.owners.append(value)
-            found.kinds.append(type(value))
-            found.dicts.append(dicts)
-            found.sizes += [(attributes, len(attributes)) for attributes in dicts]
-    if isinstance(value, nn.Module):
-        _visit_slots(found, queue, name, value, via)
+            _note_owner(found, value, dicts)
     use_of_via = _READ if via is None else found.used.get(via.id, _READ)
     for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
@@ -182,17 +184,25 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     )
 
 
+def _note_owner(found: StateWalk, owner: object, dicts: list[dict[str, Any]]) -> None:
+    found.owners.append(owner)
+    found.kinds.append(type(owner))
+    found.dicts.append(dicts)
+    for attributes in dicts:
+        found.sizes.append((attributes, len(attributes)))
+
+
 def _visit_slots(
     found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
 ) -> None:
     """Find the slots of a module: half of all slots, nearly all with plain values."""
     contents, attributes = found.contents, module.__dict__
     reads, plain, loose = contents.reads, contents.plain, contents.loose
-    owner = reads and reads.expected(module)
+    owner = reads and contents.expected(module)
     prefix = f"{name}." if name else ""
     for kind in MODULE_DICTS:
-        entries = attributes.get(kind)
-        for key in list(cast(dict[str, object], entries)) if isinstance(entries, dict) else ():
+        entries: Any = attributes.get(kind)
+        for key in list(entries) if entries and isinstance(entries, dict) else ():
             slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
             _add_slot(found, slot, slot.read(), _READ, queue)
     unread = NOT_READ if reads is None else READ_APART
@@ -204,10 +214,11 @@ def _visit_slots(
     known = owner is None or not (owner.opaque or owner.asked)
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
-        leaf = type(value) in LEAVES
         if key in unread:
             continue
-        if not plain and (leaf or (type(value) is tuple and is_unchanging(value))):
+        kind = type(value)
+        leaf = kind in LEAVES
+        if not plain and (leaf or (kind is tuple and is_unchanging(value))):
             continue
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
@@ -215,7 +226,11 @@ def _visit_slots(
         if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
             untouched[key] = value
             continue
-        if use is _READ and (leaf or _leads_nowhere(value, read)):
+        if use is _READ and (
+            leaf
+            or (kind is OrderedDict and not (value or id(value) in read) and _is_bare(value))
+            or (kind is tuple and LEAVES.issuperset(map(type, cast(Any, value))))
+        ):
             quiet[key] = value
             continue
         slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
@@ -227,17 +242,6 @@ def _visit_slots(
         contents.quiet[id(attributes)] = Attributes(prefix, module, attributes, quiet, via)
 
 
-def _leads_nowhere(value: object, read: Collection[int]) -> bool:
-    """Return whether a value is a tuple of plain values, or a dict without hooks.
-
-    Args:
-        read: ids of the objects whose attributes were read.
-    """
-    if type(value) is tuple:
-        return LEAVES.issuperset(map(type, cast(tuple[object, ...], value)))
-    return type(value) is OrderedDict and not (value or id(value) in read) and _is_bare(value)
-
-
 def _is_bare(container: object) -> bool:
     """Return whether an empty container has no attributes."""
     return not (gc.get_referents(container) and attributes_of(container))
@@ -246,10 +250,9 @@ def _is_bare(container: object) -> bool:
 def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
     tensor = isinstance(content, Tensor)
     if tensor:
-        found.add_leaf(slot, content)
-        gradient, grad = found.slots.get((id(content), gradient_of), (slot, None))
-        if isinstance(grad, Tensor) and found.contents.has_contents(grad):
-            queue.append((gradient.name, grad, gradient))
+        gradient = found.add_leaf(slot, content)
+        if gradient is not None and found.contents.has_contents(gradient[1]):
+            queue.append((gradient[0].name, gradient[1], gradient[0]))
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from onelaunch.call.tree import Constant, Tree, constants, is_plain
-from onelaunch.call.wrappers import local
+from onelaunch.call.wrappers import is_memory, local
 from onelaunch.driver.aten import OfKind, Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
@@ -238,6 +238,7 @@ class Ledger:
         self._held |= _contents(walked, values=not self._on_host)
         self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
+        self._without_hooks += walked.without_hooks()
         for at, attributes in walked.quiet.items():
             plain = attributes.values.copy()
             hooks = [
@@ -245,7 +246,6 @@ class Ledger:
                 for key, value in attributes.values.items()
                 if type(value) is OrderedDict
             ]
-            self._without_hooks += [value for _, value in hooks]
             self._quiet.append((at, plain, [(key, id(value)) for key, value in hooks]))
 
     @property
@@ -417,8 +417,11 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
         key: id(value) if type(value) in by_identity else content_of(value)
         for key, value in zip(walked.slots, contents, strict=True)
     }
-    read = [(slot, t) for slot, t in walked.tensors() if walked.is_read(slot)]
-    held.update((description_id(slot), content_of(description(t))) for slot, t in read)
+    used, slots = walked.used, walked.slots
+    read = [slots[key] for key in walked.of_tensors if used.get(key) is Use.READ]
+    held.update(
+        (description_id(slot), content_of(description(t))) for slot, t in read if is_memory(t)
+    )
     held.update(((id(value), type), id(type(value))) for value in classed(walked, contents))
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():

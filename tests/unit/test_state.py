@@ -382,7 +382,8 @@ def test_which_slots_are_read() -> None:
 
 def test_hooks_of_parts_alone() -> None:
     net = Net()
-    sized = [container for container, _ in seen(net).sized()]
+    found = seen(net)
+    sized = [*(container for container, _ in found.sized()), *found.hooks]
     assert any(hooks is net.layer._forward_hooks for hooks in sized)
     assert not any(hooks is net._forward_hooks for hooks in sized)
 

@@ -126,6 +126,7 @@ class RehearsalVerdict:
         assert observer.ledger is not None
         observer.ledger.finish()
         self.difference: RunDifference | None = observer.ledger.difference
+        before.expand()
         slots = dependencies(before, (), set(), set(), observer.memory.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
         # No replay stores what it only stores: that must be there.
@@ -135,7 +136,6 @@ class RehearsalVerdict:
             if before.used.get(key) is Use.NONE and is_unchanging(value)
         ]
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
-        before.expand()
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))
         self.changed = None if self.difference is None else self._changed_since(rehearsal.ledger)

@@ -25,6 +25,7 @@ from onelaunch.state.host_values import slots_of
 from onelaunch.state.parts import whole_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import restore
+from onelaunch.watch.ledger import optimizers_in
 
 
 def captured_call(
@@ -111,6 +112,9 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     brought = {b.slot.id for b in run.job.brought}
     ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
     inputs = ids - brought
+    followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
+    if any(map(snapshot.walk.is_quiet, followed)) or optimizers_in(snapshot.walk):
+        snapshot.walk.expand()
     slots = dependencies(
         snapshot.walk,
         run.effects.changes,
@@ -124,10 +128,6 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         brought,
         run.staged.gone,
     )
-    followed: set[object] = {
-        *run.numbers.counted(),
-        *(slot.id for slot in run.numbers.following.slots),
-    }
     slots = [pair for pair in slots if pair[0].id not in followed] if followed else slots
     slots += run.staged.guards()
     slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
@@ -144,7 +144,8 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     )
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
     asks = snapshot.walk.asks("requires_grad")
-    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
+    quiet = snapshot.walk.quiet.values()
+    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks, quiet)
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
 
 
@@ -161,7 +162,7 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     sized = {id(c): (c, names) for c, names in snapshot.walk.sized(replaced)}
     for key in groups | run.staged.gone:
         sized.pop(key, None)
-    return [*sized.values(), *((hooks, None) for hooks in snapshot.walk.without_hooks())]
+    return [*sized.values(), *((hooks, None) for hooks in snapshot.walk.hooks)]
 
 
 def _writes(run: CaptureRun) -> Writes:

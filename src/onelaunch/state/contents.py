@@ -52,6 +52,7 @@ REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
 _WITHOUT_ATTRIBUTES = frozenset({tuple, list, dict, set})
+_SHARED = (type, types.ModuleType)
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
@@ -116,7 +117,7 @@ class Contents:
             if isinstance(kind, type):  # of instances that are gone, too
                 self._note_uses(kind.__mro__, owner.names)
         for value in () if reads is None else reads.alive():
-            if isinstance(value, type | types.ModuleType) and (owner := reads and reads.of(value)):
+            if isinstance(value, _SHARED) and (owner := reads and reads.of(value)):
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
@@ -365,7 +366,9 @@ class Contents:
                 plain = not (key.startswith("__") or hasattr(type(member), "__get__"))
                 use = Use.READ if plain and not installed else None
             else:
-                use = names.get(key, Use.READ if self._ran(member) else None)
+                use = names.get(key)
+                if use is None and self._ran(member):
+                    use = Use.READ
                 untold = key in self.loose or self.is_open(kind)
                 if use is None and untold and not hasattr(type(member), "__get__"):
                     use = Use.READ
@@ -453,9 +456,12 @@ def members_of(kind: type) -> dict[str, object]:
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
+_WRAPPERS = (staticmethod, classmethod)
+
+
 def _is_fixed(value: object) -> bool:
     """Return whether a value of an installed package is code, which is taken never to change."""
-    while isinstance(value, staticmethod | classmethod):
+    while isinstance(value, _WRAPPERS):
         value = cast(Any, value).__func__
     if isinstance(value, types.FunctionType):
         return is_installed(value.__code__.co_filename)

@@ -47,7 +47,8 @@ def dependencies(
     brought: Collection[tuple[int, object]] = (),
     gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
-    """Return the slots that a call must find as the capture did, each with its content.
+    """Return the slots that a call must find as the capture did, each with its content. It must
+    find the walk's quiet attributes, too: those that are in another part here are quiet no more.
 
     Args:
         before: the state that the callable reached before the capture.
@@ -118,14 +119,12 @@ def dependencies(
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     of_quiet = [a.slot(next(iter(a.values))) for a in before.quiet.values()]
     guarded = _with_paths(guarded, [*stored, *of_quiet], before)
-    found = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
-    owners = {id(owner): owner for owner in (*found, *(slot.owner for slot in of_quiet))}
+    touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
+    owners = {id(owner): owner for owner in (*touched, *(slot.owner for slot in of_quiet))}
     guarded.extend(before.paths(owners.values()))
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
     guarded += bases(before)
-    for attributes in before.quiet.values():  # all are read
-        guarded += attributes.slots()
     if not (brought or gone):
         return guarded
     return [
@@ -331,7 +330,7 @@ def _has_order(value: dict[object, object]) -> bool:
 
 def _is_state(value: object) -> bool:
     """Return whether a change of this value could change the results of the callable."""
-    return isinstance(value, Tensor | nn.Module | torch.Generator) or is_plain(value)
+    return isinstance(value, (Tensor, nn.Module, torch.Generator)) or is_plain(value)
 
 
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:

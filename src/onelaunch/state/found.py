@@ -81,6 +81,8 @@ class StateWalk:
     """Names in `__slots__` that no code was seen to touch and that have no value."""
     empty: list[Any] = field(default_factory=list)
     """Empty containers of the interpreter's classes that no slot of the walk has."""
+    hooks: list[OrderedDict[object, object]] = field(default_factory=list)
+    """The empty dicts of hooks among the quiet attributes."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
     of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class StateWalk:
     """class -> numbers of the slots that hold its instances."""
     _keyed: set[int] | None = None
     """ids of the containers whose items were read or stored by known keys."""
+    _noted: list[QuietContents] | None = None
     _expected: _Expected | None = None
     """What `is_current` compares, except tensors."""
     _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
@@ -129,13 +132,15 @@ class StateWalk:
                     used.setdefault(part.id, Use.READ)
         if self.quiet:
             self.quiet.clear()
-            self._by_class = None
+            self.hooks.clear()
+            self._by_class = self._noted = None
         self._expected = None  # it refers to what a run may have dropped
 
-    def without_hooks(self) -> list[OrderedDict[object, object]]:
-        """Return the empty dicts of hooks among the quiet attributes."""
-        values = (attributes.values.values() for attributes in self.quiet.values())
-        return [cast(Any, v) for inside in values for v in inside if type(v) is OrderedDict]
+    def noted_quiet(self) -> list[QuietContents]:
+        """Return the contents of the quiet attributes, without an object."""
+        if self._noted is None:
+            self._noted = [QuietContents.of(at, found) for at, found in self.quiet.items()]
+        return self._noted
 
     def is_quiet(self, key: tuple[int, object]) -> bool:
         """Return whether the slot with this id is one of a quiet attribute."""
@@ -163,6 +168,11 @@ class StateWalk:
             and self._expected.is_met(self.owners, self.dicts)
             and _are_unchanged(map(self.slots.__getitem__, self.of_tensors))
         )
+
+    @property
+    def was_let_go(self) -> bool:
+        """True if `let_go` succeeded before."""
+        return self._weak is not None
 
     def let_go(self) -> bool:
         """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
@@ -206,6 +216,7 @@ class StateWalk:
             self.slots = {key: held[key] for pair in order for key in pair if key in held}
             self.of_tensors = dict.fromkeys(key for key in self.slots if key in self.of_tensors)
             self._by_class = None
+        self._tensors = cast(Any, [self.slots[key] for key in self.of_tensors])
         return not any(owner is None for owner in self.owners)
 
     def add_leaf(self, slot: Slot, t: Tensor) -> tuple[Slot, Tensor] | None:
@@ -289,7 +300,7 @@ class StateWalk:
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
         """Return containers that must not grow or shrink, each with None, and dicts of attributes,
-        each with the names that must not come or go; no dicts of `without_hooks`.
+        each with the names that must not come or go; no dicts of `hooks`.
 
         Args:
             replaced: slots in which each call puts another object.
@@ -376,6 +387,26 @@ class StateWalk:
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
 
 
+class QuietContents(NamedTuple):
+    """The contents of a module's quiet attributes.
+
+    Attributes:
+        at: id of the module's `__dict__`.
+        plain: attribute -> plain value.
+        hooks: (attribute, id of its empty dict of hooks).
+    """
+
+    at: int
+    plain: dict[str, object]
+    hooks: list[tuple[str, int]]
+
+    @classmethod
+    def of(cls, at: int, attributes: Attributes) -> QuietContents:
+        found = attributes.values.items()
+        hooks = [(key, id(value)) for key, value in found if type(value) is OrderedDict]
+        return cls(at, {k: v for k, v in found if type(v) is not OrderedDict}, hooks)
+
+
 class _Expected(NamedTuple):
     """The contents that a walk found, in lists that are compared at once.
 
@@ -417,7 +448,7 @@ class _Expected(NamedTuple):
                 holders += [attributes.holder] * len(attributes.values)
                 keys += attributes.values
                 values += attributes.values.values()
-        made.empty.extend(found.without_hooks())
+        made.empty.extend(found.hooks)
         for number, owner in enumerate(found.owners):
             if not isinstance(owner, nn.Module):
                 made.objects.append(number)

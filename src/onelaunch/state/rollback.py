@@ -48,7 +48,7 @@ class Rollback:
         if each:
             found.expand()
         self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
-        self._empty = [*found.empty, *found.without_hooks()]
+        self._empty = [*found.empty, *found.hooks]
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
         self._slots = list(self._others(found, each))
         tensors = list({id(t): t for _, t in found.tensors()}.values())
@@ -67,7 +67,7 @@ class Rollback:
             of_tuple, item = type(slot.holder) is tuple, slot.kind == "item"
             if item and (of_tuple or (not each and holder in containers)):
                 continue  # nearly all
-            fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
+            fixed = isinstance(slot.holder, (tuple, types.MappingProxyType))
             alone = each and isinstance(slot.holder, dict)
             whole = fixed or (holder in containers and not alone)
             if not (item and whole) and id(slot.owner) not in own:

@@ -41,7 +41,8 @@ class LastWalk:
         if found.reads is None or found.strays:
             return
         slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        if all(isinstance(slot.owner, nn.Module) for slot in slots) and found.let_go():
+        fits = found.was_let_go or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        if fits and found.let_go():
             self._kept = found, torch.is_grad_enabled()
 
     @no_collection()
@@ -177,11 +178,8 @@ class StateSnapshot:
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self._objects()]
-        return {
-            id(value): Same(value, None)
-            for value in (*self.walk.owners, *held, *self.walk.without_hooks())
-            if not isinstance(value, (Tensor, tuple))
-        }
+        found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
+        return {id(value): Same(value, None) for value in (*found, *self.walk.hooks)}
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""

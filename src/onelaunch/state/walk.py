@@ -196,7 +196,8 @@ def _visit_slots(
     found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
 ) -> None:
     """Find the slots of a module: half of all slots, nearly all with plain values."""
-    contents, attributes = found.contents, module.__dict__
+    contents = found.contents
+    attributes: dict[str, Any] = module.__dict__
     reads, plain, loose = contents.reads, contents.plain, contents.loose
     owner = reads and contents.expected(module)
     prefix = f"{name}." if name else ""
@@ -223,16 +224,17 @@ def _visit_slots(
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
             use = _READ
-        if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
-            untouched[key] = value
+        if use is None and (leaf or kind in _BUILTIN or not isinstance(value, Tensor)):
+            untouched[key] = value  # a kernel may read a tensor's memory
             continue
-        if use is _READ and (
-            leaf
-            or (kind is OrderedDict and not (value or id(value) in read) and _is_bare(value))
-            or (kind is tuple and LEAVES.issuperset(map(type, cast(Any, value))))
-        ):
-            quiet[key] = value
-            continue
+        if use is _READ:
+            if leaf or (kind is tuple and LEAVES.issuperset(map(type, value))):
+                quiet[key] = value
+                continue
+            if kind is OrderedDict and not (value or id(value) in read) and _is_bare(value):
+                quiet[key] = value
+                found.hooks.append(value)
+                continue
         slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
         _add_slot(found, slot, value, use, queue)
     if untouched:

@@ -27,6 +27,7 @@ from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
+from onelaunch.state.found import QuietContents
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import MISSING, description, description_id, gradient_of
@@ -137,9 +138,8 @@ class Ledger:
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
         self._held: dict[object, object] = {}
-        self._quiet: list[tuple[int, dict[str, object], list[tuple[str, int]]]] = []
-        """(id of a module's `__dict__`, its plain attributes, ids of its dicts of hooks), which
-        `held` does not have yet."""
+        self._quiet: list[QuietContents] = []
+        """Contents that `held` does not have yet."""
         self._without_hooks: list[object] = []
         """The empty dicts of hooks, until the run ends."""
         self._hooked: set[int] = set()
@@ -238,15 +238,8 @@ class Ledger:
         self._held |= _contents(walked, values=not self._on_host)
         self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
-        self._without_hooks += walked.without_hooks()
-        for at, attributes in walked.quiet.items():
-            plain = attributes.values.copy()
-            hooks = [
-                (key, plain.pop(key))
-                for key, value in attributes.values.items()
-                if type(value) is OrderedDict
-            ]
-            self._quiet.append((at, plain, [(key, id(value)) for key, value in hooks]))
+        self._without_hooks += walked.hooks
+        self._quiet += walked.noted_quiet()
 
     @property
     def held(self) -> dict[object, object]:

@@ -99,8 +99,6 @@ class Contents:
         self.quiet: dict[int, Attributes] = {}
         """id of a module's `__dict__` -> its attributes that are read and lead nowhere: plain
         values, tuples of these, and the empty dicts of hooks. They are most of all slots."""
-        self._expected: dict[type, ObjectReads | None] = {}
-        """class -> the expected reads of its instances."""
         self._keys: dict[int, list[object]] = {}
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
@@ -120,17 +118,6 @@ class Contents:
             if isinstance(value, _SHARED) and (owner := reads and reads.of(value)):
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
-
-    def expected(self, value: object) -> ObjectReads | None:
-        """Return `Reads.expected` of an object."""
-        if self.reads is None:
-            return None
-        kind, found = type(value), self.reads.of(value)
-        if found is not None or kind is types.FunctionType:
-            return found or self.reads.expected(value)
-        if kind not in self._expected:
-            self._expected[kind] = self.reads.expected(value)
-        return self._expected[kind]
 
     def _is_keyed(self, container: object) -> bool:
         """Return whether the items of a container were read and stored by known keys alone."""
@@ -196,7 +183,7 @@ class Contents:
 
     def has_contents(self, t: Tensor) -> bool:
         """Return whether a tensor has attributes that code put there, or looked for."""
-        return bool(attributes_of(t)) or self.expected(t) is not None
+        return bool(attributes_of(t)) or (self.reads and self.reads.expected(t)) is not None
 
     def _of_tensor(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of attributes that code put on a tensor: `weight.scale`."""

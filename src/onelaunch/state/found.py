@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +95,10 @@ class StateWalk:
     """class -> numbers of the slots that hold its instances."""
     _keyed: set[int] | None = None
     """ids of the containers whose items were read or stored by known keys."""
-    _noted: list[QuietContents] | None = None
-    _expected: _Expected | None = None
-    """What `is_current` compares, except tensors."""
+    noted: list[tuple[int, dict[str, object]]] | None = None
+    """(id of a module's `__dict__`, attribute -> content) of quiet attributes, for a `Ledger`."""
+    _entries: tuple[list[dict[str, object]], list[str], list[object]] | None = None
+    """(dicts, keys, contents) of attributes without slots, and of the dicts of modules."""
     _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
     """id of a slot -> its tensor, without gradients; see `let_go`."""
 
@@ -133,14 +134,8 @@ class StateWalk:
         if self.quiet:
             self.quiet.clear()
             self.hooks.clear()
-            self._by_class = self._noted = None
-        self._expected = None  # it refers to what a run may have dropped
-
-    def noted_quiet(self) -> list[QuietContents]:
-        """Return the contents of the quiet attributes, without an object."""
-        if self._noted is None:
-            self._noted = [QuietContents.of(at, found) for at, found in self.quiet.items()]
-        return self._noted
+            self._by_class = self.noted = None
+        self._entries = None  # they refer to what a run may have dropped
 
     def is_quiet(self, key: tuple[int, object]) -> bool:
         """Return whether the slot with this id is one of a quiet attribute."""
@@ -158,16 +153,34 @@ class StateWalk:
         callable that runs a backward, whose hooks may have changed."""
         if torch.is_grad_enabled() and self.runs_backward():
             return False
-        if self._expected is None:
-            self._expected = _Expected.of(self)
         leaves = self.leaves
         return (
             all(map(operator.is_, map(type, self.owners), self.kinds))
+            and not any(self.hooks)
+            and [len(inside) for inside, _ in self.sizes] == [count for _, count in self.sizes]
+            and all(len(inside) == count for inside, _, count in self.contents.containers.values())
             and [read_gradient(t) is not None for t, _ in leaves] == [had for _, had in leaves]
             and all(read(value) == then for read, value, then in self.facts)
-            and self._expected.is_met(self.owners, self.dicts)
-            and _are_unchanged(map(self.slots.__getitem__, self.of_tensors))
+            and all(map(_has_dicts, self.owners, self.dicts))
+            and self._has_entries()
+            and _are_unchanged(self.slots.values())
         )
+
+    def _has_entries(self) -> bool:
+        """Return whether attributes without slots, and the dicts of modules, are as they were."""
+        if self._entries is None:
+            found = [*self.quiet.values(), *self.contents.untouched.values()]
+            pairs = [(a.holder, a.values) for a in found]
+            modules = [vars(o) for o in self.owners if isinstance(o, nn.Module)]
+            pairs += [(own, {k: own.get(k, MISSING) for k in MODULE_DICTS}) for own in modules]
+            self._entries = (
+                [holder for holder, values in pairs for _ in values],
+                [key for _, values in pairs for key in values],
+                [value for _, values in pairs for value in values.values()],
+            )
+        holders, keys, contents = self._entries
+        now = list(map(dict.get, holders, keys, itertools.repeat(MISSING)))
+        return all(map(operator.is_, contents, now)) or all(map(is_same, contents, now))
 
     @property
     def was_let_go(self) -> bool:
@@ -387,105 +400,12 @@ class StateWalk:
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
 
 
-class QuietContents(NamedTuple):
-    """The contents of a module's quiet attributes.
-
-    Attributes:
-        at: id of the module's `__dict__`.
-        plain: attribute -> plain value.
-        hooks: (attribute, id of its empty dict of hooks).
-    """
-
-    at: int
-    plain: dict[str, object]
-    hooks: list[tuple[str, int]]
-
-    @classmethod
-    def of(cls, at: int, attributes: Attributes) -> QuietContents:
-        found = attributes.values.items()
-        hooks = [(key, id(value)) for key, value in found if type(value) is OrderedDict]
-        return cls(at, {k: v for k, v in found if type(v) is not OrderedDict}, hooks)
-
-
-class _Expected(NamedTuple):
-    """The contents that a walk found, in lists that are compared at once.
-
-    Attributes:
-        holders, keys, values: of the entries of dicts.
-        others: the slots outside of dicts.
-        inside, lengths: the containers and dicts of attributes, with their lengths.
-        empty: containers without items.
-        modules, attributes: the modules among the owners, with their attributes.
-        objects: the numbers of the other owners.
-    """
-
-    holders: list[dict[Any, object]]
-    keys: list[object]
-    values: list[object]
-    others: list[tuple[Slot, object]]
-    inside: list[Any]
-    lengths: list[int]
-    empty: list[object]
-    modules: list[nn.Module]
-    attributes: list[dict[str, object]]
-    objects: list[int]
-
-    @classmethod
-    def of(cls, found: StateWalk) -> _Expected:
-        made = cls(*([] for _ in cls._fields))
-        holders, keys, values = made[:3]
-        for slot, value in found.slots.values():
-            kind = type(slot.holder)
-            if kind is dict and slot.kind == "item":
-                if not isinstance(value, Tensor):
-                    holders.append(slot.holder)
-                    keys.append(slot.key)
-                    values.append(value)
-            elif kind is not tuple and not isinstance(value, Tensor):
-                made.others.append((slot, value))
-        for of in (found.quiet, found.contents.untouched):
-            for attributes in of.values():
-                holders += [attributes.holder] * len(attributes.values)
-                keys += attributes.values
-                values += attributes.values.values()
-        made.empty.extend(found.hooks)
-        for number, owner in enumerate(found.owners):
-            if not isinstance(owner, nn.Module):
-                made.objects.append(number)
-                continue
-            attributes = owner.__dict__
-            made.modules.append(owner)
-            made.attributes.append(attributes)
-            holders += [attributes] * len(MODULE_DICTS)
-            keys += MODULE_DICTS
-            values += [attributes.get(kind, MISSING) for kind in MODULE_DICTS]
-        for inside, count in found.sizes:
-            made.inside.append(inside)
-            made.lengths.append(count)
-        for inside, _, count in found.contents.containers.values():
-            made.inside.append(inside)
-            made.lengths.append(count)
-        return made
-
-    def is_met(self, owners: Sequence[object], dicts: Sequence[list[dict[str, Any]]]) -> bool:
-        """Return whether all is as expected of these owners; `dicts` as in `StateWalk`."""
-        now = [module.__dict__ for module in self.modules]
-        contents = list(map(dict.get, self.holders, self.keys, itertools.repeat(MISSING)))
-        return (
-            not any(self.empty)
-            and list(map(len, self.inside)) == self.lengths
-            and all(map(operator.is_, now, self.attributes))
-            and all(_are_identical(dicts_of(owners[i]), dicts[i]) for i in self.objects)
-            and (
-                all(map(operator.is_, contents, self.values))
-                or all(map(is_same, self.values, contents))
-            )
-            and _are_unchanged(self.others)
-        )
-
-
-def _are_identical(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _has_dicts(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an object has these dicts; of a module, the first alone."""
+    if isinstance(owner, nn.Module):
+        return vars(owner) is dicts[0]
+    now = dicts_of(owner)
+    return len(now) == len(dicts) and all(map(operator.is_, now, dicts))
 
 
 def _are_unchanged(held: Iterable[tuple[Slot, object]]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from onelaunch.driver.select import is_beside
 from onelaunch.frames.peek import attributes_of
@@ -51,12 +51,13 @@ class Rollback:
         self._empty = [*found.empty, *found.hooks]
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
         self._slots = list(self._others(found, each))
-        tensors = list({id(t): t for _, t in found.tensors()}.values())
-        self._facts = [
-            _Facts("of", type, found.owners, found.kinds),
-            _Facts("of", attributes_of, found.owners, list(map(attributes_of, found.owners))),
-            _Facts("contents", requires_grad, tensors, list(map(requires_grad, tensors))),
+        owners, tensors = list(found.owners), [t for _, t in found.tensors()]
+        self._facts: list[tuple[Kind, Callable[[Any], object], list[Any], list[object]]] = [
+            ("of", type, owners, list(found.kinds)),
+            ("of", attributes_of, owners, list(map(attributes_of, owners))),
+            ("contents", requires_grad, tensors, list(map(requires_grad, tensors))),
         ]
+        """(kind and reader of a slot, objects, contents)."""
 
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots outside of the kept containers and classes, with their contents. Those
@@ -86,7 +87,7 @@ class Rollback:
     def holders(self) -> set[int]:
         """Return the ids of the objects that keep the contents here."""
         parts = [part for entry in self._containers.values() for part in (entry, *entry[1])]
-        parts += (values for fact in self._facts for values in (fact.objects, fact.values))
+        parts += (part for fact in self._facts for part in fact)
         return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
 
     def restore(self, within: StateWalk | None = None) -> bool:
@@ -102,10 +103,10 @@ class Rollback:
             if there and not is_same(value, slot.read()):
                 slot.write(value)
                 changed = True
-        for kind, reader, objects, values in self._facts:
+        for slot_kind, reader, objects, values in self._facts:
             for o, then, now in zip(objects, values, map(reader, objects), strict=True):
                 if then is not now and (own is None or id(o) in own):
-                    Slot(kind, o, reader, "", None).write(then)
+                    Slot(slot_kind, o, reader, "", None).write(then)
                     changed = True
         for container in filter(None, self._empty):
             if own is None or id(container) in own:
@@ -117,15 +118,6 @@ class Rollback:
             if own is None or id(kind) in own:
                 changed |= _restore_members(kind, members)
         return changed
-
-
-class _Facts(NamedTuple):
-    """A fact of each of many objects, as the slot of this kind with this reader."""
-
-    kind: Kind
-    reader: Callable[[Any], object]
-    objects: Sequence[object]
-    values: Sequence[object]
 
 
 class RunRollback:

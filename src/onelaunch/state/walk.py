@@ -199,7 +199,7 @@ def _visit_slots(
     contents = found.contents
     attributes: dict[str, Any] = module.__dict__
     reads, plain, loose = contents.reads, contents.plain, contents.loose
-    owner = reads and contents.expected(module)
+    owner = reads and reads.expected(module)
     prefix = f"{name}." if name else ""
     for kind in MODULE_DICTS:
         entries: Any = attributes.get(kind)

@@ -27,7 +27,6 @@ from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
-from onelaunch.state.found import QuietContents
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
 from onelaunch.state.slots import MISSING, description, description_id, gradient_of
@@ -138,12 +137,12 @@ class Ledger:
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
         self._held: dict[object, object] = {}
-        self._quiet: list[QuietContents] = []
-        """Contents that `held` does not have yet."""
-        self._without_hooks: list[object] = []
-        """The empty dicts of hooks, until the run ends."""
-        self._hooked: set[int] = set()
-        """ids of those that the run put a hook into."""
+        self._quiet: list[tuple[int, dict[str, object]]] = []
+        """What `held` does not have yet; see `StateWalk.noted`."""
+        self.without_hooks: set[int] = set()
+        """ids of the empty dicts of hooks that the run leaves empty."""
+        self._hooks_of_modules: list[object] = []
+        """These dicts, until the run ends."""
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
@@ -233,25 +232,25 @@ class Ledger:
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
-        self._held = self.held
         shapes = _shapes_in(walked)
-        self._held |= _contents(walked, values=not self._on_host)
+        self._held = self.held | _contents(walked, values=not self._on_host)
         self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
-        self._without_hooks += walked.hooks
-        self._quiet += walked.noted_quiet()
+        if walked.noted is None:
+            found = walked.quiet.items()
+            walked.noted = [(at, _quiet_contents(attributes.values)) for at, attributes in found]
+        self._quiet += walked.noted
+        self._hooks_of_modules += walked.hooks
+        self.without_hooks.update(map(id, walked.hooks))
 
     @property
     def held(self) -> dict[object, object]:
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        held, empty = self._held, content_of(0)
-        for at, plain, hooks in self._quiet:
-            held.update(((at, key), content_of(value)) for key, value in plain.items())
-            held.update(((at, key), hook) for key, hook in hooks)
-            held.update(((hook, len), empty) for _, hook in hooks if hook not in self._hooked)
+        for at, contents in self._quiet:
+            self._held.update(((at, key), content) for key, content in contents.items())
         self._quiet.clear()
-        return held
+        return self._held
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
         """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
@@ -304,10 +303,8 @@ class Ledger:
         for inside, read in self._shapes:
             if self._held.get((id(inside), read)) != content_of(read(inside)):
                 self._held.pop((id(inside), read), None)
-        self._hooked = {id(hooks) for hooks in self._without_hooks if hooks}
-        for hooks in self._hooked:
-            self._held.pop((hooks, len), None)
-        self._without_hooks.clear()
+        self.without_hooks -= {id(hooks) for hooks in self._hooks_of_modules if hooks}
+        self._hooks_of_modules.clear()
         self._shapes.clear()
         self._stored.clear()
         self._origins.clear()
@@ -401,6 +398,10 @@ class Ledger:
         return of_memory(met.at, self._entries[met.at], met.place)
 
 
+def _quiet_contents(values: dict[str, object]) -> dict[str, object]:
+    return {k: id(v) if type(v) is OrderedDict else content_of(v) for k, v in values.items()}
+
+
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
     contents = [value for _, value in walked.slots.values()]
@@ -475,7 +476,8 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
     return any(
         held[key] != content_of(value)
         if key in held
-        else key[1] is gradient_of and value is not MISSING
+        else (key[1] is gradient_of and value is not MISSING)
+        or (key[1] is len and value and key[0] in earlier.without_hooks)
         for key, value in slots
     )
 

@@ -86,12 +86,10 @@ class Contents:
 
     Args:
         reads: the reads of the callable, or None.
-        plain: False to leave out attributes of modules with plain values.
     """
 
-    def __init__(self, reads: Reads | None, plain: bool = True) -> None:
+    def __init__(self, reads: Reads | None) -> None:
         self.reads = reads
-        self.plain = plain
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
         self.untouched: dict[int, Attributes] = {}
@@ -346,20 +344,18 @@ class Contents:
         """Return the attributes of a class; of an installed class, if they may change."""
         installed = is_library_class(kind)
         members, names = members_of(kind), self.names_of(kind)
+        is_open = self.is_open(kind)
         for key, member in list(members.items()):
-            if installed and key != "forward" and _is_fixed(member):
-                continue
             if self.reads is None:
                 plain = not (key.startswith("__") or hasattr(type(member), "__get__"))
                 use = Use.READ if plain and not installed else None
             else:
                 use = names.get(key)
-                if use is None and self._ran(member):
+                untold = is_open or key in self.loose
+                untold = use is None and untold and not hasattr(type(member), "__get__")
+                if untold or (use is None and self._ran(member)):
                     use = Use.READ
-                untold = key in self.loose or self.is_open(kind)
-                if use is None and untold and not hasattr(type(member), "__get__"):
-                    use = Use.READ
-            if use is not None:
+            if use is not None and not (installed and key != "forward" and _is_fixed(member)):
                 yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind), use
         if isinstance(kind, enum.EnumMeta) and not installed:
             yield from self._items(kind.__qualname__, vars(kind)["_member_map_"])
@@ -367,6 +363,8 @@ class Contents:
     def _ran(self, member: object) -> bool:
         """Return whether a member of a class is, or wraps, code that ran: Python calls some."""
         codes = self.reads.codes if self.reads is not None else ()
+        if type(member) is types.FunctionType and not member.__dict__:  # nearly all
+            return member.__code__ in codes
         return any(fn.__code__ in codes for fn in functions_in(member))
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:

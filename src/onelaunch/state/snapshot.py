@@ -75,8 +75,6 @@ class ReachableState:
         self.reads = reads
         self._last = last
         self._now: StateWalk | None = None
-        self._first: StateWalk | None = None
-        """The state without plain values of modules, before the callable has run."""
 
     def walk(self) -> StateWalk:
         if self._now is None:
@@ -85,19 +83,11 @@ class ReachableState:
             self._now = walk(self.roots, self.reads)
         return self._now
 
-    def objects(self) -> StateWalk:
-        """Return the state, before the callable has run without plain values of modules: `walk`
-        takes four times as long. With a backward `walk` is to come anyway."""
-        if self._now is None and self.reads is None and not torch.is_grad_enabled():
-            self._first = self._first or walk(self.roots, plain=False)
-            return self._first
-        return self.walk()
-
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
         if self._now is not None and self._last is not None:
             self._last.keep(self._now)
-        self.forget()
+        self._now = None
 
     def values(self) -> list[object]:
         """Return the contents of the slots, except plain values of modules."""
@@ -120,12 +110,11 @@ class ReachableState:
     def know(self, reads: Reads | None) -> None:
         """Take the reads of the callable. If they are new, the next use walks again."""
         if self.reads is not reads:
-            self.reads = reads
-            self.forget()
+            self.reads, self._now = reads, None
 
     def forget(self) -> None:
         """Walk again at the next use: something else changed the state."""
-        self._now = self._first = None
+        self._now = None
 
 
 def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int, list[Tensor]]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from onelaunch.call.tree import is_plain, is_unchanging
+from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
@@ -64,7 +64,6 @@ def walk(
     roots: Iterable[tuple[str, object]],
     reads: Reads | None = None,
     known: Reads | None = None,
-    plain: bool = True,
 ) -> StateWalk:
     """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
@@ -73,9 +72,8 @@ def walk(
         reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
         known: reads of objects to visit, whether or not a slot leads there; default `reads`.
-        plain: False to leave out nearly all slots with plain values, in a fourth of the time.
     """
-    found = StateWalk(Contents(reads, plain))
+    found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
@@ -198,7 +196,7 @@ def _visit_slots(
     """Find the slots of a module: half of all slots, nearly all with plain values."""
     contents = found.contents
     attributes: dict[str, Any] = module.__dict__
-    reads, plain, loose = contents.reads, contents.plain, contents.loose
+    reads, loose = contents.reads, contents.loose
     owner = reads and reads.expected(module)
     prefix = f"{name}." if name else ""
     for kind in MODULE_DICTS:
@@ -219,8 +217,6 @@ def _visit_slots(
             continue
         kind = type(value)
         leaf = kind in LEAVES
-        if not plain and (leaf or (kind is tuple and is_unchanging(value))):
-            continue
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
             use = _READ

@@ -76,9 +76,7 @@ class Attributes(NamedTuple):
 
     def slots(self) -> Iterator[tuple[Slot, object]]:
         """Return the slots of the attributes, each with its content."""
-        holder, name, module, via = self.holder, self.name, self.module, self.via
-        for key, value in self.values.items():
-            yield new_slot(("item", holder, key, f"{name}{key}", module, via)), value
+        return ((self.slot(key), value) for key, value in self.values.items())
 
 
 class Contents:

@@ -318,7 +318,7 @@ def _with_paths(
 
 
 def _apart(values: Sequence[Any]) -> list[Any]:
-    """Return values without those that are like the one before them, and without None."""
+    """Return values without None, and each run of one value once."""
     others = itertools.chain((None,), values)
     return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]
 

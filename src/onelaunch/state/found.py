@@ -7,7 +7,7 @@ import operator
 import threading
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -42,8 +42,6 @@ from onelaunch.state.slots import (
     new_slot,
     read_gradient,
 )
-
-_CONTAINERS = (dict, list, set, deque, types.MappingProxyType)
 
 
 class _Weak(weakref.ref[Tensor]):
@@ -81,7 +79,7 @@ class StateWalk:
     """Names in `__slots__` that no code was seen to touch and that have no value."""
     empty: list[Any] = field(default_factory=list)
     """Empty containers of the interpreter's classes that no slot of the walk has."""
-    hooks: list[OrderedDict[object, object]] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
     """The empty dicts of hooks among the quiet attributes."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
@@ -171,8 +169,8 @@ class StateWalk:
         if self._entries is None:
             found = [*self.quiet.values(), *self.contents.untouched.values()]
             pairs = [(a.holder, a.values) for a in found]
-            modules = [vars(o) for o in self.owners if isinstance(o, nn.Module)]
-            pairs += [(own, {k: own.get(k, MISSING) for k in MODULE_DICTS}) for own in modules]
+            modules = (d for o, d in zip(self.owners, self.dicts, strict=True) if _is_whole(o, d))
+            pairs += [(own, dict(zip(MODULE_DICTS, d, strict=True))) for own, *d in modules]
             self._entries = (
                 [holder for holder, values in pairs for _ in values],
                 [key for _, values in pairs for key in values],
@@ -336,7 +334,7 @@ class StateWalk:
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
         containers, used, read = self.contents.containers, self.used, Use.READ
-        for slot, value in self.holding(lambda kind: issubclass(kind, _CONTAINERS)):
+        for slot, value in self.holding(_may_be_container):
             key = slot.id
             if id(value) not in containers or used.get(key) is not read:
                 continue
@@ -400,9 +398,18 @@ class StateWalk:
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
 
 
+def _may_be_container(kind: type) -> bool:
+    return kind not in LEAVES and not issubclass(kind, (Tensor, nn.Module))
+
+
+def _is_whole(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an object is a module with all dicts."""
+    return isinstance(owner, nn.Module) and len(dicts) > len(MODULE_DICTS)
+
+
 def _has_dicts(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an object has these dicts; of a module, the first alone."""
-    if isinstance(owner, nn.Module):
+    """Return whether an object has these dicts; of a whole module, the first alone."""
+    if _is_whole(owner, dicts):
         return vars(owner) is dicts[0]
     now = dicts_of(owner)
     return len(now) == len(dicts) and all(map(operator.is_, now, dicts))

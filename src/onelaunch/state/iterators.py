@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from onelaunch.errors import CaptureError
+from onelaunch.frames.stack import Use
 from onelaunch.source import loaded_at
 from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot
@@ -40,7 +41,7 @@ def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     return [
         (slot, value, _standing(value))
         for slot, value in found.holding(KINDS.__contains__)
-        if found.is_read(slot)
+        if found.used.get(slot.id) is Use.READ
         for value in (cast(Iterator[Any], value),)
     ]
 

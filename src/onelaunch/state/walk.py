@@ -201,7 +201,7 @@ def _visit_slots(
     prefix = f"{name}." if name else ""
     for kind in MODULE_DICTS:
         entries: Any = attributes.get(kind)
-        for key in list(entries) if entries and isinstance(entries, dict) else ():
+        for key in list(entries) if isinstance(entries, dict) else ():
             slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
             _add_slot(found, slot, slot.read(), _READ, queue)
     unread = NOT_READ if reads is None else READ_APART

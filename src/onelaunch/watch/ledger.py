@@ -138,11 +138,11 @@ class Ledger:
         ]
         self._held: dict[object, object] = {}
         self._quiet: list[tuple[int, dict[str, object]]] = []
-        """What `held` does not have yet; see `StateWalk.noted`."""
+        """Contents that `held` does not have yet; see `StateWalk.noted`."""
         self.without_hooks: set[int] = set()
         """ids of the empty dicts of hooks that the run leaves empty."""
         self._hooks_of_modules: list[object] = []
-        """These dicts, until the run ends."""
+        """The dicts themselves, until the run ends."""
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)

@@ -361,6 +361,8 @@ class Contents:
     def _ran(self, member: object) -> bool:
         """Return whether a member of a class is, or wraps, code that ran: Python calls some."""
         codes = self.reads.codes if self.reads is not None else ()
+        if type(member) in LEAVES:
+            return False
         if type(member) is types.FunctionType and not member.__dict__:  # nearly all
             return member.__code__ in codes
         return any(fn.__code__ in codes for fn in functions_in(member))

@@ -70,7 +70,9 @@ def dependencies(
         return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
 
     guarded: list[tuple[Slot, object]] = []
-    if now or gone or any(map(before.is_quiet, (*rebound, *inputs, *brought))):
+    # Of a large `vars(module)` that code goes through, not all items are read.
+    through = before.quiet.keys() & before.contents.containers.keys()
+    if now or gone or through or any(map(before.is_quiet, (*rebound, *inputs, *brought))):
         before.expand()
     uses = before.used
     for key, (slot, value) in before.slots.items():

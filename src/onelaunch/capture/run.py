@@ -469,7 +469,10 @@ class CaptureRun:
         assert self.effects.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         codes = job.callee.codes
-        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
+        with no_functions():
+            refuse_uncovered(
+                snapshot.walk, self.effects.after, covered, observer, job.device, codes
+            )
         self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
         refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
         refuse_other_attributes(snapshot.walk, codes)

@@ -218,6 +218,11 @@ EDITS: dict[str, Callable[[Keeper], object]] = {
     "an item": lambda net: net.parts.append(Plain(WEIGHT)),
     "another object": lambda net: net.parts.__setitem__(0, Plain(WEIGHT)),
     "a parameter": lambda net: setattr(net.layer, "bias", None),
+    "the parameters": lambda net: vars(net.layer).update(
+        _parameters=dict(net.layer._parameters)  # with the same parameters
+    ),
+    "the attributes": lambda net: setattr(net.layer, "__dict__", dict(vars(net.layer))),
+    "an attribute that is not read": lambda net: setattr(net.layer, "in_features", 9),
     "a hook": lambda net: net.layer.register_forward_hook(print),
     "an attribute": lambda net: setattr(net.parts[0], "more", 1),
     "a class": lambda net: setattr(net.parts[0], "__class__", Other),
@@ -229,12 +234,13 @@ EDITS: dict[str, Callable[[Keeper], object]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_walk_stands_until_something_changes(name: str) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_walk_stands_until_something_changes(name: str, asked: bool) -> None:
     net = Keeper()
     if name == "a base class":
         net.parts[0].__class__ = Other
     found = seen(net)
-    assert found.is_current()
+    assert not asked or found.is_current()
     kept = helper.__code__, helper.__defaults__, Other.__bases__
     try:
         EDITS[name](net)
@@ -382,7 +388,8 @@ def test_which_slots_are_read() -> None:
 
 def test_hooks_of_parts_alone() -> None:
     net = Net()
-    sized = [container for container, _ in seen(net).sized()]
+    found = seen(net)
+    sized = [*(container for container, _ in found.sized()), *found.hooks]
     assert any(hooks is net.layer._forward_hooks for hooks in sized)
     assert not any(hooks is net._forward_hooks for hooks in sized)
 

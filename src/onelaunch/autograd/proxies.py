@@ -61,7 +61,7 @@ class ProxyLeaves:
     def _replace_references(self, before: StateWalk) -> None:
         """Replace weak references too. `nn.RNN` compares its parameters with weak references, and
         makes its list of weights anew where they differ."""
-        for slot, value in before.held.values():
+        for slot, value in before.slots.values():
             if isinstance(value, weakref.ReferenceType) and not isinstance(slot.holder, tuple):
                 proxy = self._proxies.get(id(cast(Any, value)()))
                 if proxy is not None:

@@ -126,13 +126,14 @@ class RehearsalVerdict:
         assert observer.ledger is not None
         observer.ledger.finish()
         self.difference: RunDifference | None = observer.ledger.difference
+        before.expand()
         slots = dependencies(before, (), set(), set(), observer.memory.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
         # No replay stores what it only stores: that must be there.
         slots += [
             (slot, value)
-            for key, (slot, value) in before.held.items()
-            if before.uses.get(key) is Use.NONE and is_unchanging(value)
+            for key, (slot, value) in before.slots.items()
+            if before.used.get(key) is Use.NONE and is_unchanging(value)
         ]
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}

@@ -221,7 +221,7 @@ class Callee:
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             state = reached or self.reached(flat)
-            driver, device = select(t for _, t in state.tensors())
+            driver, device = select(t for _, t in state.walk().tensors())
             if reached is None:
                 state.drop_tensors()
         if device.type == "cpu" and self._seen:

@@ -165,7 +165,7 @@ def refuse_compound_leaves(before: StateWalk) -> None:
     no stand-in over its memory, nor write its gradient there."""
     if not (torch.is_grad_enabled() or before.runs_backward()):
         return
-    for slot, t in before.held.values():
+    for slot, t in before.slots.values():
         if is_compound(t) and before.is_read(slot) and t.requires_grad:
             what = f"`{slot.name}`, {kind_of(t)}, requires grad and is made of several tensors"
             raise CaptureError("OL114", what, why=_UNSEEN, fix=_FROZEN)
@@ -200,7 +200,7 @@ def refuse_uncovered(
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
-            if before.held.get(slot.id, (slot, None))[1] is t:
+            if before.slots.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
                 place = changed_at(codes, "data") or loaded_at(codes, "vector_to_parameters")
                 where = place or observer.memory.made_at(t)

@@ -45,7 +45,7 @@ from onelaunch.state.slots import (
     gradient_of,
     same_gradients,
 )
-from onelaunch.state.walk import Change, StateWalk, ids_of_dicts, is_replaced
+from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.watch.observer import Observer
 
 
@@ -158,8 +158,8 @@ def counted_numbers(
     made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
     places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
     places |= {slot.id: slot for slot in stores}
-    stored = {key for key, use in before.uses.items() if use is Use.NONE}
-    places |= {key: slot for key, (slot, _) in before.held.items() if stored and key in stored}
+    stored = {key for key, use in before.used.items() if use is Use.NONE}
+    places |= {key: before.slots[key][0] for key in stored if key in before.slots}
     outputs: list[StateOutput] = []
     for key, slot in places.items():
         change = changed.get(key)
@@ -358,8 +358,8 @@ def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> N
     """
     if not any("__dict__" in code.co_names for code in codes):
         return
-    for read, owner, known in before.facts:
-        if read is ids_of_dicts and known and id(attributes_of(owner)) not in cast(Any, known):
+    for owner, dicts in zip(before.owners, before.dicts, strict=True):
+        if dicts and not any(attributes_of(owner) is known for known in dicts):
             what = f"the callable replaces the `__dict__` of {kind_of(owner)}"
             where = changed_at(codes, "__dict__", False)
             fix = "set the attributes, `vars(o).update(...)`"

@@ -68,7 +68,8 @@ def mark_freed(
     Raises:
         NeedsGrad: a tensor still needs a backward, and is more than a view of the caller's memory.
     """
-    ends = {node_of(t) for ts in held.values() for t in ts}
+    graded = any(output.spec.requires_grad for output in outputs.made)
+    ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
     slots = [(t, slot) for slot, part in stored for t in part.tensors]
     for t, slot in [*((t, None) for t in results), *slots]:
         output = outputs.made[outputs.numbers[id(t)]]

@@ -25,6 +25,7 @@ from onelaunch.state.host_values import slots_of
 from onelaunch.state.parts import whole_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import restore
+from onelaunch.watch.ledger import optimizers_in
 
 
 def captured_call(
@@ -111,6 +112,9 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     brought = {b.slot.id for b in run.job.brought}
     ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
     inputs = ids - brought
+    followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
+    if any(map(snapshot.walk.is_quiet, followed)) or optimizers_in(snapshot.walk):
+        snapshot.walk.expand()
     slots = dependencies(
         snapshot.walk,
         run.effects.changes,
@@ -124,8 +128,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         brought,
         run.staged.gone,
     )
-    followed = {*run.numbers.counted(), *(slot.id for slot in run.numbers.following.slots)}
-    slots = [(slot, value) for slot, value in slots if slot.id not in followed]
+    slots = [pair for pair in slots if pair[0].id not in followed] if followed else slots
     slots += run.staged.guards()
     slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
     external = [t for tensors in observer.memory.external.values() for t in tensors]
@@ -141,7 +144,8 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     )
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
     asks = snapshot.walk.asks("requires_grad")
-    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
+    quiet = snapshot.walk.quiet.values()
+    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks, quiet)
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
 
 
@@ -155,10 +159,10 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
     # A scheduler writes to the groups at each step, and each would be checked again then.
     groups = {id(group) for o in run.steps.optimizers for group in o.param_groups}
     replaced = {change.slot.id for change in run.effects.changes}
-    every = snapshot.walk.sized(replaced)
-    without = groups | run.staged.gone
-    sized = {id(c): (c, names) for c, names in every if id(c) not in without}
-    return list(sized.values())
+    sized = {id(c): (c, names) for c, names in snapshot.walk.sized(replaced)}
+    for key in groups | run.staged.gone:
+        sized.pop(key, None)
+    return [*sized.values(), *((hooks, None) for hooks in snapshot.walk.hooks)]
 
 
 def _writes(run: CaptureRun) -> Writes:
@@ -185,6 +189,6 @@ def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:
 
 def _stepped(run: CaptureRun) -> list[Optimizer]:
     """Return the optimizers that step in compiled code, as their written parameters show."""
-    held, writes = run.snapshot.walk.held.values(), _is_written(run)
+    held, writes = run.snapshot.walk.slots.values(), _is_written(run)
     found = {id(o): o for _, o in held if isinstance(o, Optimizer)}
     return [o for o in found.values() if any(map(writes, parameters_of(o)))]

@@ -56,7 +56,7 @@ def rolled_back(
     observer = watching(driver, device, inputs, held, save=True)
     observer.filled_sets = before.filled_sets()
     effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))
-    generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
+    generators = HostGenerators((slot.name, value) for slot, value in before.slots.values())
     settings = TorchSettings()
     with same_modes(), preserved_random_state(device):
         try:

@@ -63,6 +63,7 @@ from onelaunch.capture.leaves import (
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
+from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.host_generator import HostGenerator
 from onelaunch.driver.protocol import Capture, Travel
@@ -181,7 +182,8 @@ class CaptureRun:
     staged: Staged = field(init=False)
 
     def __post_init__(self) -> None:
-        self.staged = Staged(self.job.brought, self.snapshot.walk.held.values())
+        brought = self.job.brought
+        self.staged = Staged(brought, self.snapshot.walk.held.values() if brought else ())
 
     def runs_again(self, error: BaseException) -> bool:
         """Return whether the callable runs again after an error: a stand-in may be its cause."""
@@ -237,7 +239,7 @@ class CaptureRun:
         finally:
             self.staged.put_back()
         after = references(kept)
-        job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.held.values()))
+        job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.slots.values()))
         codes = job.callee.codes
         if self.reads is not None:
             names = [*paths, *(slot.name for slot in self.state_inputs)]
@@ -311,9 +313,10 @@ class CaptureRun:
             stand = zip(self.state_inputs, statics[count:], strict=True)
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
             earlier = job.earlier if self.baseline.ledger is None else self.baseline.ledger
-            made.ledger = Ledger(
-                job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
-            )
+            with no_functions():
+                made.ledger = Ledger(
+                    job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
+                )
         made.host.note_arguments({i: statics[i] for i in plan.going(Travel.HOST)})
         return made
 
@@ -466,7 +469,10 @@ class CaptureRun:
         assert self.effects.after is not None
         covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
         codes = job.callee.codes
-        refuse_uncovered(snapshot.walk, self.effects.after, covered, observer, job.device, codes)
+        with no_functions():
+            refuse_uncovered(
+                snapshot.walk, self.effects.after, covered, observer, job.device, codes
+            )
         self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
         refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
         refuse_other_attributes(snapshot.walk, codes)

@@ -411,7 +411,7 @@ class CaptureSession:
             if graph is not None:
                 graph.reset()
             else:
-                distributed.abandon_step(value for _, value in run.snapshot.walk.held.values())
+                distributed.abandon_step(value for _, value in run.snapshot.walk.slots.values())
         finally:
             run.snapshot.undo(run.effects.changes, run.reads, again)
             run.plan.release()  # frames of the traceback refer to it for good

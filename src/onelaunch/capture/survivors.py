@@ -158,7 +158,7 @@ def _dropped(run: CaptureRun) -> list[Tensor]:
     if not containers:
         return []
     ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
-    ours |= run.snapshot.rollback.holders()
+    ours |= {*run.snapshot.rollback.holders(), *map(id, before.dicts)}
     return [
         t
         for container, holders in zip(containers, _holders(containers), strict=True)

@@ -203,7 +203,7 @@ class Steps:
         """
         optimizers = [
             value  # one under construction has no groups yet
-            for _, value in before.held.values()
+            for _, value in before.slots.values()
             if isinstance(value, Optimizer) and "param_groups" in vars(value)
         ]
         if not (self.optimizers or optimizers):  # then no schedulers either, which hold optimizers

@@ -339,9 +339,11 @@ def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
     """Return a context for a run. The next run is refused after a run that leaves a mode changed,
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
-    made = [(slot, t) for slot, t in attempt.reached.tensors() if not is_lazy(t)]
+    before = attempt.reached.walk()
+    made = [(slot, t) for slot, t in before.tensors() if not is_lazy(t)]
     leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
-    iterators, known = iterators_of(attempt.reached.walk()), attempt.reached.reads
+    iterators, known = iterators_of(before), attempt.reached.reads
+    del before
     yield
     if iterators and known is None:  # the first run: not all that was reached is read
         read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}

@@ -8,7 +8,6 @@ import enum
 import functools
 import gc
 import itertools
-import operator
 import sys
 import threading
 import types
@@ -31,7 +30,6 @@ from onelaunch.frames.stack import Use
 from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
-    MISSING,
     InnerTensor,
     Slot,
     ThreadAttribute,
@@ -54,12 +52,13 @@ REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")
 """Names of machinery. Its objects are walked only where code was seen to read an attribute."""
 _WITHOUT_ATTRIBUTES = frozenset({tuple, list, dict, set})
+_SHARED = (type, types.ModuleType)
 _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
 
-class Untouched(NamedTuple):
-    """The attributes of a module that no code was seen to read or store: some 20 for each module.
+class Attributes(NamedTuple):
+    """Attributes of a module that need no slots of their own.
 
     Attributes:
         holder: the module's `__dict__`.
@@ -73,12 +72,11 @@ class Untouched(NamedTuple):
     via: Slot | None
 
     def slot(self, key: str) -> Slot:
-        return Slot("item", self.holder, key, f"{self.name}{key}", self.module, self.via)
+        return new_slot(("item", self.holder, key, f"{self.name}{key}", self.module, self.via))
 
-    def changed(self) -> bool:
-        """Return whether any attribute holds another object now."""
-        now = map(self.holder.get, self.values, itertools.repeat(MISSING))
-        return not all(map(operator.is_, now, self.values.values()))
+    def slots(self) -> Iterator[tuple[Slot, object]]:
+        """Return the slots of the attributes, each with its content."""
+        return ((self.slot(key), value) for key, value in self.values.items())
 
 
 class Contents:
@@ -86,16 +84,17 @@ class Contents:
 
     Args:
         reads: the reads of the callable, or None.
-        plain: False to leave out attributes of modules with plain values.
     """
 
-    def __init__(self, reads: Reads | None, plain: bool = True) -> None:
+    def __init__(self, reads: Reads | None) -> None:
         self.reads = reads
-        self.plain = plain
         self.containers: dict[int, tuple[Any, str, int]] = {}
         """id -> (container, name, length), of lists, dicts, sets and deques."""
-        self.untouched: dict[int, Untouched] = {}
-        """id of a module's `__dict__` -> its attributes that no code was seen to touch."""
+        self.untouched: dict[int, Attributes] = {}
+        """id of a module's `__dict__` -> its attributes that no code was seen to read or store."""
+        self.quiet: dict[int, Attributes] = {}
+        """id of a module's `__dict__` -> its attributes that are read and lead nowhere: plain
+        values, tuples of these, and the empty dicts of hooks. They are most of all slots."""
         self._keys: dict[int, list[object]] = {}
         """id of a container -> the keys of items that were read or stored."""
         for container, key in () if reads is None else reads.items:
@@ -112,7 +111,7 @@ class Contents:
             if isinstance(kind, type):  # of instances that are gone, too
                 self._note_uses(kind.__mro__, owner.names)
         for value in () if reads is None else reads.alive():
-            if isinstance(value, type | types.ModuleType) and (owner := reads and reads.of(value)):
+            if isinstance(value, _SHARED) and (owner := reads and reads.of(value)):
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
@@ -343,18 +342,18 @@ class Contents:
         """Return the attributes of a class; of an installed class, if they may change."""
         installed = is_library_class(kind)
         members, names = members_of(kind), self.names_of(kind)
+        is_open = self.is_open(kind)
         for key, member in list(members.items()):
-            if installed and key != "forward" and _is_fixed(member):
-                continue
             if self.reads is None:
                 plain = not (key.startswith("__") or hasattr(type(member), "__get__"))
                 use = Use.READ if plain and not installed else None
             else:
-                use = names.get(key, Use.READ if self._ran(member) else None)
-                untold = key in self.loose or self.is_open(kind)
-                if use is None and untold and not hasattr(type(member), "__get__"):
+                use = names.get(key)
+                untold = is_open or key in self.loose
+                untold = use is None and untold and not hasattr(type(member), "__get__")
+                if untold or (use is None and self._ran(member)):
                     use = Use.READ
-            if use is not None:
+            if use is not None and not (installed and key != "forward" and _is_fixed(member)):
                 yield Slot("item", members, key, f"{kind.__qualname__}.{key}", kind), use
         if isinstance(kind, enum.EnumMeta) and not installed:
             yield from self._items(kind.__qualname__, vars(kind)["_member_map_"])
@@ -362,6 +361,10 @@ class Contents:
     def _ran(self, member: object) -> bool:
         """Return whether a member of a class is, or wraps, code that ran: Python calls some."""
         codes = self.reads.codes if self.reads is not None else ()
+        if type(member) in LEAVES:
+            return False
+        if type(member) is types.FunctionType and not member.__dict__:  # nearly all
+            return member.__code__ in codes
         return any(fn.__code__ in codes for fn in functions_in(member))
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -438,9 +441,12 @@ def members_of(kind: type) -> dict[str, object]:
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
+_WRAPPERS = (staticmethod, classmethod)
+
+
 def _is_fixed(value: object) -> bool:
     """Return whether a value of an installed package is code, which is taken never to change."""
-    while isinstance(value, staticmethod | classmethod):
+    while isinstance(value, _WRAPPERS):
         value = cast(Any, value).__func__
     if isinstance(value, types.FunctionType):
         return is_installed(value.__code__.co_filename)

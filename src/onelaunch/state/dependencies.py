@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
@@ -46,7 +47,8 @@ def dependencies(
     brought: Collection[tuple[int, object]] = (),
     gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
-    """Return the slots that a call must find as the capture did, each with its content.
+    """Return the slots that a call must find as the capture did, each with its content. It must
+    find the walk's quiet attributes, too: those that are in another part here are quiet no more.
 
     Args:
         before: the state that the callable reached before the capture.
@@ -68,8 +70,12 @@ def dependencies(
         return t.device.type == device.type and (_is_parameter(slot) or driver.storage(t) in fixed)
 
     guarded: list[tuple[Slot, object]] = []
-    uses = before.uses
-    for key, (slot, value) in before.held.items():
+    # Of a large `vars(module)` that code goes through, not all items are read.
+    through = before.quiet.keys() & before.contents.containers.keys()
+    if now or gone or through or any(map(before.is_quiet, (*rebound, *inputs, *brought))):
+        before.expand()
+    uses = before.used
+    for key, (slot, value) in before.slots.items():
         if key in brought or id(slot.holder) in gone:
             continue
         use, changed = uses.get(key), key in now
@@ -110,17 +116,19 @@ def dependencies(
     guarded += _gradients(before, found, guarded)
     guarded += _versions(before, guarded)
     # A replay stores where the capture did.
-    places = {key: before.held[key][0] for key in rebound if key in before.held}
+    places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    guarded = _with_paths(guarded, stored, before)
-    owners = {id(slot.owner): slot.owner for slot, _ in guarded if slot.owner is not None}
-    owners |= {id(owner): owner for owner in before.touched()}
+    of_quiet = [a.slot(next(iter(a.values))) for a in before.quiet.values()]
+    guarded = _with_paths(guarded, [*stored, *of_quiet], before)
+    touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
+    owners = {id(owner): owner for owner in (*touched, *(slot.owner for slot in of_quiet))}
     guarded.extend(before.paths(owners.values()))
-    known = {slot.id for slot, _ in guarded}
     values = classed(before, [value for _, value in guarded])
-    guarded += [class_of(value) for value in values if (id(value), type) not in known]
-    guarded += [pair for pair in bases(before) if pair[0].id not in known]
+    guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
+    guarded += bases(before)
+    if not (brought or gone):
+        return guarded
     return [
         (slot, value)
         for slot, value in guarded
@@ -144,7 +152,7 @@ def _stored_again(
     return {
         key: value
         for key, value in tensors.items()
-        if before.uses.get(key) is Use.NONE and key not in now and places[id(value)] > 1
+        if before.used.get(key) is Use.NONE and key not in now and places[id(value)] > 1
     }
 
 
@@ -229,7 +237,7 @@ def ordered(
         for slot, value in dicts
         if _has_order(value)
         and (len(value) <= SMALL or before.is_whole(value))
-        and before.uses.get(slot.id) is Use.READ
+        and before.used.get(slot.id) is Use.READ
         and slot.id not in replaced
         and not is_replaced(slot, replaced)
     ]
@@ -260,7 +268,7 @@ def _gradients(
     gradients: list[tuple[Slot, object]] = []
     for slot, t in leaves.values():
         name = f"{slot.name}.grad"
-        if (id(t), gradient_of) not in before.held:
+        if (id(t), gradient_of) not in before.slots:
             gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
         elif asks and (id(t), gradient_of) not in known:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
@@ -301,14 +309,20 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots: replacing a list replaces its items."""
-    known, held = {slot.id for slot, _ in guarded}, before.held
-    ways = {id(slot.via): slot.via for slot in [*(slot for slot, _ in guarded), *stored]}
-    for via in ways.values():
+    known, held = {slot.id for slot, _ in guarded}, before.slots
+    ways = _apart([*(slot.via for slot, _ in guarded), *(slot.via for slot in stored)])
+    for via in ways:
         while via is not None and (key := via.id) not in known and key in held:
             known.add(key)
             guarded.append((via, held[key][1]))
             via = via.via
     return guarded
+
+
+def _apart(values: Sequence[Any]) -> list[Any]:
+    """Return values without None, and each run of one value once."""
+    others = itertools.chain((None,), values)
+    return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]
 
 
 def _has_order(value: dict[object, object]) -> bool:
@@ -318,14 +332,14 @@ def _has_order(value: dict[object, object]) -> bool:
 
 def _is_state(value: object) -> bool:
     """Return whether a change of this value could change the results of the callable."""
-    return isinstance(value, Tensor | nn.Module | torch.Generator) or is_plain(value)
+    return isinstance(value, (Tensor, nn.Module, torch.Generator)) or is_plain(value)
 
 
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    container = before.containers.get(id(slot.holder))
+    container = before.contents.containers.get(id(slot.holder))
     if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.

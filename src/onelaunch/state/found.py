@@ -7,6 +7,7 @@ import operator
 import threading
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,6 +25,7 @@ from onelaunch.frames.stack import Use
 from onelaunch.state.contents import (
     LEAVES,
     MODULE_DICTS,
+    Attributes,
     Contents,
     dicts_of,
     is_library_class,
@@ -35,9 +37,10 @@ from onelaunch.state.slots import (
     class_of,
     code_of,
     gradient_of,
-    has_gradient,
     is_leaf,
     is_same_method,
+    new_slot,
+    read_gradient,
 )
 
 
@@ -52,9 +55,10 @@ class StateWalk:
     """The slots that a callable touches, with their contents at the time of the walk."""
 
     contents: Contents
-    held: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
-    uses: dict[tuple[int, object], Use] = field(default_factory=dict)
-    """id of a touched slot -> the use of its content."""
+    slots: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
+    """id -> (slot, content), without the slots of `quiet` attributes."""
+    used: dict[tuple[int, object], Use] = field(default_factory=dict)
+    """id of a touched slot -> the use of its content, without those of `quiet` attributes."""
     by_key: set[int] = field(default_factory=set)
     """ids of dicts that were read by known keys alone."""
     owners: list[object] = field(default_factory=list)
@@ -63,6 +67,8 @@ class StateWalk:
     functions: list[types.FunctionType] = field(default_factory=list)
     kinds: list[type] = field(default_factory=list)
     """The classes of the owners."""
+    dicts: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The dicts of the owners' attributes; see `dicts_of`."""
     sizes: list[tuple[Any, int]] = field(default_factory=list)
     """(dict of attributes, its length) of owners, classes and functions."""
     leaves: list[tuple[Tensor, bool]] = field(default_factory=list)
@@ -71,6 +77,10 @@ class StateWalk:
     """(reader, object, value) for further facts that the course of the walk depends on."""
     unset: list[Slot] = field(default_factory=list)
     """Names in `__slots__` that no code was seen to touch and that have no value."""
+    empty: list[Any] = field(default_factory=list)
+    """Empty containers of the interpreter's classes that no slot of the walk has."""
+    hooks: list[Any] = field(default_factory=list)
+    """The empty dicts of hooks among the quiet attributes."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
     of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
@@ -83,39 +93,116 @@ class StateWalk:
     """class -> numbers of the slots that hold its instances."""
     _keyed: set[int] | None = None
     """ids of the containers whose items were read or stored by known keys."""
+    noted: list[tuple[int, dict[str, object]]] | None = None
+    """(id of a module's `__dict__`, attribute -> content) of quiet attributes, for a `Ledger`."""
+    _entries: tuple[list[dict[str, object]], list[str], list[object]] | None = None
+    """(dicts, keys, contents) of attributes without slots, and of the dicts of modules."""
+    _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
+    """id of a slot -> its tensor, without gradients; see `let_go`."""
+
+    @property
+    def quiet(self) -> dict[int, Attributes]:
+        """id of a module's `__dict__` -> its attributes that are read and lead nowhere."""
+        return self.contents.quiet
+
+    @property
+    def held(self) -> dict[tuple[int, object], tuple[Slot, object]]:
+        """id -> (slot, content) of all slots. `slots` is all that most code has to look at."""
+        self.expand()
+        return self.slots
+
+    @property
+    def uses(self) -> dict[tuple[int, object], Use]:
+        """id of a touched slot -> the use of its content."""
+        self.expand()
+        return self.used
+
+    def expand(self) -> None:
+        """Make the slots of quiet attributes, as where a run has changed one."""
+        slots, used, containers = self.slots, self.used, self.contents.containers
+        for attributes in self.quiet.values():
+            for slot, value in attributes.slots():
+                slots[slot.id], used[slot.id] = (slot, value), Use.READ
+                if type(value) is OrderedDict:
+                    containers.setdefault(id(value), (value, slot.name, 0))
+                for index, item in enumerate(value) if type(value) is tuple else ():  # pyright: ignore
+                    part = Slot("item", value, index, f"{slot.name}[{index}]", None, slot)
+                    slots.setdefault(part.id, (part, item))
+                    used.setdefault(part.id, Use.READ)
+        if self.quiet:
+            self.quiet.clear()
+            self.hooks.clear()
+            self._by_class = self.noted = None
+        self._entries = None  # they refer to what a run may have dropped
+
+    def is_quiet(self, key: tuple[int, object]) -> bool:
+        """Return whether the slot with this id is one of a quiet attribute."""
+        attributes = self.quiet.get(key[0])
+        return attributes is not None and key[1] in attributes.values
+
+    def ids(self) -> set[int]:
+        """Return the ids of the contents of all slots, except plain values of modules."""
+        held = {id(content) for _, content in self.slots.values()}
+        values = (v for a in self.quiet.values() for v in a.values.values())
+        return held.union([id(v) for v in values if type(v) not in LEAVES])
 
     def is_current(self) -> bool:
         """Return whether a new walk would find the same, in a tenth of its time. False for a
         callable that runs a backward, whose hooks may have changed."""
         if torch.is_grad_enabled() and self.runs_backward():
             return False
+        leaves = self.leaves
         return (
             all(map(operator.is_, map(type, self.owners), self.kinds))
-            and all(len(inside) == count for inside, count in self.sizes)
-            and all(len(inside) == count for inside, _, count in self.containers.values())
-            and all(has_gradient(t) is had for t, had in self.leaves)
+            and not any(self.hooks)
+            and [len(inside) for inside, _ in self.sizes] == [count for _, count in self.sizes]
+            and all(len(inside) == count for inside, _, count in self.contents.containers.values())
+            and [read_gradient(t) is not None for t, _ in leaves] == [had for _, had in leaves]
             and all(read(value) == then for read, value, then in self.facts)
-            and not any(u.changed() for u in self.contents.untouched.values())
-            and _are_unchanged(self.held.values())
+            and all(map(_has_dicts, self.owners, self.dicts))
+            and self._has_entries()
+            and _are_unchanged(self.slots.values())
         )
+
+    def _has_entries(self) -> bool:
+        """Return whether attributes without slots, and the dicts of modules, are as they were."""
+        if self._entries is None:
+            found = [*self.quiet.values(), *self.contents.untouched.values()]
+            pairs = [(a.holder, a.values) for a in found]
+            modules = (d for o, d in zip(self.owners, self.dicts, strict=True) if _is_whole(o, d))
+            pairs += [(own, dict(zip(MODULE_DICTS, d, strict=True))) for own, *d in modules]
+            self._entries = (
+                [holder for holder, values in pairs for _ in values],
+                [key for _, values in pairs for key in values],
+                [value for _, values in pairs for value in values.values()],
+            )
+        holders, keys, contents = self._entries
+        now = list(map(dict.get, holders, keys, itertools.repeat(MISSING)))
+        return all(map(operator.is_, contents, now)) or all(map(is_same, contents, now))
+
+    @property
+    def was_let_go(self) -> bool:
+        """True if `let_go` succeeded before."""
+        return self._weak is not None
 
     def let_go(self) -> bool:
         """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
         if that is impossible: a tensor is made of others, or has an attribute that is an object."""
-        held = self.held
+        held = self.slots
         on_tensors = [(key, held[key]) for key in self.on_tensors if key in held]
         plain = all(value is MISSING or type(value) in LEAVES for _, (_, value) in on_tensors)
         if not plain or any(isinstance(o, Tensor) and not is_memory(o) for o in self.owners):
             return False
         for key, (slot, value) in on_tensors:
             held[key] = slot._replace(owner=_Weak(slot.owner)), value
-        for key in list(self.of_tensors):
-            slot, value = held[key]
-            if slot.key is gradient_of:
-                del held[key], self.of_tensors[key]
-                self._by_class = None
-            else:
-                held[key] = slot, _Weak(cast(Tensor, value))
+        if self._weak is None:
+            pairs = {key: held[key] for key in self.of_tensors}
+            kept = {key: (s, t) for key, (s, t) in pairs.items() if s.key is not gradient_of}
+            self._weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
+        for key in self.of_tensors.keys() - self._weak.keys():
+            del held[key], self.of_tensors[key]
+            self._by_class = None
+        held.update(self._weak)
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
         self.leaves.clear()
         self._tensors = None
@@ -123,33 +210,38 @@ class StateWalk:
 
     def hold(self) -> bool:
         """Hold the tensors again, and their gradients now. Return False if a tensor is gone."""
-        held, count = self.held, len(self.held)
+        held, count = self.slots, len(self.slots)
         self.owners[:] = [o() if type(o) is _Weak else o for o in self.owners]
         for key in self.on_tensors:
             slot, value = held[key]
             held[key] = slot._replace(owner=slot.owner()), value
-        for key in list(self.of_tensors):
-            slot, reference = held[key]
-            t = cast(Any, reference)()
+        assert self._weak is not None
+        for key, (slot, reference) in self._weak.items():
+            t = reference()
             if t is None:
                 return False
             held[key] = slot, t
             self.add_leaf(slot, t)
         if len(held) > count:  # each gradient comes before the slot of its leaf
             order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
-            self.held = {key: held[key] for pair in order for key in pair if key in held}
-            self.of_tensors = dict.fromkeys(key for key in self.held if key in self.of_tensors)
+            self.slots = {key: held[key] for pair in order for key in pair if key in held}
+            self.of_tensors = dict.fromkeys(key for key in self.slots if key in self.of_tensors)
             self._by_class = None
+        self._tensors = cast(Any, [self.slots[key] for key in self.of_tensors])
         return not any(owner is None for owner in self.owners)
 
-    def add_leaf(self, slot: Slot, t: Tensor) -> None:
-        """Note a tensor in a slot, if it is a leaf, and its gradient."""
-        if is_leaf(t):
-            if t.grad is not None:
-                gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
-                self.held[gradient.id] = (gradient, t.grad)
-                self.of_tensors[gradient.id] = None
-            self.leaves.append((t, t.grad is not None))
+    def add_leaf(self, slot: Slot, t: Tensor) -> tuple[Slot, Tensor] | None:
+        """Note a tensor in a slot, if it is a leaf. Note its gradient, too, and return it."""
+        if not is_leaf(t):
+            return None
+        grad = read_gradient(t)
+        self.leaves.append((t, grad is not None))
+        if grad is None:
+            return None
+        gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
+        self.slots[gradient.id] = (gradient, grad)
+        self.of_tensors[gradient.id] = None
+        return gradient, grad
 
     @property
     def reads(self) -> Reads | None:
@@ -159,17 +251,21 @@ class StateWalk:
     @property
     def containers(self) -> dict[int, tuple[Any, str, int]]:
         """id -> (container, name, length)."""
+        self.expand()
         return self.contents.containers
 
     def filled_sets(self) -> dict[int, str]:
         """Return id -> name of the sets that were not empty."""
-        containers = self.containers.items()
+        containers = self.contents.containers.items()
         return {key: name for key, (c, name, count) in containers if count and isinstance(c, set)}
 
     def use(self, slot: Slot) -> Use | None:
         """Return the use of a slot's content; None for a slot that was not touched."""
-        known = self.uses.get(slot.id)
-        if known is not None or slot.id in self.held or slot.owner is None or self.reads is None:
+        key = slot.id
+        known = self.used.get(key)
+        if known is None and self.quiet:
+            known = self.uses.get(key)
+        if known is not None or key in self.slots or slot.owner is None or self.reads is None:
             return known
         # An attribute that the object did not have, and its class had, is in no slot of the walk.
         seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
@@ -215,17 +311,17 @@ class StateWalk:
         self, replaced: Collection[tuple[int, object]] = ()
     ) -> Iterator[tuple[Any, frozenset[str] | None]]:
         """Return containers that must not grow or shrink, each with None, and dicts of attributes,
-        each with the names that must not come or go.
+        each with the names that must not come or go; no dicts of `hooks`.
 
         Args:
             replaced: slots in which each call puts another object.
         """
-        for owner in self.owners:
+        for owner, dicts in zip(self.owners, self.dicts, strict=True):
             seen = self.reads.expected(owner) if self.reads is not None else None
             names = frozenset(seen.names) if seen is not None else frozenset[str]()
             if self.contents.loose and not is_library_class(type(owner)):
                 names |= self.contents.loose
-            for attributes in () if isinstance(owner, threading.local) else dicts_of(owner):
+            for attributes in () if isinstance(owner, threading.local) else dicts:
                 own = not isinstance(owner, nn.Module) or attributes is owner.__dict__
                 if own and seen is not None and (seen.opaque or seen.asked):  # `f(**vars(owner))`
                     yield attributes, None
@@ -237,9 +333,10 @@ class StateWalk:
             names = {*self.contents.names_of(kind), *self.contents.loose}
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
-        containers, uses, read = self.containers, self.uses, Use.READ
-        for key, (slot, value) in self.held.items():
-            if id(value) not in containers or uses.get(key) is not read:
+        containers, used, read = self.contents.containers, self.used, Use.READ
+        for slot, value in self.holding(_may_be_container):
+            key = slot.id
+            if id(value) not in containers or used.get(key) is not read:
                 continue
             if key not in replaced and not is_replaced(slot, replaced):
                 yield value, None
@@ -258,11 +355,15 @@ class StateWalk:
             attributes = attributes_of(owner)
             if attributes is None or isinstance(owner, threading.local):  # a dict for each thread
                 continue
-            yield Slot("of", owner, vars, f"`__dict__` of a `{name}`", owner), attributes
+            yield (
+                new_slot(("of", owner, vars, f"`__dict__` of a `{name}`", owner, None)),
+                attributes,
+            )
             for kind in MODULE_DICTS if isinstance(owner, nn.Module) else ():
                 entries = attributes.get(kind)
                 if entries:
-                    yield Slot("item", attributes, kind, f"`{kind}` of a `{name}`", owner), entries
+                    of = f"`{kind}` of a `{name}`"
+                    yield new_slot(("item", attributes, kind, of, owner, None)), entries
         ran = self.reads.codes if self.reads is not None else ()
         for fn in self.functions:
             if fn.__code__ in ran and not is_installed(fn.__code__.co_filename):
@@ -283,18 +384,35 @@ class StateWalk:
         return self._tensors
 
     def tensors_so_far(self) -> list[tuple[Slot, Tensor]]:
-        pairs = map(self.held.__getitem__, self.of_tensors)
+        pairs = map(self.slots.__getitem__, self.of_tensors)
         return [(slot, value) for slot, value in pairs if is_memory(value)]
 
     def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
-        """Return the slots with contents of the classes that fit, in order."""
+        """Return the slots with contents of the classes that fit, in order; no quiet ones."""
         if self._by_class is None:
             self._by_class = {}
-            for number, (_, value) in enumerate(self.held.values()):
+            for number, (_, value) in enumerate(self.slots.values()):
                 self._by_class.setdefault(type(value), []).append(number)
         found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
-        every = list(self.held.values()) if found else []
+        every = list(self.slots.values()) if found else []
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
+
+
+def _may_be_container(kind: type) -> bool:
+    return kind not in LEAVES and not issubclass(kind, (Tensor, nn.Module))
+
+
+def _is_whole(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an object is a module with all dicts."""
+    return isinstance(owner, nn.Module) and len(dicts) > len(MODULE_DICTS)
+
+
+def _has_dicts(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an object has these dicts; of a whole module, the first alone."""
+    if _is_whole(owner, dicts):
+        return vars(owner) is dicts[0]
+    now = dicts_of(owner)
+    return len(now) == len(dicts) and all(map(operator.is_, now, dicts))
 
 
 def _are_unchanged(held: Iterable[tuple[Slot, object]]) -> bool:

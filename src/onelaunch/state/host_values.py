@@ -69,8 +69,9 @@ def slots_of(
     Args:
         known: the callable's slots that hold tensors.
     """
-    places = {id(t): slot for slot, t in reversed(list(known))}
-    for t in read:
+    found = list(read)
+    places = {id(t): slot for slot, t in reversed(list(known))} if found else {}
+    for t in found:
         slot = places.get(id(t))
         if slot is not None:
             yield slot, t

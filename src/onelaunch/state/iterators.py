@@ -40,8 +40,8 @@ def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     """Return the iterators that a callable reads, with where each stands."""
     return [
         (slot, value, _standing(value))
-        for key, (slot, value) in found.held.items()
-        if type(value) in KINDS and found.uses.get(key) is Use.READ
+        for slot, value in found.holding(KINDS.__contains__)
+        if found.used.get(slot.id) is Use.READ
         for value in (cast(Iterator[Any], value),)
     ]
 

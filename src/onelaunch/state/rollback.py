@@ -8,15 +8,16 @@ from __future__ import annotations
 import operator
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from onelaunch.driver.select import is_beside
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
-from onelaunch.state.contents import dicts_of, is_library_class
+from onelaunch.state.contents import is_library_class
 from onelaunch.state.slots import (
     MISSING,
+    Kind,
     Slot,
     builtin_kind,
     defaults_of,
@@ -44,26 +45,35 @@ class Rollback:
     """
 
     def __init__(self, found: StateWalk, each: bool = False) -> None:
+        if each:
+            found.expand()
         self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
+        self._empty = [*found.empty, *found.hooks]
         self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
         self._slots = list(self._others(found, each))
+        owners, tensors = list(found.owners), [t for _, t in found.tensors()]
+        self._facts: list[tuple[Kind, Callable[[Any], object], list[Any], list[object]]] = [
+            ("of", type, owners, list(found.kinds)),
+            ("of", attributes_of, owners, list(map(attributes_of, owners))),
+            ("contents", requires_grad, tensors, list(map(requires_grad, tensors))),
+        ]
+        """(kind and reader of a slot, objects, contents)."""
 
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
-        """Return the slots outside of the kept containers and classes, with their contents."""
+        """Return the slots outside of the kept containers and classes, with their contents. Those
+        of quiet attributes are in kept dicts."""
         own = {id(kind) for kind, _ in self._members}
         containers = self._containers
-        for slot, value in found.held.values():
+        for (holder, _), (slot, value) in found.slots.items():
             of_tuple, item = type(slot.holder) is tuple, slot.kind == "item"
-            if item and (of_tuple or (not each and id(slot.holder) in containers)):
+            if item and (of_tuple or (not each and holder in containers)):
                 continue  # nearly all
-            fixed = isinstance(slot.holder, tuple | types.MappingProxyType)
+            fixed = isinstance(slot.holder, (tuple, types.MappingProxyType))
             alone = each and isinstance(slot.holder, dict)
-            whole = fixed or (id(slot.holder) in containers and not alone)
+            whole = fixed or (holder in containers and not alone)
             if not (item and whole) and id(slot.owner) not in own:
                 yield slot, value
         yield from ((slot, slot.read()) for slot in found.unset)
-        for owner, kind in zip(found.owners, found.kinds, strict=True):
-            yield new_slot(("of", owner, type, "", None, None)), kind
         for reader, holder, value in found.facts:
             if is_attribute(reader):
                 yield Slot("of", holder, reader, "", None), value
@@ -73,14 +83,11 @@ class Rollback:
         for fn in found.functions:
             yield Slot("of", fn, defaults_of, "", None), fn.__defaults__
             yield Slot("of", fn, keyword_defaults_of, "", None), fn.__kwdefaults__
-        for owner in found.owners:
-            yield new_slot(("of", owner, attributes_of, "", None, None)), attributes_of(owner)
-        for t in {id(t): t for _, t in found.tensors()}.values():
-            yield new_slot(("contents", t, requires_grad, "", None, None)), t.requires_grad
 
     def holders(self) -> set[int]:
         """Return the ids of the objects that keep the contents here."""
         parts = [part for entry in self._containers.values() for part in (entry, *entry[1])]
+        parts += (part for fact in self._facts for part in fact)
         return {id(o) for o in (*parts, *self._slots, *(m for _, m in self._members))}
 
     def restore(self, within: StateWalk | None = None) -> bool:
@@ -96,6 +103,14 @@ class Rollback:
             if there and not is_same(value, slot.read()):
                 slot.write(value)
                 changed = True
+        for slot_kind, reader, objects, values in self._facts:
+            for o, then, now in zip(objects, values, map(reader, objects), strict=True):
+                if then is not now and (own is None or id(o) in own):
+                    Slot(slot_kind, o, reader, "", None).write(then)
+                    changed = True
+        for container in filter(None, self._empty):
+            if own is None or id(container) in own:
+                changed |= _restore(container, ([], type(container)()))
         for key, (container, contents) in self._containers.items():
             if own is None or key in own:
                 changed |= _restore(container, contents)
@@ -127,8 +142,7 @@ class RunRollback:
             return
         self._read.restore()
         before = self._found.reads
-        contents = {id(content) for _, content in self._found.held.values()}
-        if reads is None or before is None or not reads.exceeds(before, contents):
+        if reads is None or before is None or not reads.exceeds(before, self._found.ids()):
             return
         for _ in range(_DEPTH):  # a restored object may lead to more that was changed
             if not self._unread.restore(walk(roots, reads)):
@@ -141,16 +155,18 @@ def _objects(found: StateWalk) -> set[object]:
 
 
 def _containers(found: StateWalk) -> Iterator[Any]:
-    for container, _, _ in found.containers.values():
+    for container, _, _ in found.contents.containers.values():
         if not isinstance(container, types.MappingProxyType):
             yield container
-    for owner in found.owners:
-        yield from dicts_of(owner)
+    for dicts in found.dicts:
+        yield from dicts
     yield from map(vars, found.functions)
 
 
 def _contents(container: Any) -> tuple[list[object], Any]:
     """Return the keys and the values of a dict, in order; no keys for another container."""
+    if type(container) is dict:
+        return (list(container), list(container.values())) if container else _EMPTY
     kind = builtin_kind(container)
     if kind is set:
         return [], set.copy(container)

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 from torch.utils import _pytree as pytree
 
 from onelaunch.errors import kind_of, text_of
@@ -258,12 +258,13 @@ class _Description(NamedTuple):
 
 def description(t: object) -> object:
     """Return a text with all facts of a tensor, except its elements; `MISSING` if it is lazy."""
+    kind = type(t)
     if not isinstance(t, Tensor):
         return "no tensor"
-    if is_lazy(t):
+    if kind is not Tensor and kind is not Parameter and is_lazy(t):
         return MISSING
     strides = t.stride() if t.layout is torch.strided else None
-    return _facts(type(t), t.dtype, t.device, t.requires_grad, t.shape, strides)
+    return _facts(kind, t.dtype, t.device, t.requires_grad, t.shape, strides)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -292,7 +293,8 @@ def description_id(slot: Slot) -> tuple[int, object]:
 def class_of(value: object) -> tuple[Slot, object]:
     """Return the slot of an object's class, and the class."""
     kind = type(value)
-    return Slot("of", value, type, f"the class of a `{kind.__qualname__}`", value), kind
+    name = f"the class of a `{kind.__qualname__}`"
+    return new_slot(("of", value, type, name, value, None)), kind
 
 
 def bases_of(kind: type) -> tuple[Slot, object]:

@@ -41,7 +41,8 @@ class LastWalk:
         if found.reads is None or found.strays:
             return
         slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        if all(isinstance(slot.owner, nn.Module) for slot in slots) and found.let_go():
+        fits = found.was_let_go or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        if fits and found.let_go():
             self._kept = found, torch.is_grad_enabled()
 
     @no_collection()
@@ -82,13 +83,6 @@ class ReachableState:
             self._now = walk(self.roots, self.reads)
         return self._now
 
-    def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors. Before the callable has run they are searched for
-        alone, as `walk` takes four times as long; with a backward `walk` is to come anyway."""
-        if self._now is None and self.reads is None and not torch.is_grad_enabled():
-            return walk(self.roots, plain=False).tensors()
-        return self.walk().tensors()
-
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
         if self._now is not None and self._last is not None:
@@ -96,7 +90,8 @@ class ReachableState:
         self._now = None
 
     def values(self) -> list[object]:
-        return [value for _, value in self.walk().held.values()]
+        """Return the contents of the slots, except plain values of modules."""
+        return [value for _, value in self.walk().slots.values()]
 
     def changed(self, before: StateWalk) -> tuple[StateWalk, list[Change]]:
         """Return the state after a run, and the run's changes to the state `before` it."""
@@ -148,8 +143,7 @@ class StateSnapshot:
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
         found = reached.walk()
         held = held_by(driver, device, found)
-        tensors = [t for _, t in found.tensors() if lies_on(t, device)]
-        kept = [_Kept.of(local(t)) for t in tensors]
+        kept = [_Kept.of(local(t)) for tensors in held.values() for t in tensors]
         orders = {id(value): tuple(value) for _, value in ordered(found, ())}
         return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
@@ -172,15 +166,12 @@ class StateSnapshot:
 
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
-        held = (value for _, value in self._objects())
-        return {
-            id(value): Same(value, None)
-            for value in (*self.walk.owners, *held)
-            if not isinstance(value, (Tensor, tuple))
-        }
+        held = [value for _, value in self._objects()]
+        found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
+        return {id(value): Same(value, None) for value in (*found, *self.walk.hooks)}
 
     def _objects(self) -> list[tuple[Slot, object]]:
-        """Return the slots that hold neither tensors nor numbers and the like."""
+        """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
         return self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
 
     def moved(self) -> tuple[Tensor, bool] | None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from onelaunch.call.tree import is_plain, is_unchanging
+from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
@@ -33,8 +33,8 @@ from onelaunch.state.contents import (
     NOT_READ,
     READ_APART,
     REMADE_BY_DDP,
+    Attributes,
     Contents,
-    Untouched,
     dicts_of,
     is_library_class,
     members_of,
@@ -45,7 +45,6 @@ from onelaunch.state.slots import (
     MISSING,
     Slot,
     code_of,
-    gradient_of,
     new_slot,
     thread_in,
 )
@@ -53,8 +52,10 @@ from onelaunch.state.slots import (
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""
 _OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
+_OF_CALLS = (Tensor, BackwardCFunction)
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
+_BUILTIN = frozenset({OrderedDict, dict, list, set})
 Queue = deque[tuple[str, object, Slot | None]]
 
 
@@ -63,7 +64,6 @@ def walk(
     roots: Iterable[tuple[str, object]],
     reads: Reads | None = None,
     known: Reads | None = None,
-    plain: bool = True,
 ) -> StateWalk:
     """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
@@ -72,9 +72,8 @@ def walk(
         reads: the reads of the callable. Without them, before it has run, everything that the roots
             lead to is found.
         known: reads of objects to visit, whether or not a slot leads there; default `reads`.
-        plain: False to leave out nearly all slots with plain values, in a fourth of the time.
     """
-    found = StateWalk(Contents(reads, plain))
+    found = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
@@ -86,11 +85,11 @@ def walk(
         _visit_all(found, queue, seen)
         if reads.names(_OF_THREADS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
-            found.held[slot.id], found.uses[slot.id] = (slot, slot.read()), _READ
+            found.slots[slot.id], found.used[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
-            if id(value) not in seen and not isinstance(value, Tensor | BackwardCFunction):
+            if id(value) not in seen and not isinstance(value, _OF_CALLS):
                 is_class = isinstance(value, type)
                 name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
@@ -114,23 +113,26 @@ def walk_unread(found: StateWalk) -> StateWalk:
     new: list[tuple[str, object, Slot | None]]
     new = [(fn.__qualname__, fn, None) for fn in found.functions if fn.__code__ not in ran]
     new += [(kind.__qualname__, kind, None) for kind in found.classes if not is_library_class(kind)]
-    queue, uses = deque(new), found.uses
-    for key, (slot, value) in found.held.items():
+    queue, uses = deque(new), found.used
+    for key, (slot, value) in found.slots.items():
         if type(value) not in LEAVES and key not in uses:
             queue.append((slot.name, value, None))
     for attributes in found.contents.untouched.values():
         for key, value in attributes.values.items():
-            if type(value) not in LEAVES:
+            if type(value) in _BUILTIN and not value and _is_bare(value):
+                unread.empty.append(value)
+            elif type(value) not in LEAVES:
                 queue.append((f"{attributes.name}{key}", value, None))
-    seen = {*map(id, (*found.owners, *found.classes, *found.functions)), *found.containers}
+    seen = {*map(id, (*found.owners, *found.classes, *found.functions))}
+    seen |= found.contents.containers.keys()
     _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
     return unread
 
 
 def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None = None) -> None:
     owners = {} if found.reads is None else found.reads.owners
-    containers = found.containers
-    while queue and (most is None or len(found.held) < most):
+    containers = found.contents.containers
+    while queue and (most is None or len(found.slots) < most):
         name, value, via = queue.popleft()
         key, kind = id(value), type(value)
         if key in seen or kind in LEAVES:
@@ -148,7 +150,14 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
-    if isinstance(value, types.FunctionType):
+    module = isinstance(value, nn.Module)
+    if module:
+        _note_owner(found, value, dicts_of(value))
+        _visit_slots(found, queue, name, value, via)
+        if not isinstance(value, torch.jit.ScriptModule):
+            queue.append((type(value).__qualname__, type(value), via))
+            return
+    elif isinstance(value, types.FunctionType):
         found.functions.append(value)
         found.facts.append((code_of, value, value.__code__))
         found.sizes.append((vars(value), len(vars(value))))
@@ -160,13 +169,8 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     else:
         dicts = dicts_of(value)
         if dicts or (found.reads is not None and found.reads.of(value) is not None):
-            found.owners.append(value)
-            found.kinds.append(type(value))
-            found.sizes += [(attributes, len(attributes)) for attributes in dicts]
-            found.facts.append((ids_of_dicts, value, [*map(id, dicts)]))
-    if isinstance(value, nn.Module):
-        _visit_slots(found, queue, name, value, via)
-    use_of_via = _READ if via is None else found.uses.get(via.id, _READ)
+            _note_owner(found, value, dicts)
+    use_of_via = _READ if via is None else found.used.get(via.id, _READ)
     for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
             slot = new_slot((*slot[:5], via))
@@ -178,51 +182,62 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     )
 
 
-def ids_of_dicts(owner: object) -> list[int]:
-    return [*map(id, dicts_of(owner))]
+def _note_owner(found: StateWalk, owner: object, dicts: list[dict[str, Any]]) -> None:
+    found.owners.append(owner)
+    found.kinds.append(type(owner))
+    found.dicts.append(dicts)
+    for attributes in dicts:
+        found.sizes.append((attributes, len(attributes)))
 
 
 def _visit_slots(
     found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
 ) -> None:
     """Find the slots of a module: half of all slots, nearly all with plain values."""
-    contents, held, attributes = found.contents, found.held, module.__dict__
-    reads, plain, loose = contents.reads, contents.plain, contents.loose
+    contents = found.contents
+    attributes: dict[str, Any] = module.__dict__
+    reads, loose = contents.reads, contents.loose
     owner = reads and reads.expected(module)
     prefix = f"{name}." if name else ""
     for kind in MODULE_DICTS:
-        entries = attributes.get(kind)
-        for key in list(cast(dict[str, object], entries)) if isinstance(entries, dict) else ():
+        entries: Any = attributes.get(kind)
+        for key in list(entries) if isinstance(entries, dict) else ():
             slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
             _add_slot(found, slot, slot.read(), _READ, queue)
     unread = NOT_READ if reads is None else READ_APART
     if isinstance(module, nn.parallel.DistributedDataParallel):
         unread |= REMADE_BY_DDP
     untouched: dict[str, object] = {}
+    quiet: dict[str, object] = {}
+    read = {} if reads is None else reads.owners
     known = owner is None or not (owner.opaque or owner.asked)
     names = {} if owner is None else owner.names
     for key, value in list(attributes.items()):
-        leaf = type(value) in LEAVES
         if key in unread:
             continue
-        if not plain and (leaf or (type(value) is tuple and is_unchanging(value))):
-            continue
+        kind = type(value)
+        leaf = kind in LEAVES
         use = names.get(key) if known else contents.use(owner, key)
         if use is None and (reads is None or key in loose):
             use = _READ
-        if use is None and not isinstance(value, Tensor):  # a kernel may read a tensor's memory
-            untouched[key] = value
+        if use is None and (leaf or kind in _BUILTIN or not isinstance(value, Tensor)):
+            untouched[key] = value  # a kernel may read a tensor's memory
             continue
+        if use is _READ:
+            if leaf or (kind is tuple and LEAVES.issuperset(map(type, value))):
+                quiet[key] = value
+                continue
+            if kind is OrderedDict and not (value or id(value) in read) and _is_bare(value):
+                quiet[key] = value
+                found.hooks.append(value)
+                continue
         slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
-        if leaf and use is _READ:
-            place = (id(attributes), key)
-            held[place] = (slot, value)
-            found.uses[place] = use
-        else:
-            _add_slot(found, slot, value, use, queue)
+        _add_slot(found, slot, value, use, queue)
     if untouched:
         at = id(attributes)
-        contents.untouched[at] = Untouched(prefix, module, attributes, untouched, via)
+        contents.untouched[at] = Attributes(prefix, module, attributes, untouched, via)
+    if quiet:
+        contents.quiet[id(attributes)] = Attributes(prefix, module, attributes, quiet, via)
 
 
 def _is_bare(container: object) -> bool:
@@ -233,15 +248,14 @@ def _is_bare(container: object) -> bool:
 def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
     tensor = isinstance(content, Tensor)
     if tensor:
-        found.add_leaf(slot, content)
-        gradient, grad = found.held.get((id(content), gradient_of), (slot, None))
-        if isinstance(grad, Tensor) and found.contents.has_contents(grad):
-            queue.append((gradient.name, grad, gradient))
+        gradient = found.add_leaf(slot, content)
+        if gradient is not None and found.contents.has_contents(gradient[1]):
+            queue.append((gradient[0].name, gradient[1], gradient[0]))
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
     key = (id(slot.holder), slot.key)
-    found.held[key] = (slot, content)
+    found.slots[key] = (slot, content)
     if tensor:
         found.of_tensors[key] = None
     if use is None:
@@ -254,12 +268,12 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
         found.by_key.add(id(content))
     elif use is _READ and id(content) in found.by_key:  # reached through another slot too
         found.by_key.discard(id(content))
-        items = [found.held.get((id(content), item)) for item in cast(dict[Any, Any], content)]
+        items = [found.slots.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
             _add_slot(found, item, item.read(), _READ, queue)
-    known = found.uses.get(key)
+    known = found.used.get(key)
     if known is None or use > known:
-        found.uses[key] = use
+        found.used[key] = use
     bare = tensor and is_memory(content) and not found.contents.has_contents(content)
     if type(content) not in LEAVES and not bare:
         queue.append((slot.name, content, slot))
@@ -302,17 +316,29 @@ def is_mark_of_dynamo(key: object) -> bool:
 
 def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
     found: list[Change] = []
-    for key, (slot, value) in after.held.items():
-        old = before.held.get(key, (slot, MISSING))[1]
-        if not is_same(old, value):
+    if not _are_alike(before.quiet, after.quiet):
+        before.expand()
+        after.expand()
+    for key, (slot, value) in after.slots.items():
+        old = before.slots.get(key, (slot, MISSING))[1]
+        if old is not value and not is_same(old, value):
             found.append(Change(slot, old, value))
-    for key, (slot, value) in before.held.items():
-        if key not in after.held and slot.read() is MISSING:
+    for key, (slot, value) in before.slots.items():
+        if key not in after.slots and slot.read() is MISSING:
             found.append(Change(slot, value, MISSING))
     for key, attributes in after.contents.untouched.items():
         known = before.contents.untouched.get(key)
         found += _unseen_changes(attributes, {} if known is None else known.values)
     return found
+
+
+def _are_alike(some: dict[int, Attributes], others: dict[int, Attributes]) -> bool:
+    """Return whether quiet attributes are the same."""
+    return some.keys() == others.keys() and all(
+        a.values.keys() == b.values.keys()
+        and all(map(operator.is_, a.values.values(), map(b.values.get, a.values)))
+        for a, b in zip(some.values(), map(others.__getitem__, some), strict=True)
+    )
 
 
 def note_uncounted(before: StateWalk, found: Iterable[Change]) -> None:
@@ -322,7 +348,7 @@ def note_uncounted(before: StateWalk, found: Iterable[Change]) -> None:
             before.uses[slot.id] = Use.READ
 
 
-def _unseen_changes(attributes: Untouched, old: dict[str, object]) -> Iterator[Change]:
+def _unseen_changes(attributes: Attributes, old: dict[str, object]) -> Iterator[Change]:
     """Return the changes of attributes that the callable was not seen to read or store."""
     new = attributes.values
     if len(old) == len(new) and all(map(operator.is_, old.values(), new.values())):
@@ -349,7 +375,7 @@ def reads_more(
     """
     if reads is None or reads is before.reads:
         return False
-    held = {id(content) for _, content in before.held.values()}
+    held = before.ids()
     if before.reads is not None and not reads.exceeds(before.reads, held):
         return False
     known = before.reads.items if before.reads is not None else {}

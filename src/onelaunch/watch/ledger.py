@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from onelaunch.call.tree import Constant, Tree, constants, is_plain
-from onelaunch.call.wrappers import local
+from onelaunch.call.wrappers import is_memory, local
 from onelaunch.driver.aten import OfKind, Operator, leaves, operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
@@ -140,9 +140,13 @@ class Ledger:
         self._hooks = [
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
-        self.held: dict[object, object] = {}
-        """id of a slot -> its content before the run: a plain value, or the id of an object. Also
-        the lengths and orders of containers that the run leaves as they are."""
+        self._held: dict[object, object] = {}
+        self._quiet: list[tuple[int, dict[str, object]]] = []
+        """Contents that `held` does not have yet; see `StateWalk.noted`."""
+        self.without_hooks: set[int] = set()
+        """ids of the empty dicts of hooks that the run leaves empty."""
+        self._hooks_of_modules: list[object] = []
+        """The dicts themselves, until the run ends."""
         self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
         """The containers with their readers, `len` and `tuple`, until the run ends."""
         self.know(walked)
@@ -151,9 +155,11 @@ class Ledger:
         memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
-        uses = None if walked.reads is None else walked.uses
-        held = ((slot, uses.get(k) if uses else v) for k, (slot, v) in walked.held.items())
-        self._stored = [s for s, v in held if (v is Use.NONE if uses else is_plain(v))]
+        if walked.reads is None:
+            self._stored = [slot for slot, value in walked.held.values() if is_plain(value)]
+        else:
+            unused = [key for key, use in walked.used.items() if use is Use.NONE]
+            self._stored = [walked.slots[key][0] for key in unused if key in walked.slots]
         """The slots that the callable only stores to; before it has run, all with plain values."""
         self._handed_on: dict[object, tuple[str, Constant]] = {}
         """path in the result, or id of a slot -> (name, plain value that the run left there)."""
@@ -236,9 +242,24 @@ class Ledger:
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
         shapes = _shapes_in(walked)
-        self.held |= _contents(walked, values=not self._on_host)
-        self.held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
+        self._held = self.held | _contents(walked, values=not self._on_host)
+        self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
         self._shapes += shapes
+        if walked.noted is None:
+            found = walked.quiet.items()
+            walked.noted = [(at, _quiet_contents(attributes.values)) for at, attributes in found]
+        self._quiet += walked.noted
+        self._hooks_of_modules += walked.hooks
+        self.without_hooks.update(map(id, walked.hooks))
+
+    @property
+    def held(self) -> dict[object, object]:
+        """id of a slot -> its content before the run: a plain value, or the id of an object. Also
+        the lengths and orders of containers that the run leaves as they are."""
+        for at, contents in self._quiet:
+            self._held.update(((at, key), content) for key, content in contents.items())
+        self._quiet.clear()
+        return self._held
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
         """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
@@ -289,8 +310,10 @@ class Ledger:
                     self.difference = self.difference or found
         self._earlier = self._capture = None  # a capture holds tensors of its call
         for inside, read in self._shapes:
-            if self.held.get((id(inside), read)) != content_of(read(inside)):
-                self.held.pop((id(inside), read), None)
+            if self._held.get((id(inside), read)) != content_of(read(inside)):
+                self._held.pop((id(inside), read), None)
+        self.without_hooks -= {id(hooks) for hooks in self._hooks_of_modules if hooks}
+        self._hooks_of_modules.clear()
         self._shapes.clear()
         self._stored.clear()
         self._origins.clear()
@@ -384,18 +407,25 @@ class Ledger:
         return of_memory(met.at, self._entries[met.at], met.place)
 
 
+def _quiet_contents(values: dict[str, object]) -> dict[str, object]:
+    return {k: id(v) if type(v) is OrderedDict else content_of(v) for k, v in values.items()}
+
+
 def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return id of a slot -> its content; with `values`, those of host tensors too."""
-    kinds = {type(value) for _, value in walked.held.values()}
+    contents = [value for _, value in walked.slots.values()]
+    kinds = set(map(type, contents))
     by_identity = {k for k in kinds if k in _OF_IDENTITY or issubclass(k, _BY_IDENTITY)}
     held: dict[object, object] = {
         key: id(value) if type(value) in by_identity else content_of(value)
-        for key, (_, value) in walked.held.items()
+        for key, value in zip(walked.slots, contents, strict=True)
     }
-    read = [(slot, t) for slot, t in walked.tensors() if walked.is_read(slot)]
-    held.update((description_id(slot), content_of(description(t))) for slot, t in read)
-    of_slots = (value for _, value in walked.held.values())
-    held.update(((id(value), type), id(type(value))) for value in classed(walked, of_slots))
+    used, slots = walked.used, walked.slots
+    read = [slots[key] for key in walked.of_tensors if used.get(key) is Use.READ]
+    held.update(
+        (description_id(slot), content_of(description(t))) for slot, t in read if is_memory(t)
+    )
+    held.update(((id(value), type), id(type(value))) for value in classed(walked, contents))
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
@@ -406,7 +436,7 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
 
 def _shapes_in(walked: StateWalk) -> list[tuple[Any, Callable[[Any], object]]]:
     """Return readers of the lengths of containers, and of the keys of dicts in their order."""
-    lengths = [(inside, len) for inside, _, _ in walked.containers.values()]
+    lengths = [(inside, len) for inside, _, _ in walked.contents.containers.values()]
     return [*lengths, *((inside, tuple) for _, inside in ordered(walked, ()))]
 
 
@@ -455,7 +485,8 @@ def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:
     return any(
         held[key] != content_of(value)
         if key in held
-        else key[1] is gradient_of and value is not MISSING
+        else (key[1] is gradient_of and value is not MISSING)
+        or (key[1] is len and value and key[0] in earlier.without_hooks)
         for key, value in slots
     )
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Self
 
@@ -156,15 +156,24 @@ def other_threads() -> dict[threading.Thread, tuple[object, ...]]:
     time. Threads of autograd's engine draw only while a backward waits for them."""
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)  # in a cycle with its own locals
-    clock = getattr(time, "pthread_getcpuclockid", None)  # not on macOS and Windows
     found: dict[threading.Thread, tuple[object, ...]] = {}
     for thread in threading.enumerate():
         if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):
             continue
         frame = frames.get(thread.ident or 0)
-        spent = None if frame is None or clock is None else time.clock_gettime(clock(thread.ident))
+        spent = None if frame is None else _cpu_seconds(thread)
         found[thread] = frame, frame and frame.f_lasti, spent
     return found
+
+
+def _cpu_seconds(thread: threading.Thread) -> float | None:
+    """Return the CPU time of a thread; None of one that has ended, and where it is unknown."""
+    if not sys.platform.startswith("linux") or thread.native_id is None:
+        return None
+    clock = ~thread.native_id << 3 | 6  # Linux's number; Python's takes an ended thread's memory
+    with suppress(OSError):
+        return time.clock_gettime(clock)
+    return None
 
 
 def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:

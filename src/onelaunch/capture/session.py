@@ -26,7 +26,7 @@ from onelaunch.capture.run import CaptureRun, Retry
 from onelaunch.capture.survivors import late_refusal
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
-from onelaunch.driver.select import is_beside
+from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
@@ -261,6 +261,7 @@ class CaptureSession:
         try:
             before, self._host_inputs = self._host_inputs, None
             graph, statics = self._recorded(run, tree)
+            make_way()
             self._agree(before, run)
             self._retry_if_incomplete(run)
             followed = self._followed(run, graph)
@@ -273,6 +274,7 @@ class CaptureSession:
                 graph = self._rebound(graph, run, tree, job.in_place)
             results = statics[: len(statics) - len(run.effects.lasting)]
             captured = captured_call(run, graph, results, started, self._retries)
+            make_way()
             captured.followed = followed
             compared, row = captured.compared, job.differed_in_a_row
             compared.reads_more = job.callee.read_more(

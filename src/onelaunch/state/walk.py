@@ -23,6 +23,7 @@ from torch.autograd.function import BackwardCFunction
 
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
+from onelaunch.driver.select import make_way
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
@@ -146,6 +147,7 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
         # Imports grow `sys.modules`; the modules that were read are known by themselves.
         if not plain and value is not sys.modules:
             seen.add(id(value))
+            make_way()
             _visit(found, queue, name, value, via)
 
 

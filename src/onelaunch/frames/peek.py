@@ -244,12 +244,12 @@ def _unbound(member: object) -> object:
     return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
-def class_member(kind: type, name: str) -> object:
+def class_member(kind: type, name: str, default: object = None) -> object:
     for parent in kind.__mro__:
         members = parent.__dict__
         if name in members:
             return members[name]
-    return None
+    return default
 
 
 def is_view(value: object) -> bool:
@@ -337,29 +337,37 @@ def items(value: object, keys: Iterable[object]) -> Iterator[object]:
                 )
 
 
-def elements(value: object) -> Iterator[object]:
+def elements(value: Any) -> Iterator[object]:
     """Return the elements of a container, without running user code; or the value itself."""
-    if isinstance(value, dict):
-        yield from list(dict.values(cast(dict[Any, object], value)))[:MOST]
+    kind: Any = type(value)  # `isinstance` would ask the value for its class
+    if kind in _BARE:
+        return
+    if kind_of(value).tensor:
+        yield from filter(has_contents, (value,))
+    elif issubclass(kind, dict):
+        yield from list(dict.values(value))[:MOST]
         yield from [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
-    elif isinstance(value, types.MappingProxyType):
-        yield from list(cast(Any, value).values())[:MOST]
-    elif isinstance(value, list):
-        yield from list.__iter__(cast(list[object], value))
-    elif isinstance(value, tuple):
-        yield from tuple.__iter__(cast(tuple[object, ...], value))
-    elif isinstance(value, contextvars.ContextVar):
+    elif issubclass(kind, list):
+        yield from list.__iter__(value)
+    elif issubclass(kind, tuple):
+        yield from tuple.__iter__(value)
+    elif issubclass(kind, types.MappingProxyType):
+        yield from list(value.values())[:MOST]
+    elif issubclass(kind, contextvars.ContextVar):
         yield from filter(has_contents, (value.get(None),))
     elif is_view(value):
         yield from elements(object_of(value))
-    elif isinstance(value, deque | set | frozenset):
-        yield from list(cast(Iterable[object], value))[:MOST]
-    elif isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+    elif issubclass(kind, deque | set | frozenset):
+        yield from list(value)[:MOST]
+    elif issubclass(kind, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         yield from value._modules.values()
-    elif isinstance(value, enum.EnumMeta):
-        yield from cast(Any, value).__members__.values()
+    elif issubclass(kind, enum.EnumMeta):
+        yield from value.__members__.values()
     elif has_contents(value):
         yield value
+
+
+_BARE = LEAVES - {torch.Size}
 
 
 def iterated_container(iterator: object) -> object:

@@ -61,6 +61,10 @@ class Values:
         self._putting = _NONE_YET  # whose contents are being looked for
         self._following = 0
         """Number of variables whose values are being looked for."""
+        self._found = 0
+        """Number of values that were found by following assignments."""
+        self._so_far: dict[Symbol, tuple[int, list[object]]] = {}
+        """symbol that such variables lead to -> the number when it had these values."""
         self._known: dict[Symbol | str, list[object]] = {}
         """symbol, or name of a variable -> its values."""
 
@@ -72,7 +76,6 @@ class Values:
         if known is not None:
             return known
         kind = symbol.kind
-        found: list[object] = []
         if kind == "variable":
             found = self._variable(symbol.key)
         elif kind == "global":
@@ -81,9 +84,17 @@ class Values:
                 found = [self._locals[symbol.key], *found]
         elif kind == "constant":
             found = [symbol.key]
-        elif kind != "unknown":
+        elif kind == "unknown":
+            found = []
+        else:
+            before = self._found
+            so_far = self._so_far.get(symbol)
+            if so_far is not None and so_far[0] == before:
+                return so_far[1]
             found = self._find(symbol)
             if self._following and not self._loads.is_settled(symbol):
+                if self._found == before and not self._loads.grown:
+                    self._so_far[symbol] = before, found
                 return found
         self._known[symbol] = found
         return found
@@ -100,7 +111,8 @@ class Values:
             keys = [v for part in symbol.parts for v in self._values(part)]
             inside = self._values(symbol.base)
             found += self._put_into(symbol.base)
-            found += [v for o in inside for v in items(o, keys)]
+            for value in inside:
+                found += items(value, keys)
             if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
                 found += inside
         elif kind in ("parts", "either"):
@@ -135,6 +147,7 @@ class Values:
                     if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))
                         found.append(value)
+                        self._found += 1
         self._following -= 1
         return found
 
@@ -174,9 +187,12 @@ class Values:
                 found += filter(has_contents, values)
             elif is_unread(called):
                 arguments = [*given, *self._arguments_of(call)]
-                found += [v for v in arguments if has_contents(v)]
-                found += [v for v in map(elements, arguments) for v in v if has_contents(v)]
-                found += [v for part in call.parts for v in self._put_into(part) if has_contents(v)]
+                full = [v for v in arguments if has_contents(v)]
+                found += full
+                found += [v for v in map(elements, full) for v in v if has_contents(v)]
+                if self._loads.grown:
+                    put = [v for part in call.parts for v in self._put_into(part)]
+                    found += filter(has_contents, put)
         if call.base and call.base.kind == "call" and self._is_made_by_c(call.base):
             arguments = self._arguments_of(call)  # of an `itemgetter("k")`
             found += [

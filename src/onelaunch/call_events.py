@@ -17,7 +17,7 @@ OnEvent = Callable[[FrameType, str, Any], object]
 
 
 class Matters(enum.IntEnum):
-    """Which events of a function's code matter. All do where this is not told."""
+    """The events of a function's code that matter; without it, all do."""
 
     RESULTS = 1
     """Results that it gives to code that is seen. It is not seen itself."""

@@ -26,7 +26,7 @@ from onelaunch.frames.callees import (
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.named import Argument, Named, reads_nothing
+from onelaunch.frames.named import FixedVariable, Named, reads_nothing
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import (
     attribute_values,
@@ -65,11 +65,12 @@ class RanFrame(Values):
             self._facts.named[at] = named
             for value, uses in named.found:
                 self._attributes(value, uses)
-        for argument in named.arguments:
-            self._note_argument(argument)
-        for base, uses in named.attributes:
+        for variable in named.variables:
+            self._note_variable(variable)
+        for base, uses, bare in named.attributes:
             for value in self._values(base):
-                self._attributes(value, uses)
+                if type(value) not in bare and not self._attributes(value, uses):
+                    bare.add(type(value))
         for place, use in reached.items:
             self._note_item(place, use)
         for symbol in reached.opaque:
@@ -79,30 +80,30 @@ class RanFrame(Values):
         for callee, calls in named.callees.items():
             self._note_callee(self._values(callee), calls)
 
-    def _note_argument(self, argument: Argument) -> None:
+    def _note_variable(self, variable: FixedVariable) -> None:
         """Note the loads from a variable that is never assigned, and the calls of its methods."""
-        name, values = argument.name, self._locals
-        simple = not (self._arguments or self._results)
+        name, values = variable.name, self._locals
+        simple = not (self._arguments or (self._results and variable.methods))
         if simple:
             if name not in values:
                 return
             value = values[name]
-            shape = argument.shapes.get(type(value))
-            if shape is not None and shape.is_of(value, argument.uses):
+            shape = variable.shapes.get(type(value))
+            if shape is not None and shape.is_of(value, variable.uses):
                 if shape.noted:
-                    raise_uses(self._reads.owner(value).names, argument.uses)
+                    raise_uses(self._reads.owner(value).names, variable.uses)
                 return
         for value in self._variable(name):
-            self._attributes(value, argument.uses)
-        found = [self._values(callee) for callee, _ in argument.methods]
-        for functions, (_, calls) in zip(found, argument.methods, strict=True):
+            self._attributes(value, variable.uses)
+        found = [self._values(callee) for callee, _ in variable.methods]
+        for functions, (_, calls) in zip(found, variable.methods, strict=True):
             self._note_callee(functions, calls)
         if simple:
-            argument.learn(values[name], found)
+            variable.learn(values[name], found)
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
-            if not reads_nothing(function, calls):
+            if not (is_inert(function) or reads_nothing(function, calls)):
                 for call in calls:
                     self._note_call_of(function, call)
 
@@ -123,35 +124,37 @@ class RanFrame(Values):
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)
 
-    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
-        """Note attributes of a value: attribute -> use, of the code."""
-        if not has_attributes(value):
-            return
-        kind, tensor = type(value), kind_of(value).tensor
-        if tensor:
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> bool:
+        """Note attributes of a value: attribute -> use, of the code. Return False if no object
+        of its class has such attributes."""
+        kind, facts = type(value), kind_of(value)
+        if facts.tensor:
             uses = own_uses(value, uses)
-            if not uses:
-                return
-            self.of_tensors = True
+        if not facts.attributes or not uses:
+            return False
+        if not has_attributes(value):
+            return True
+        self.of_tensors |= facts.tensor
         raise_uses(self._reads.owner(value).names, uses)
         inside = uses if kind in _OF_TORCH else attributes_of(value) or _NO_NAMES
         if not uses.keys() <= inside.keys():  # its class has the others
             others = {name: use for name, use in uses.items() if name not in inside}
             raise_uses(self._reads.owner(kind).names, others)
+        return True
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
-        settled = self._loads.is_settled(key)
-        if settled and not any(issubclass(type(v), _CONTAINERS) for v in self._values(place.base)):
+        holders = [v for v in self._values(place.base) if issubclass(type(v), _CONTAINERS)]
+        if not holders:
             return
-        holders, told = self._values(place.base), self._loads.tells(key)
+        told = self._loads.tells(key)
         if place.key == MEMBER:  # a list is searched
             self._note_keys((v for v in holders if issubclass(type(v), (list, deque))), (), False)
             holders = [v for v in holders if not issubclass(type(v), (list, deque))]
         self._note_keys(holders, self._values(key), told, use)
 
     def _note_keys(
-        self, holders: Iterable[object], keys: Iterable[object], told: bool, use: Use = Use.READ
+        self, holders: Iterable[Any], keys: Iterable[object], told: bool, use: Use = Use.READ
     ) -> None:
         """Note items of containers; every item, unless the keys are all `told`."""
         known = [k for k in keys if is_key(k)]
@@ -160,7 +163,7 @@ class RanFrame(Values):
             if id(value) in whole and use is Use.READ:
                 continue
             if value is sys.modules or value is self._globals:
-                self._note_entries(cast(Any, value), known or cast(Any, value), use)
+                self._note_entries(value, known or value, use)
             elif issubclass(type(value), _CONTAINERS):
                 if not told:
                     whole.add(id(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import builtins
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ def reads_nothing(function: object, calls: Calls) -> bool:
 
 
 class Shape(NamedTuple):
-    """What was noted of an object for its class, and need not be noted of the next such object."""
+    """The notes of an object that the next object of its class need not repeat."""
 
     noted: bool
     """False for objects whose attributes are not noted."""
-    of_class: frozenset[str]
+    of_class: Set[str]
     """The attributes that are not the object's own."""
     methods: Sequence[tuple[str, object]]
     """(name, function of the class that reads nothing, or None)."""
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
         return True
 
 
-class Argument:
+class FixedVariable:
     """A variable that is never assigned, with its loads."""
 
     def __init__(self, name: str, uses: Uses, methods: list[tuple[Symbol, Calls]]) -> None:
@@ -78,7 +78,7 @@ class Argument:
                     return
                 if len(functions) != len(of_member) or not reads_nothing(member, calls):
                     return
-            self.shapes[kind] = Shape(True, frozenset(of_class), methods)
+            self.shapes[kind] = Shape(True, of_class, methods)
 
 
 class Named:
@@ -93,25 +93,26 @@ class Named:
         self._namespace = namespace
         self._links: list[tuple[Mapping[str, Any], str, object]] = []
         """(namespace, name, value)."""
-        self.arguments = [Argument(*argument) for argument in reached.arguments]
+        self.variables = [FixedVariable(*variable) for variable in reached.variables]
         self.found: list[tuple[object, Uses]] = []
         """(object, attribute -> use), of the objects that names led to."""
-        self.attributes = list(reached.attributes)
-        """(another object, attribute -> use)."""
+        attributes = list(reached.attributes)
         self.callees = dict(reached.callees)
         """callee -> its calls, without the functions that names led to and that read nothing."""
         for base, uses in reached.named_attributes:
             value = self._follow(base) if follow else None
             if value is None or _is_mixed(value, uses):
-                self.attributes.append((base, uses))
+                attributes.append((base, uses))
             else:
                 self.found.append((value, uses))
+        self.attributes = [(base, uses, set[type]()) for base, uses in attributes]
+        """(another object, attribute -> use, classes without these attributes)."""
         for base, calls in reached.named_callees.items():
             value = self._follow(base) if follow else None
             if value is None or not reads_nothing(value, calls):
                 self.callees[base] = calls
 
-        more = self.arguments or self.attributes or self.callees
+        more = self.variables or self.attributes or self.callees
         self._is_all = not (more or reached.items or reached.shaped or reached.opaque)
 
     def is_all(self, namespace: dict[str, Any]) -> bool:
@@ -161,4 +162,4 @@ _KEPT = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 """Types of the objects that are kept alive until the watch ends."""
 _OF_TORCH = (Tensor, nn.Parameter)
 _NO_NAMES: dict[str, Any] = {}
-_NOTHING = Shape(False, frozenset(), ())
+_NOTHING = Shape(False, set(), ())

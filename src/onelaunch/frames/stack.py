@@ -82,7 +82,7 @@ class Load(NamedTuple):
 class Reached(NamedTuple):
     """The part of a function's loads and calls that a frame may have reached."""
 
-    arguments: list[tuple[str, dict[str, Use], list[tuple[Symbol, list[Symbol]]]]]
+    variables: list[tuple[str, dict[str, Use], list[tuple[Symbol, list[Symbol]]]]]
     """(variable that is never assigned, attribute -> use, attributes that are called, with the
     calls)."""
     attributes: list[tuple[Symbol, dict[str, Use]]]
@@ -97,7 +97,7 @@ class Reached(NamedTuple):
     """`Loads.opaque`, wherever the frame ended."""
     named_attributes: list[tuple[Symbol, dict[str, Use]]]
     named_callees: dict[Symbol, list[Symbol]]
-    """Those that global names lead to, by attributes alone."""
+    """Calls of callees that global names lead to, by attributes alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,6 +136,7 @@ class Loads:
     _reached: dict[int, Reached] = field(default_factory=dict)
     _settled: dict[Symbol, bool] = field(default_factory=dict)
     _told: dict[Symbol, bool] = field(default_factory=dict)
+    _places: dict[Symbol, Symbol] = field(default_factory=dict)
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame may have reached that ended at an offset."""
@@ -177,7 +178,7 @@ class Loads:
         for name, uses in self.arguments.items():
             called = [s for s in found.callees if s.kind == "attribute" and _is(s.base, name)]
             methods = [(symbol, found.callees.pop(symbol)) for symbol in called]
-            found.arguments.append((name, uses, methods))
+            found.variables.append((name, uses, methods))
         return found
 
     def is_settled(self, symbol: Symbol) -> bool:
@@ -222,6 +223,13 @@ class Loads:
         return any(
             s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in made
         )
+
+    def place(self, symbol: Symbol) -> Symbol:
+        """Return a symbol without offsets, as a key of `grown`."""
+        found = self._places.get(symbol)
+        if found is None:
+            found = self._places[symbol] = without_offset(symbol)
+        return found
 
     def instruction(self, offset: int) -> int:
         """Return the start of the instruction around an offset, caches included."""

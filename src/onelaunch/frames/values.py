@@ -33,7 +33,7 @@ from onelaunch.frames.peek import (
     peek,
 )
 from onelaunch.frames.reads import Reads
-from onelaunch.frames.stack import Symbol, without_offset
+from onelaunch.frames.stack import Symbol
 
 
 class Values:
@@ -64,7 +64,7 @@ class Values:
         self._found = 0
         """Number of values that were found by following assignments."""
         self._so_far: dict[Symbol, tuple[int, list[object]]] = {}
-        """symbol that such variables lead to -> the number when it had these values."""
+        """symbol -> (that number, values), where such variables lead to the symbol."""
         self._known: dict[Symbol | str, list[object]] = {}
         """symbol, or name of a variable -> its values."""
 
@@ -205,11 +205,12 @@ class Values:
 
     def _put_into(self, container: Symbol | None) -> list[object]:
         """Return values that the code put into a container. They may be out of it by the end."""
-        place = without_offset(container) if container and self._loads.grown else None
-        if place is None or place in self._putting:
+        grown = self._loads.grown
+        place = self._loads.place(container) if container and grown else None
+        if place not in grown or place in self._putting:
             return []
         self._putting |= {place}
-        found = [v for symbol in self._loads.grown.get(place, ()) for v in self._values(symbol)]
+        found = [v for symbol in grown[place] for v in self._values(symbol)]
         self._putting -= {place}
         return found
 

@@ -246,8 +246,8 @@ class FrameWatch:
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
         key, facts = id(frame), kind_of(result)
-        arguments = self._arguments.pop(key, _NONE) if self._arguments else _NONE
-        results = self._results.pop(key, _NONE) if self._results else _NONE
+        arguments = self._arguments.pop(key, _NONE)
+        results = self._results.pop(key, _NONE)
         if not facts.contents or (facts.tensor and not attributes_of(result)):
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:

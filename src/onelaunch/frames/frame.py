@@ -59,10 +59,13 @@ class RanFrame(Values):
             at: the offset of the instruction where the frame ended.
         """
         reached, named = self._loads.reached(at), self._facts.named.get(at)
-        if named is None or not named.is_current(self._globals):
+        # Code of a module may have given what its names did not.
+        told = bool(self._results) and not reached.named_offsets.isdisjoint(self._results)
+        if told or named is None or not named.is_current(self._globals):
             self._note_names()
-            named = Named(reached, self._globals, not self._facts.of_class)
-            self._facts.named[at] = named
+            named = Named(reached, self._globals, not (told or self._facts.of_class))
+            if not told:
+                self._facts.named[at] = named
             for value, uses in named.found:
                 self._attributes(value, uses)
         for variable in named.variables:

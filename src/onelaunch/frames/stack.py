@@ -7,7 +7,7 @@ nothing else that has a `step`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, cast
@@ -98,6 +98,8 @@ class Reached(NamedTuple):
     named_attributes: list[tuple[Symbol, dict[str, Use]]]
     named_callees: dict[Symbol, list[Symbol]]
     """Calls of callees that global names lead to, by attributes alone."""
+    named_offsets: set[int]
+    """Offsets of the instructions that load these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +156,7 @@ class Loads:
         return last
 
     def _until(self, last: int) -> Reached:
-        found = Reached([], [], [], [], {}, self.opaque, [], {})
+        found = Reached([], [], [], [], {}, self.opaque, [], {}, set())
         attributes: dict[Symbol, dict[str, Use]] = {}
         for place, use in self.places.items():
             if self.begins[place] > last:
@@ -175,6 +177,8 @@ class Loads:
                 callees.setdefault(base, []).append(call)
             if base is None or base.kind == "call" or base.key in _SHAPED:
                 found.shaped.append(call)
+        for symbol in (*(base for base, _ in found.named_attributes), *found.named_callees):
+            found.named_offsets.update(_offsets(symbol))
         for name, uses in self.arguments.items():
             called = [s for s in found.callees if s.kind == "attribute" and _is(s.base, name)]
             methods = [(symbol, found.callees.pop(symbol)) for symbol in called]
@@ -287,6 +291,12 @@ def _is_of_module(symbol: Symbol) -> bool:
     """Return whether a global name leads to an object, by attributes alone."""
     of = symbol.base if symbol.kind == "attribute" else None
     return symbol.kind == "global" if of is None else _is_of_module(of)
+
+
+def _offsets(symbol: Symbol | None) -> Iterator[int]:
+    while symbol is not None:
+        yield symbol.offset
+        symbol = symbol.base
 
 
 def _is(symbol: Symbol | None, name: str) -> bool:

@@ -127,8 +127,8 @@ class FrameWatch:
                 self._note_ended(traceback)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                self._arguments.clear()  # another thread may keep this as its hook
-                self._results.clear()
+                for kept in (self._arguments, self._results, self._codes):
+                    kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
         except Exception as error:  # noqa: BLE001  the watch's own: the run goes on
             self._fail(error)
@@ -265,8 +265,8 @@ class FrameWatch:
                 self._note_store(store, frame.f_locals.get(store.variable))
         if at in known.past:
             return
-        named = known.named.get(at)
-        if named is not None and known.special is None and named.is_all(frame.f_globals):
+        named = None if results or known.special is not None else known.named.get(at)
+        if named is not None and named.is_all(frame.f_globals):
             return
         with self._lock:
             if self._noting:  # in this thread

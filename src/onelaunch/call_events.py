@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 import threading
@@ -13,6 +14,17 @@ from typing import Any, Protocol
 from onelaunch.native import FAILURES, compiled
 
 OnEvent = Callable[[FrameType, str, Any], object]
+
+
+class Matters(enum.IntEnum):
+    """The events of a function's code that matter; without it, all do."""
+
+    RESULTS = 1
+    """Results that it gives to code that is seen. It is not seen itself."""
+    USES = 2
+    """Also its calls by code that is seen."""
+    RETURNS = 3
+    """Every return, and no call."""
 
 
 class Hook(Protocol):
@@ -41,7 +53,7 @@ class _PythonHook:
     """The hook for machines without a compiler; 1 us for each call of any function."""
 
     _frames: OnEvent | None
-    _skipped: set[int]
+    _codes: dict[int, Matters]
     _leaves: set[type]
     _methods: OnEvent | None
     _owners: tuple[type, ...]
@@ -63,13 +75,22 @@ class _PythonHook:
                 self._methods(frame, event, arg)
         elif event not in ("call", "return") or self._frames is None:
             return
-        elif id(frame.f_code) not in self._skipped or self._is_used(frame, event, arg):
+        elif not self._is_skipped(frame, event, arg):
             self._frames(frame, event, arg)
 
-    def _is_used(self, frame: FrameType, event: str, result: object) -> bool:
-        if event == "call" or type(result) in self._leaves or frame.f_back is None:
-            return False
-        return id(frame.f_back.f_code) not in self._skipped
+    def _is_skipped(self, frame: FrameType, event: str, result: object) -> bool:
+        matters = self._codes.get(id(frame.f_code))
+        if matters not in _UNSEEN:
+            return event == "call" and matters is Matters.RETURNS
+        if matters is Matters.RESULTS if event == "call" else self._is_leaf(result):
+            return True
+        return frame.f_back is None or self._codes.get(id(frame.f_back.f_code)) in _UNSEEN
+
+    def _is_leaf(self, result: object) -> bool:
+        return type(result) in self._leaves and not type(result).__dictoffset__
+
+
+_UNSEEN = (Matters.RESULTS, Matters.USES)
 
 
 @functools.cache
@@ -87,7 +108,7 @@ def _hook_class() -> type[Hook]:
 
 def hook(
     frames: OnEvent | None = None,
-    skipped: set[int] | None = None,
+    codes: dict[int, Matters] | None = None,
     leaves: set[type[object]] | None = None,
     methods: OnEvent | None = None,
     owners: tuple[type, ...] = (),
@@ -96,14 +117,14 @@ def hook(
 
     Args:
         frames: called with ``"call"`` and ``"return"`` for functions in Python.
-        skipped: ids of code that only matters when it returns to other code a result whose type is
-            not in `leaves`. The caller keeps the code alive, and may add to both sets.
+        codes: id of code -> which of its events matter. The caller keeps the code alive.
+        leaves: types of results of code that is not seen, which matter by their attributes alone.
+            The caller may add to both.
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
     """
     made: Any = _hook_class()
-    ids = set[int]() if skipped is None else skipped
     types = set[type]() if leaves is None else leaves
-    return made(frames, ids, types, methods, owners)
+    return made(frames, {} if codes is None else codes, types, methods, owners)
 
 
 def is_profiled() -> bool:

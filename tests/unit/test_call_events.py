@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onelaunch import call_events
-from onelaunch.call_events import Hook, hook, is_profiled, pause, set_profile, unwatched
+from onelaunch.call_events import Hook, Matters, hook, is_profiled, pause, set_profile, unwatched
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
@@ -74,7 +74,7 @@ def test_calls_and_returns() -> None:
 
 def test_skipped_code_matters_by_its_result_alone() -> None:
     events: Events = []
-    with on(hook(noting(events), {id(inner.__code__)}, {int})):
+    with on(hook(noting(events), {id(inner.__code__): Matters.RESULTS}, {int})):
         inner(3)
         inner([3])
     assert own(events) == [("return", "inner", [3])]
@@ -82,17 +82,44 @@ def test_skipped_code_matters_by_its_result_alone() -> None:
 
 def test_a_result_matters_to_code_that_matters_alone() -> None:
     events: Events = []
-    with on(hook(noting(events), {id(inner.__code__), id(outer.__code__)}, {int})):
+    codes = {id(inner.__code__): Matters.USES, id(outer.__code__): Matters.RESULTS}
+    with on(hook(noting(events), codes, {int})):
         outer([3])
     assert own(events) == [("return", "outer", [3])]
 
 
+def test_a_call_matters_by_code_that_matters_alone() -> None:
+    events: Events = []
+    codes = {id(inner.__code__): Matters.USES}
+    with on(hook(noting(events), codes, {int})):
+        outer(3)
+        codes[id(outer.__code__)] = Matters.USES
+        outer(4)
+    assert own(events) == [
+        ("call", "outer", None),
+        ("call", "inner", None),
+        ("return", "outer", 3),
+        ("call", "outer", None),
+    ]
+
+
+def test_code_whose_returns_alone_matter() -> None:
+    events: Events = []
+    with on(hook(noting(events), {id(outer.__code__): Matters.RETURNS}, {int})):
+        outer(3)
+    assert own(events) == [
+        ("call", "inner", None),
+        ("return", "inner", 3),
+        ("return", "outer", 3),
+    ]
+
+
 def test_code_may_be_skipped_from_the_middle_of_a_run() -> None:
     events: Events = []
-    skipped: set[int] = set()
-    with on(hook(noting(events), skipped, {int})):
+    codes: dict[int, Matters] = {}
+    with on(hook(noting(events), codes, {int})):
         inner(3)
-        skipped.add(id(inner.__code__))
+        codes[id(inner.__code__)] = Matters.RESULTS
         inner(4)
     assert own(events) == [("call", "inner", None), ("return", "inner", 3)]
 

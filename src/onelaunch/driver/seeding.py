@@ -278,7 +278,7 @@ def watching_seeds(
     if frames is None:
         made = hook(methods=watch, owners=owners)
     else:
-        made = hook(frames, frames.skipped, frames.leaves, watch, owners)
+        made = hook(frames, frames.matters, frames.leaves, watch, owners)
     made.begin()
     try:
         yield

@@ -1,7 +1,9 @@
 """The Python frames that run in a warm-up: the attributes, items and variables that they load.
 
 watch.py    FrameWatch: each frame that runs
-frame.py    RanFrame: the loads of a function that has run, looked up on its objects
+frame.py    RanFrame: the loads of a function that has run, noted of its objects
+values.py   the values that the symbols of such a function had
+named.py    what global names lead to, and what the classes of arguments hold, looked up once
 codes.py    facts about the code of a function that runs, the stores of each run among them
 callees.py  callees that are not read, and their possible reads of their arguments
 loads.py    a reader of bytecode: the loads and stores of a function

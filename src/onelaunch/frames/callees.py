@@ -38,10 +38,12 @@ def is_inert(function: Any) -> bool:
         standard = is_standard_machinery(function.__code__.co_filename)
         return not standard and function.__module__ not in _READ_ALL
     if kind is types.BuiltinFunctionType:
-        return function.__module__ not in _NOTED and not isinstance(function.__self__, dict)
+        noted = function.__module__ in _NOTED and function not in _CALL_NOTHING
+        return not noted and not isinstance(function.__self__, dict)
     if kind is type:
-        told = id(function) in BUILTIN or function.__module__ in _NOTED
-        return not told and class_member(function, "__objclass__") is None
+        if id(function) in BUILTIN:
+            return function in _NUMBERS or issubclass(function, BaseException)
+        return function.__module__ not in _NOTED and class_member(function, "__objclass__") is None
     module = kind_of(function).module
     if module is None:
         return False
@@ -131,8 +133,6 @@ READ_WHOLE = frozenset(
 """Methods of dicts that read every item."""
 CHANGE = frozenset({"update", "__setitem__", "__ior__", "__delitem__", "clear"})
 """Methods of dicts that only change items. Those of a namespace are told by their names alone."""
-SETTERS = {"__setattr__": 2, "__delattr__": 1}
-"""Method that stores to, or deletes, an attribute by name -> number of its arguments."""
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
@@ -144,6 +144,8 @@ _NONE: dict[str, Any] = {}
 _HEAP = 1 << 9
 """The flag of classes that are made at run time: Py_TPFLAGS_HEAPTYPE."""
 
+_NUMBERS = (bool, int, float, complex, range, slice)
+_CALL_NOTHING = {len, callable, id, hash, issubclass}
 _HARMLESS = set(
     map(id, (isinstance, issubclass, callable, id, len, type, hasattr, getattr, super, hash))
 )

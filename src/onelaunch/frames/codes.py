@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from onelaunch.frames.loads import loads_of
+from onelaunch.frames.named import Named
 from onelaunch.frames.origins import (
     TORCH,
     is_container_code,
@@ -59,7 +60,8 @@ class CodeFacts:
         special: of a special method, such as `__call__`: its first argument, and the use of its
             name; else None.
         iterates: True for a comprehension or a generator expression.
-        is_enclosed: True for the body of a class that takes variables of the function around it.
+        of_class: True for the body of a class, which looks in its own names first.
+        is_enclosed: True if such a body takes variables of the function around it.
         stores: see `sure_stores`.
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
@@ -67,6 +69,7 @@ class CodeFacts:
         standard: True for a function of the standard library that may be a method.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
+        named: offset where a frame ended -> what its global names led to.
     """
 
     code: types.CodeType
@@ -77,10 +80,12 @@ class CodeFacts:
     replaced: tuple[str, ...] = ()
     special: tuple[str, dict[str, Use]] | None = None
     iterates: bool = False
+    of_class: bool = field(init=False)
     is_enclosed: bool = False
     stores: tuple[SureStore, ...] = ()
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
+    named: dict[int, Named] = field(default_factory=dict)
     aside: bool = field(init=False)
     matters: bool = field(init=False)
     standard: bool = field(init=False)
@@ -98,6 +103,12 @@ class CodeFacts:
         """Return whether a frame is not read, which may depend on its caller."""
         return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if no call of it is noted, but returns alone. It was met."""
+        kept = self.replaced or self.is_enclosed or self.iterates
+        return self._is_always_read and not (kept or self.aside or self.matters)
+
     def meet(self) -> None:
         """Read the code, at its first frame."""
         code, self.met = self.code, True
@@ -106,7 +117,8 @@ class CodeFacts:
         self.stores = sure_stores(code)
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = ITERATED in arguments
-        self.is_enclosed = bool(code.co_freevars) and not code.co_flags & inspect.CO_OPTIMIZED
+        self.of_class = not code.co_flags & inspect.CO_OPTIMIZED
+        self.is_enclosed = bool(code.co_freevars) and self.of_class
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if is_special and code.co_argcount:
             self.special = arguments[0], {code.co_name: Use.READ}

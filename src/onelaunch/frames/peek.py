@@ -126,8 +126,9 @@ _CALLEES = (
 
 def has_contents(value: object) -> bool:
     """Return whether a value may have attributes or items that code reads."""
-    kind = kind_of(value)
-    return kind.contents and not (kind.tensor and not attributes_of(value))
+    kind = type(value)
+    facts = _kinds.get(kind) or _learn(kind)
+    return facts.contents and not (facts.tensor and not attributes_of(value))
 
 
 def is_of_parts(kind: type) -> bool:
@@ -172,8 +173,9 @@ BUILTIN = frozenset(
 
 def has_attributes(value: object) -> bool:
     """Return whether reads of a value's attributes are noted."""
-    noted = kind_of(value).attributes
-    return noted and not (issubclass(type(value), type) and id(value) in BUILTIN)
+    kind = type(value)
+    facts = _kinds.get(kind) or _learn(kind)
+    return facts.attributes and not (issubclass(kind, type) and id(value) in BUILTIN)
 
 
 def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
@@ -185,16 +187,19 @@ def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
 def peek(value: Any, name: str) -> tuple[object, ...]:
     """Return the value of an attribute, if it can be found without running user code; 0.5 us."""
     kind: type = type(value)
-    facts = kind_of(value)
+    facts = _kinds.get(kind) or _learn(kind)
     if facts.plain and name != "__class__":
         attributes = _get_attribute(value, "__dict__")
-        return _of_attributes(facts, attributes, name) or _of_instance(kind, value, name)
+        if name in attributes:
+            return (attributes[name],)
+        found = _of_attributes(facts, attributes, name) if facts.held else ()
+        return found or _of_instance(kind, value, name)
+    if facts.tensor and name != "__class__" and is_of_tensors(kind, name):
+        return ()
     if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
         return (getattr(str, name),) if kind is str and name in FORMATS else ()
     if name == "__class__":
         return (kind,)
-    if facts.tensor and is_of_tensors(kind, name):
-        return ()
     if kind in METHODS:
         return (getattr(value, name, None),) if name in ("__self__", "__func__") else ()
     if issubclass(kind, type):
@@ -225,7 +230,7 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
             return (cast(Any, member).__get__(value),)
         except AttributeError:
             return ()
-    if member is None or isinstance(member, property | types.GetSetDescriptorType):
+    if member is None or isinstance(member, (property, types.GetSetDescriptorType)):
         return ()
     return (_unbound(member),)
 
@@ -241,15 +246,15 @@ def _of_class(kind: type, name: str) -> tuple[object, ...]:
 
 
 def _unbound(member: object) -> object:
-    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
+    return member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
 
 
-def class_member(kind: type, name: str) -> object:
+def class_member(kind: type, name: str, default: object = None) -> object:
     for parent in kind.__mro__:
         members = parent.__dict__
         if name in members:
             return members[name]
-    return None
+    return default
 
 
 def is_view(value: object) -> bool:
@@ -298,9 +303,9 @@ def _module(member: object) -> object:
 
 def attributes_of(value: object) -> dict[str, Any] | None:
     """Return the `__dict__` of an object, or None, without calling its `__getattr__`."""
-    if kind_of(value).usual:
-        return _get_attribute(value, "__dict__")
     kind = type(value)
+    if (_kinds.get(kind) or _learn(kind)).usual:
+        return _get_attribute(value, "__dict__")
     if issubclass(kind, threading.local):
         return vars(value)  # this thread's
     if not kind.__dictoffset__:
@@ -319,47 +324,58 @@ def attribute_values(value: object) -> Iterable[object]:
 _get_attribute: Any = object.__getattribute__
 
 
-def items(value: object, keys: Iterable[object]) -> Iterator[object]:
+def items(value: Any, keys: Iterable[object]) -> Iterable[object]:
     """Return the items of a builtin container under keys; all items where no key is known."""
-    known = [key for key in keys if isinstance(key, int | str | float)]
-    if isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-        yield from value._modules.values()
-    elif not known or not isinstance(value, dict | list | tuple | types.MappingProxyType):
-        yield from elements(value)
-    elif isinstance(value, dict | types.MappingProxyType):
-        yield from (cast(Any, value)[key] for key in known if key in value)
-    else:
-        count = tuple.__len__(value) if isinstance(value, tuple) else list.__len__(value)
-        for key in known:
-            if isinstance(key, int) and -count <= key < count:
-                yield (tuple if isinstance(value, tuple) else list).__getitem__(
-                    cast(Any, value), key
-                )
+    kind = type(value)  # `isinstance` would ask the value for its class
+    known: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
+    if issubclass(kind, _OF_MODULES):
+        return value._modules.values()
+    if not known or not issubclass(kind, _KEYED):
+        return elements(value)
+    if issubclass(kind, (dict, types.MappingProxyType)):
+        return [value[key] for key in known if key in value]
+    of = tuple if issubclass(kind, tuple) else list
+    count = of.__len__(value)
+    places = [key for key in known if isinstance(key, int) and -count <= key < count]
+    return [of.__getitem__(value, key) for key in places]
 
 
-def elements(value: object) -> Iterator[object]:
+_PLAIN_KEYS = (int, str, float)
+_KEYED = (dict, list, tuple, types.MappingProxyType)
+_OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def elements(value: Any) -> Iterator[object]:
     """Return the elements of a container, without running user code; or the value itself."""
-    if isinstance(value, dict):
-        yield from list(dict.values(cast(dict[Any, object], value)))[:MOST]
+    kind: Any = type(value)  # `isinstance` would ask the value for its class
+    if kind in _BARE:
+        return
+    if kind_of(value).tensor:
+        yield from filter(has_contents, (value,))
+    elif issubclass(kind, dict):
+        yield from list(dict.values(value))[:MOST]
         yield from [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
-    elif isinstance(value, types.MappingProxyType):
-        yield from list(cast(Any, value).values())[:MOST]
-    elif isinstance(value, list):
-        yield from list.__iter__(cast(list[object], value))
-    elif isinstance(value, tuple):
-        yield from tuple.__iter__(cast(tuple[object, ...], value))
-    elif isinstance(value, contextvars.ContextVar):
+    elif issubclass(kind, list):
+        yield from list.__iter__(value)
+    elif issubclass(kind, tuple):
+        yield from tuple.__iter__(value)
+    elif issubclass(kind, types.MappingProxyType):
+        yield from list(value.values())[:MOST]
+    elif issubclass(kind, contextvars.ContextVar):
         yield from filter(has_contents, (value.get(None),))
     elif is_view(value):
         yield from elements(object_of(value))
-    elif isinstance(value, deque | set | frozenset):
-        yield from list(cast(Iterable[object], value))[:MOST]
-    elif isinstance(value, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+    elif issubclass(kind, (deque, set, frozenset)):
+        yield from list(value)[:MOST]
+    elif issubclass(kind, _OF_MODULES):
         yield from value._modules.values()
-    elif isinstance(value, enum.EnumMeta):
-        yield from cast(Any, value).__members__.values()
+    elif issubclass(kind, enum.EnumMeta):
+        yield from value.__members__.values()
     elif has_contents(value):
         yield value
+
+
+_BARE = LEAVES - {torch.Size}
 
 
 def iterated_container(iterator: object) -> object:

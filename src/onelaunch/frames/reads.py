@@ -223,11 +223,11 @@ def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
         known.update(uses)
         return
     for place, use in uses.items():
-        was = known.get(place, use)
-        if was + use == Use.GROWS and was is not use:
-            known[place] = Use.MIXED
-        elif place not in known or use > was:
-            known[place] = use
+        was = known.get(place)
+        if was is not use:
+            mixed = was is not None and was + use == Use.GROWS
+            if mixed or was is None or use > was:
+                known[place] = Use.MIXED if mixed else use
 
 
 def _reference(value: object) -> Callable[[], object]:

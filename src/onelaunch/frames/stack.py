@@ -7,7 +7,7 @@ nothing else that has a `step`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, cast
@@ -39,7 +39,17 @@ class Symbol(NamedTuple):
     """Offset of the instruction that gives the value, directly or by Python code that it calls."""
 
 
+class Unique(Symbol):
+    """A symbol whose equals, in the same function, are the same object: a fast key of dicts."""
+
+    __slots__ = ()
+    __hash__, __eq__, __ne__ = object.__hash__, object.__eq__, object.__ne__  # type: ignore
+
+
 UNKNOWN = Symbol("unknown")
+SETTERS = {"__setattr__": 2, "__delattr__": 1}
+"""Method that stores to, or deletes, an attribute by name -> number of its arguments."""
+_SHAPED = ("__getattribute__", *SETTERS)
 MEMBER = "in"
 """Key of the item that `other in base` looks for."""
 ITERATED = ".0"
@@ -72,11 +82,24 @@ class Load(NamedTuple):
 class Reached(NamedTuple):
     """The part of a function's loads and calls that a frame may have reached."""
 
+    variables: list[tuple[str, dict[str, Use], list[tuple[Symbol, list[Symbol]]]]]
+    """(variable that is never assigned, attribute -> use, attributes that are called, with the
+    calls)."""
     attributes: list[tuple[Symbol, dict[str, Use]]]
-    """(object, attribute -> use)."""
+    """(another object, attribute -> use)."""
     items: list[tuple[Symbol, Use]]
     """(item of a container, use)."""
-    calls: list[Symbol]
+    shaped: list[Symbol]
+    """Imports, and calls whose shape tells that they read their arguments."""
+    callees: dict[Symbol, list[Symbol]]
+    """callee -> its calls."""
+    opaque: list[Symbol]
+    """`Loads.opaque`, wherever the frame ended."""
+    named_attributes: list[tuple[Symbol, dict[str, Use]]]
+    named_callees: dict[Symbol, list[Symbol]]
+    """Calls of callees that global names lead to, by attributes alone."""
+    named_offsets: set[int]
+    """Offsets of the instructions that load these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +135,10 @@ class Loads:
     """place -> offset of the first instruction that loads or stores it."""
     backward: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) of each jump to an earlier instruction, in their order."""
-    _reached: dict[int, Reached] = field(default_factory=dict, compare=False)
-    _settled: dict[int, bool] = field(default_factory=dict, compare=False)
+    _reached: dict[int, Reached] = field(default_factory=dict)
+    _settled: dict[Symbol, bool] = field(default_factory=dict)
+    _told: dict[Symbol, bool] = field(default_factory=dict)
+    _places: dict[Symbol, Symbol] = field(default_factory=dict)
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame may have reached that ended at an offset."""
@@ -131,8 +156,8 @@ class Loads:
         return last
 
     def _until(self, last: int) -> Reached:
+        found = Reached([], [], [], [], {}, self.opaque, [], {}, set())
         attributes: dict[Symbol, dict[str, Use]] = {}
-        found = Reached([], [], [call for call in self.calls if call.offset <= last])
         for place, use in self.places.items():
             if self.begins[place] > last:
                 continue
@@ -140,27 +165,46 @@ class Loads:
                 attributes.setdefault(place.base, {})[place.key] = use
             elif place.kind == "item":
                 found.items.append((place, use))
-        arguments = [(Symbol("variable", key=n), uses) for n, uses in self.arguments.items()]
-        found.attributes.extend([*arguments, *attributes.items()])
+        for base, uses in attributes.items():
+            named = _is_of_module(base)
+            (found.named_attributes if named else found.attributes).append((base, uses))
+        for call in self.calls:
+            if call.offset > last:
+                continue
+            base = call.base
+            if base is not None:
+                callees = found.named_callees if _is_of_module(base) else found.callees
+                callees.setdefault(base, []).append(call)
+            if base is None or base.kind == "call" or base.key in _SHAPED:
+                found.shaped.append(call)
+        for symbol in (*(base for base, _ in found.named_attributes), *found.named_callees):
+            found.named_offsets.update(_offsets(symbol))
+        for name, uses in self.arguments.items():
+            called = [s for s in found.callees if s.kind == "attribute" and _is(s.base, name)]
+            methods = [(symbol, found.callees.pop(symbol)) for symbol in called]
+            found.variables.append((name, uses, methods))
         return found
 
     def is_settled(self, symbol: Symbol) -> bool:
         """Return whether no variable that is assigned leads to a symbol's values."""
-        found = self._settled.get(id(symbol))
+        found = self._settled.get(symbol)
         if found is None and self.grown and symbol.kind in ("call", "item", "element"):
-            found = self._settled[id(symbol)] = False
+            found = self._settled[symbol] = False
         if found is None:
             inside = symbol.parts if symbol.base is None else (symbol.base, *symbol.parts)
             assigned = symbol.kind == "variable" and symbol.key in self.assigned
-            found = self._settled[id(symbol)] = not assigned and all(map(self.is_settled, inside))
+            found = self._settled[symbol] = not assigned and all(map(self.is_settled, inside))
         return found
 
-    def tells(self, symbol: Symbol, within: frozenset[str] = frozenset()) -> bool:
-        """Return whether all values of a symbol can be found when the function has run.
+    def tells(self, symbol: Symbol) -> bool:
+        """Return whether all values of a symbol can be found when the function has run."""
+        found = self._told.get(symbol)
+        if found is None:
+            found = self._told[symbol] = self._tells(symbol, frozenset())
+        return found
 
-        Args:
-            within: variables whose values are being looked for.
-        """
+    def _tells(self, symbol: Symbol, within: frozenset[str]) -> bool:
+        """Return `tells`. `within` are variables whose values are being looked for."""
         kind, base = symbol.kind, symbol.base
         if kind in ("unknown", "call"):
             return False
@@ -170,17 +214,26 @@ class Loads:
                 return False
             if name in self.once or name in within:
                 return True
-            return all(self.tells(s, within | {name}) for s in self.assigned.get(name, ()))
+            return all(self._tells(s, within | {name}) for s in self.assigned.get(name, ()))
         if kind in ("item", "element") and base is not None and self._changes(base):
             return False
-        return (base is None or self.tells(base, within)) and (
-            kind == "module" or all(self.tells(part, within) for part in symbol.parts)
+        return (base is None or self._tells(base, within)) and (
+            kind == "module" or all(self._tells(part, within) for part in symbol.parts)
         )
 
     def _changes(self, container: Symbol) -> bool:
         """Return whether a variable holds a container that the code made, and may change."""
         made = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
-        return any(s.kind in ("unknown", "call") or s == Symbol("parts") for s in made)
+        return any(
+            s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in made
+        )
+
+    def place(self, symbol: Symbol) -> Symbol:
+        """Return a symbol without offsets, as a key of `grown`."""
+        found = self._places.get(symbol)
+        if found is None:
+            found = self._places[symbol] = without_offset(symbol)
+        return found
 
     def instruction(self, offset: int) -> int:
         """Return the start of the instruction around an offset, caches included."""
@@ -190,21 +243,21 @@ class Loads:
 def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
     """Fill in each place once, with its strongest use. Equal symbols become the same object, so
     that its values are looked up once."""
-    known: dict[Symbol, Symbol] = {}
-    same: dict[int, Symbol] = {}
+    known: dict[Symbol, Unique] = {}
+    same: dict[int, Unique] = {}
     """id of a symbol -> the equal symbol."""
 
-    def unique(symbol: Symbol) -> Symbol:
+    def unique(symbol: Symbol) -> Unique:
         found = same.get(id(symbol))
         if found is None:
             found = same[id(symbol)] = of_unique(symbol)
         return found
 
-    def of_unique(symbol: Symbol) -> Symbol:
+    def of_unique(symbol: Symbol) -> Unique:
         base = None if symbol.base is None else unique(symbol.base)
         parts = tuple(map(unique, symbol.parts))
         made = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
-        return known.setdefault(made, made)
+        return known.get(made) or known.setdefault(made, Unique(*made))
 
     for load in loads:
         place = of_unique(load.place._replace(offset=-1))  # whose id may be another's later
@@ -232,6 +285,22 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
     found.calls = list({unique(s): None for s in found.calls})
     found.opaque = list({unique(s): None for s in found.opaque})
     return found
+
+
+def _is_of_module(symbol: Symbol) -> bool:
+    """Return whether a global name leads to an object, by attributes alone."""
+    of = symbol.base if symbol.kind == "attribute" else None
+    return symbol.kind == "global" if of is None else _is_of_module(of)
+
+
+def _offsets(symbol: Symbol | None) -> Iterator[int]:
+    while symbol is not None:
+        yield symbol.offset
+        symbol = symbol.base
+
+
+def _is(symbol: Symbol | None, name: str) -> bool:
+    return symbol is not None and symbol.kind == "variable" and symbol.key == name
 
 
 def _is_argument(base: Symbol | None, found: Loads) -> bool:

@@ -25,7 +25,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onelaunch.call_events import hook, set_profile, unwatched
+from onelaunch.call_events import Matters, hook, set_profile, unwatched
 from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import HANDS_ON, LOOKS_UP, RUNS_BACKWARD, CodeFacts, SureStore
 from onelaunch.frames.frame import RanFrame
@@ -37,6 +37,7 @@ from onelaunch.frames.peek import (
     has_attributes,
     has_contents,
     iterated_container,
+    kind_of,
     peek,
 )
 from onelaunch.frames.reads import Reads
@@ -45,6 +46,7 @@ from onelaunch.gc_pause import no_collection
 from onelaunch.source import Place, user_frame
 
 _CPU = torch.device("cpu")
+_NONE: dict[Any, Any] = {}
 
 
 class FrameWatch:
@@ -71,11 +73,11 @@ class FrameWatch:
             self._past.setdefault(code, set()).add(end)
         self._step_aside = step_aside
         self._device = device
-        self.skipped: set[int] = set()
-        """ids of code whose calls are not noted. Its caller may note its results."""
+        self.matters: dict[int, Matters] = {}
+        """id of code -> which of its events are noted."""
         self.leaves: set[type] = {*LEAVES}
         """Types of results without attributes or items, as they are met."""
-        self._hook = hook(self, self.skipped, self.leaves)
+        self._hook = hook(self, self.matters, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._aside: list[FrameType] = []
@@ -125,8 +127,8 @@ class FrameWatch:
                 self._note_ended(traceback)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                self._arguments.clear()  # another thread may keep this as its hook
-                self._results.clear()
+                for kept in (self._arguments, self._results, self._codes):
+                    kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
         except Exception as error:  # noqa: BLE001  the watch's own: the run goes on
             self._fail(error)
@@ -180,8 +182,9 @@ class FrameWatch:
         unread = code in self._unread or is_machinery(code.co_filename)
         known = CodeFacts(code, unread, self._past.get(code, frozenset[int]()))
         self._codes[id(code)] = known
-        if known.unread and not (known.aside or known.matters or known.standard):
-            self.skipped.add(id(code))
+        passes_on = known.standard and code.co_name == "__get__"
+        if known.unread and not (known.aside or known.matters or passes_on):
+            self.matters[id(code)] = Matters.USES if known.standard else Matters.RESULTS
         return known
 
     def _note_torch(self, code: types.CodeType, frame: FrameType) -> None:
@@ -223,6 +226,8 @@ class FrameWatch:
         if not known.met:
             known.meet()
             self.reads.codes.add(known.code)
+            if known.is_quiet:
+                self.matters[id(known.code)] = Matters.RETURNS
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
         if known.is_unread(frame):
@@ -240,40 +245,43 @@ class FrameWatch:
             self._arguments.setdefault(id(frame), {})[ITERATED] = container
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
-        arguments = self._arguments.pop(id(frame), {}) if self._arguments else {}
-        results = self._results.pop(id(frame), {}) if self._results else {}
-        parent = frame.f_back
-        if not has_contents(result):
-            if not isinstance(result, Tensor):  # another tensor may have attributes
-                self.leaves.add(type(result))
-        elif parent is not None:
+        key, facts = id(frame), kind_of(result)
+        arguments = self._arguments.pop(key, _NONE)
+        results = self._results.pop(key, _NONE)
+        if not facts.contents or (facts.tensor and not attributes_of(result)):
+            self.leaves.add(type(result))
+        elif (parent := frame.f_back) is not None:
             caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
             if not caller.unread:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
-        if not known.unread and not known.is_unread(frame):
-            self._meet(known)  # the frame may be older than the watch
-            at = frame.f_lasti
-            for store in known.stores:
-                if at > store.offset:
-                    self._note_store(store, frame.f_locals.get(store.variable))
-            if at in known.past:
-                return
-            with self._lock:
-                if self._noting:  # in this thread
-                    raise RuntimeError("the watch was called in its own work")
-                self._noting = True
-                run = RanFrame(self.reads, frame, known.loads, arguments, results)
-                run.note(at)
-                if known.special is not None:
-                    run.note_special(*known.special)
-                self._noting = False
-            if run.of_tensors:
-                known.singular.add(at)
-            elif at not in known.ends:
-                known.ends.add(at)
-                self.reads.ended.add((known.code, at))
+        if known.unread or known.is_unread(frame):
+            return
+        self._meet(known)  # the frame may be older than the watch
+        at = frame.f_lasti
+        for store in known.stores:
+            if at > store.offset:
+                self._note_store(store, frame.f_locals.get(store.variable))
+        if at in known.past:
+            return
+        named = None if results or known.special is not None else known.named.get(at)
+        if named is not None and named.is_all(frame.f_globals):
+            return
+        with self._lock:
+            if self._noting:  # in this thread
+                raise RuntimeError("the watch was called in its own work")
+            self._noting = True
+            run = RanFrame(self.reads, frame, known, arguments, results)
+            run.note(at)
+            if known.special is not None:
+                run.note_special(*known.special)
+            self._noting = False
+        if run.of_tensors:
+            known.singular.add(at)
+        elif at not in known.ends:
+            known.ends.add(at)
+            self.reads.ended.add((known.code, at))
 
     def _note_store(self, store: SureStore, value: object) -> None:
         for name in store.path:

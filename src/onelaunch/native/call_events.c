@@ -13,12 +13,15 @@ static _Thread_local int paused; /* 1 while this thread's events are not to be s
 typedef struct {
     PyObject_HEAD
     PyObject *frames;  /* called when a function in Python begins and returns; or None */
-    PyObject *skipped; /* set: ids of code that does not matter */
-    PyObject *leaves;  /* set: types of results of such code that do not matter to its caller */
+    PyObject *codes;   /* dict: id of code -> which of its events matter; all where it is not in */
+    PyObject *leaves;  /* set: types of results of unseen code that matter by attributes alone */
     PyObject *methods; /* called for a call of a method in C of `owners`; or None */
     PyObject *owners;  /* tuple of types */
     char over;
 } Hook;
+
+/* `call_events.Matters` */
+enum { EVERY, RESULTS, USES, RETURNS };
 
 static PyObject *called, *returned, *called_in_c; /* the names of events */
 
@@ -32,27 +35,51 @@ static int report(PyObject *to, PyFrameObject *frame, PyObject *event, PyObject 
     return result ? 0 : -1;
 }
 
-/* Each of these returns 1 or 0; -1, an exception. */
+/* Each of these returns -1 for an exception. */
 
-static int is_skipped(Hook *self, PyFrameObject *frame)
+static long which_matter(Hook *self, PyFrameObject *frame)
 {
     PyCodeObject *code = PyFrame_GetCode(frame);
     PyObject *id = PyLong_FromVoidPtr(code);
-    int found = id ? PySet_Contains(self->skipped, id) : -1;
+    PyObject *found = id ? PyDict_GetItemWithError(self->codes, id) : NULL;
     Py_XDECREF(id);
     Py_DECREF(code);
+    return found ? PyLong_AsLong(found) : PyErr_Occurred() ? -1 : EVERY;
+}
+
+static int is_unseen(long matter)
+{
+    return matter < 0 ? -1 : matter == RESULTS || matter == USES;
+}
+
+static int is_leaf(Hook *self, PyObject *result)
+{
+    int found = result ? PySet_Contains(self->leaves, (PyObject *)Py_TYPE(result)) : 1;
+    if (found <= 0 || !result || !Py_TYPE(result)->tp_dictoffset)
+        return found;
+    PyObject *attributes = PyObject_GenericGetDict(result, NULL);
+    found = attributes && PyDict_Check(attributes) && !PyDict_GET_SIZE(attributes);
+    Py_XDECREF(attributes);
+    PyErr_Clear();
     return found;
 }
 
-static int is_unused(Hook *self, PyFrameObject *frame, PyObject *result)
+static int is_of_unseen(Hook *self, PyFrameObject *frame)
 {
-    int found = result ? PySet_Contains(self->leaves, (PyObject *)Py_TYPE(result)) : 1;
-    if (found)
-        return found;
     PyFrameObject *caller = PyFrame_GetBack(frame);
-    found = caller ? is_skipped(self, caller) : 1;
+    int found = caller ? is_unseen(which_matter(self, caller)) : 1;
     Py_XDECREF(caller);
     return found;
+}
+
+static int is_skipped(Hook *self, PyFrameObject *frame, int what, PyObject *result)
+{
+    long matter = which_matter(self, frame);
+    int found = is_unseen(matter);
+    if (found <= 0)
+        return found < 0 ? -1 : matter == RETURNS && what == PyTrace_CALL;
+    found = what == PyTrace_RETURN ? is_leaf(self, result) : matter == RESULTS;
+    return found ? found : is_of_unseen(self, frame);
 }
 
 static int is_owned(Hook *self, PyObject *function)
@@ -67,7 +94,6 @@ static int is_owned(Hook *self, PyObject *function)
 static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
 {
     Hook *self = (Hook *)hook;
-    int skipped;
     if (paused)
         return 0;
     if (self->over) { /* another thread's, which has outlived the run */
@@ -78,9 +104,7 @@ static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
         return is_owned(self, arg) ? report(self->methods, frame, called_in_c, arg) : 0;
     if (self->frames == Py_None || (what != PyTrace_CALL && what != PyTrace_RETURN))
         return 0;
-    skipped = is_skipped(self, frame);
-    if (skipped > 0 && what == PyTrace_RETURN)
-        skipped = is_unused(self, frame, arg);
+    int skipped = is_skipped(self, frame, what, arg);
     if (skipped)
         return skipped < 0 ? -1 : 0;
     return report(self->frames, frame, what == PyTrace_CALL ? called : returned, arg);
@@ -104,11 +128,11 @@ static PyObject *end(PyObject *hook, PyObject *Py_UNUSED(none))
 
 static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"frames", "skipped", "leaves", "methods", "owners", NULL};
+    static char *names[] = {"frames", "codes", "leaves", "methods", "owners", NULL};
     Hook *self = (Hook *)hook;
-    PyObject *frames, *skipped, *leaves, *methods, *owners;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!", names, &frames, &PySet_Type,
-                                     &skipped, &PySet_Type, &leaves, &methods, &PyTuple_Type,
+    PyObject *frames, *codes, *leaves, *methods, *owners;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!", names, &frames, &PyDict_Type,
+                                     &codes, &PySet_Type, &leaves, &methods, &PyTuple_Type,
                                      &owners))
         return -1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
@@ -117,7 +141,7 @@ static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
             return -1;
         }
     Py_XSETREF(self->frames, Py_NewRef(frames));
-    Py_XSETREF(self->skipped, Py_NewRef(skipped));
+    Py_XSETREF(self->codes, Py_NewRef(codes));
     Py_XSETREF(self->leaves, Py_NewRef(leaves));
     Py_XSETREF(self->methods, Py_NewRef(methods));
     Py_XSETREF(self->owners, Py_NewRef(owners));
@@ -126,7 +150,7 @@ static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
 
 #define EACH_PART(act)                                                                             \
     act(self->frames);                                                                             \
-    act(self->skipped);                                                                            \
+    act(self->codes);                                                                              \
     act(self->leaves);                                                                             \
     act(self->methods);                                                                            \
     act(self->owners)

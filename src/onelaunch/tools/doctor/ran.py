@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
-from onelaunch.call_events import hook, is_profiled, set_profile
+from onelaunch.call_events import Matters, hook, is_profiled, set_profile
 from onelaunch.frames.members import functions_in
 from onelaunch.frames.origins import is_installed
 from onelaunch.source import is_users, line_of
@@ -49,10 +49,10 @@ class Ran:
         self.returned: Spot = NOWHERE
         self._spot = spot
         self._called = called
-        self._skipped: set[int] = set()
+        self._matters: dict[int, Matters] = {}
         self._outermost: FrameType | None = None
         self._running = False
-        self._hook = hook(self._function, self._skipped, {type(None)}, self._in_c, owners)
+        self._hook = hook(self._function, self._matters, {type(None)}, self._in_c, owners)
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -73,12 +73,12 @@ class Ran:
         if code is run_watched.__code__:
             self._running = event == "call"
         elif not is_users(code.co_filename):
-            self._skipped.add(id(code))
+            self._matters[id(code)] = Matters.RESULTS
         elif self._running and event == "call":
             if code not in self.places:
                 self.places[code] = self._spot()
             if is_installed(code.co_filename):
-                self._skipped.add(id(code))
+                self._matters[id(code)] = Matters.RESULTS
             elif self._outermost is None:
                 self._outermost = frame
         elif frame is self._outermost:

@@ -7,6 +7,7 @@ back, and its results are compared with eager's.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +17,12 @@ from onelaunch.call.ambient import inlining
 from onelaunch.call.tree import flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
-from onelaunch.driver.aten import operator
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.warmup import NotedRun
 from onelaunch.source import user_line
-from onelaunch.unwinding import DispatchMode
 
 _ROUNDING = 0.05
 """The greatest difference by rounding of different kernels, relative to the largest value."""
@@ -83,45 +82,29 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tens
     random numbers."""
     driver, device, flat = attempt.driver, attempt.device, attempt.flat
     args, kwargs = unflatten(flat.tree, flat.tensors)
-    run = functools.partial(callee.fn, *args, **kwargs)
-    if answer and not (callee.is_compiled(driver) or torch.is_grad_enabled()):
-        run = NotedRun(attempt, run)
+    run: Callable[[], Any] = functools.partial(callee.fn, *args, **kwargs)
+    noted = answer and not (callee.is_compiled(driver) or torch.is_grad_enabled())
     reached = attempt.reached
     undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
     # The warm-ups got the answer no. What another answer leads to was not read yet.
     before = None if answer else reached.walk()
-    with undone as effects, torch.no_grad(), _Draws(device) as draws:
-        with Asking(answer).answering(), effects.observer, inlining():
+    with undone as effects, torch.no_grad():
+        observer, states = effects.observer, _generators(device)
+        if noted:
+            run = NotedRun(attempt, run, observer=observer)
+        with Asking(answer).answering(), observer, inlining():
             result = callee.with_read_watch(run, device, before=before)()
-        found = [t.detach().clone() for t in flatten(result).tensors], draws.made()
+        moved = _generators(device)  # some operations draw only at times
+        drawn: list[object] = [] if moved == states else [moved, observer.random]
+        found = [t.detach().clone() for t in flatten(result).tensors]
     reached.know(callee.reads)
     callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
-    return found
+    return found, drawn
 
 
-class _Draws(DispatchMode):
-    """The random numbers drawn under it: the operations, and the generators' states. States alone
-    don't tell: 4 numbers and 8 move a generator of CUDA as far."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device: Any = torch.get_device_module(device)
-        self._before = self._states()
-        self._found: list[object] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if operator(func).random:
-            self._found.append((func, [(t.shape, t.dtype) for t in flatten(result).tensors]))
-        return result
-
-    def made(self) -> list[object]:
-        """Return the draws; none if no generator moved, as some operations draw only at times."""
-        states = self._states()
-        return [] if states == self._before else [states, self._found]
-
-    def _states(self) -> list[object]:
-        read = [torch.get_rng_state, getattr(self._device, "get_rng_state", torch.get_rng_state)]
-        return [state().tolist() for state in read]
+def _generators(device: torch.device) -> list[object]:
+    """Return the states of the generators. They alone don't tell what was drawn: 4 numbers and 8
+    move a generator of CUDA as far."""
+    module: Any = torch.get_device_module(device)
+    read = [torch.get_rng_state, getattr(module, "get_rng_state", torch.get_rng_state)]
+    return [state().tolist() for state in read]

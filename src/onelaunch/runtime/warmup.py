@@ -54,7 +54,8 @@ from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.uncompiled import leave_ours_alone
 from onelaunch.unwinding import same_modes
 from onelaunch.watch.compiled_accesses import CompiledAccesses, contents_of, places, watching
-from onelaunch.watch.ledger import Ledger, LedgerMode
+from onelaunch.watch.ledger import Ledger
+from onelaunch.watch.ledger_mode import LedgerMode
 from onelaunch.watch.observer import Observer
 
 Refuse = Callable[[SignatureState, CaptureError], object]
@@ -245,7 +246,7 @@ class Warmup:
         with undone as effects:
             observer = effects.observer
             shown = functools.partial(callee.eager_form, *args, **kwargs)
-            run = NotedRun(attempt, shown, masks=not callee.is_compiled(driver))
+            run = NotedRun(attempt, shown, not callee.is_compiled(driver), observer)
             run = callee.with_read_watch(run, device)
             begin_run()
             reads = observer.host_reads
@@ -298,9 +299,16 @@ class NotedRun:
 
     Args:
         masks: see `HostFactories`.
+        observer: a mode that is on and sees the operations, too.
     """
 
-    def __init__(self, attempt: Attempt, run: Callable[[], Any], masks: bool = True) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        run: Callable[[], Any],
+        masks: bool = True,
+        observer: Observer | None = None,
+    ) -> None:
         tensors = attempt.flat.tensors
         pairs = list(zip(tensors, tensors, strict=True))
         walked = attempt.reached.walk()
@@ -308,6 +316,7 @@ class NotedRun:
         self._run = run
         self._factories = HostFactories(attempt.device, _steps(attempt), masks)
         self._ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+        self._observer = observer
         self._conditions = ExitStack()
 
     def __call__(self) -> Any:
@@ -317,7 +326,10 @@ class NotedRun:
             conditions.enter_context(self._factories)
             conditions.enter_context(attempt.signature.asking.answering())
             conditions.enter_context(noting_steps(ledger))
-            conditions.enter_context(LedgerMode(ledger))
+            if self._observer is None:
+                conditions.enter_context(LedgerMode(ledger))
+            else:
+                self._observer.ledger = ledger
             result = self._run()
         flat = flatten(result, "result")
         if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):

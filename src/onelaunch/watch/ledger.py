@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from onelaunch.call.tree import Constant, Tree, constants, is_plain
 from onelaunch.call.wrappers import is_memory, local
-from onelaunch.driver.aten import OfKind, Operator, leaves, operator
+from onelaunch.driver.aten import OfKind, Operator, leaves
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
@@ -41,7 +41,7 @@ from onelaunch.watch.difference import (
     of_operations,
 )
 from onelaunch.watch.lifted import bits_of, copied_to_device
-from onelaunch.watch.operations import HigherOrder, OpCall, Watching, has_memory
+from onelaunch.watch.operations import OpCall, has_memory
 
 _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
@@ -119,7 +119,7 @@ class Ledger:
         """Types of the devices from whose default generators the run drew."""
         self.refused = self.writes = False
         """True if a capture would refuse an operation; if one wrote memory from before the run.
-        Known of a run that is compared with none."""
+        Of a run that is compared with none."""
         self._origins: dict[int, object] = {}
         """storage -> its name, the value of a host tensor, or the result of an operation."""
         self._starts: dict[int, int] = {}
@@ -447,35 +447,6 @@ def _offset_bytes(t: Tensor) -> int:
 def optimizers_in(walked: StateWalk) -> set[int]:
     """Return the ids of the optimizers among the state that a callable reaches."""
     return {id(o) for _, o in walked.holding(lambda kind: issubclass(kind, Optimizer))}
-
-
-class LedgerMode(Watching):
-    """A mode that notes the operations of a run in a ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
-        self._ledger = ledger
-        self._met: HigherOrder | None = None
-
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with no_functions():
-            call = self._ledger.call(operator(func), args, kwargs)
-            self._ledger.note(call, args, kwargs)
-        result = func(*args, **kwargs)
-        with no_functions():
-            call.returned(result)
-            self._ledger.note_made(call)
-        return result
-
-    def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operator: the run may be the caller's own call. The capture will refuse it."""
-        self._met = HigherOrder(func.name())
-        return func(*args, **kwargs)
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        if self._met is not None:
-            self._met.mend_dynamo()
 
 
 def moved(earlier: Ledger, slots: Iterable[tuple[Any, object]]) -> bool:

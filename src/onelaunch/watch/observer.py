@@ -96,6 +96,8 @@ class Observer(Watching):
         """Returns the arguments with plain numbers for stand-ins; None if there are none."""
         self.ledger: Ledger | None = None
         """The ledger that notes the operations."""
+        self.random: list[object] = []
+        """The random operations, with the sizes and dtypes of their results."""
         self.lanes: Lanes | None = None
         """See `Capture.lanes`."""
         self.filled_sets: Mapping[int, str] = {}
@@ -285,6 +287,8 @@ class Observer(Watching):
         whole = len(call.made) == len(call.results)
         if not whole and self._refuse and any(t.is_nested for t in call.results):
             raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
+        if op.random:
+            self.random.append((op.func, [(t.shape, t.dtype) for t in call.results]))
         arguments = call.storages.values()
         for t, storage in call.made:
             if self._on_device(t):

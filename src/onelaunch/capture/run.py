@@ -432,7 +432,7 @@ class CaptureRun:
 
             compiled = job.accesses is not None
             copied = self.constants.known if compiled and self.constants else ()
-            rebound = [slot for slot, _ in stored]
+            rebound = [self.staged.at_call(slot) for slot, _ in stored]
             reads = snapshot.walk.reads
             ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
             forward.plan(outputs, unique(every), plan, observer, snapshot.held, ran)

@@ -130,8 +130,9 @@ class DictItem(NamedTuple):
         cast(dict[object, object], self.whole.read())[self.key] = value
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, DictItem) and self.whole.id == other.whole.id
-        return same and self.key == other.key
+        if not isinstance(other, DictItem):
+            return False
+        return (self.whole.id, self.key) == (other.whole.id, other.key)
 
     def __hash__(self) -> int:
         return hash((self.whole.id, self.key))

@@ -337,7 +337,8 @@ class CaptureRun:
             return result
         # Code may ask for a stand-in's type, so earlier reads are not reused.
         plain = not (self.numbers.following or optimizers_in(walk))
-        watch = job.callee.read_watch(job.device, before=walk if plain else None)
+        given = plan.tensors[: len(plan.tensors) - len(self.state_inputs)]
+        watch = job.callee.read_watch(job.device, before=walk if plain else None, given=given)
         if watch is not None:
             self.reads, self.effects.stored = watch.reads, watch.stored
         seeds = watching_seeds(

@@ -257,7 +257,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 def _is_of_compiled(frame: FrameType | None) -> bool:
-    """Return whether a frame runs in a call of what `torch.compile` returned."""
+    """Return whether a frame runs in a call of a compiled function."""
     while frame is not None:
         if frame.f_code.co_filename == _EVAL_FRAME:
             return True

@@ -154,8 +154,8 @@ class Graphed(Service, Generic[P, R]):
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
-        # If none could be, and the cache is new, of a class that has taken recordings over before,
-        # it is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
+        # If none could be, and the cache is new, of a class that took recordings over before, it
+        # is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             self._signatures.note_objects(caches)
@@ -202,7 +202,6 @@ class Graphed(Service, Generic[P, R]):
         # An argument that is an object is taken apart into its fields. If the call has changed a
         # field, objects of that class are taken apart no more: a replay would not write the field.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        # The state behind the callable and its arguments.
         reached = self._callee.left(after, result, reads)
         # An object that comes back from two calls is the callable's own; replays return it too.
         self._callee.note_result(result)
@@ -269,9 +268,11 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
-            # The callable may ask torch, `is_current_stream_capturing()`. It is told no, as in
-            # eager. The first time that it asked and is refused, `switch_answer` changes the answer
-            # to yes, and returns True.
+            if signature.settled and error.code != "OL140":  # which no warm-up changes
+                signature.settled, signature.warmups = False, 0
+                return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
+            # The callable may ask torch, `is_current_stream_capturing()`, and is told no. The first
+            # time that it asked and is refused, `switch_answer` makes the answer yes.
             if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused(signature, error)
@@ -299,9 +300,7 @@ class Graphed(Service, Generic[P, R]):
         # backward runs inside: then the call itself is the warm-up.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
-        flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
-        attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
-        warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+        warm = self._recorder.at_own_size(attempt, args, kwargs)
         unlike = self._recorder.warmup.compare_answers(warm, self._name, refused)
         if unlike is not None:
             return self._refused(signature, unlike)
@@ -317,8 +316,8 @@ class Graphed(Service, Generic[P, R]):
         signature = attempt.signature
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
-        changes_number = bool(entry.captured.moved_numbers())
-        signature.warmups = self.options.enough_warmups - 1 if changes_number else 0
+        signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
+        signature.settled = signature.settled and None  # asked again
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)

@@ -125,7 +125,7 @@ class Warmup:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
-        last = signature.warmups + 1 >= self._options.enough_warmups
+        last = signature.warmups + 1 >= signature.enough_warmups(self._options.enough_warmups)
         estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
         accesses = signature.accesses
         if not self._callee.is_compiled(driver):
@@ -153,7 +153,8 @@ class Warmup:
         if last:
             run = _NotedRun(attempt, run)
             step_aside = run.step_aside
-        if not attempt.signature.warmups or self._callee.reads is None:  # the capture sees the rest
+        first = not (attempt.signature.warmups or attempt.signature.settled)
+        if first or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
         return run
 
@@ -261,7 +262,7 @@ class Warmup:
                 result = callee.with_read_watch(run, device, before=before)()
             found = [t.detach().clone() for t in flatten(result).tensors], draws.made()
         reached.know(callee.reads)
-        callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
+        callee.note_left(reached, flat)  # the run is rolled back, and the next begins where it did
         return found
 
     def foresees_capture(self, attempt: Attempt) -> bool:

@@ -65,9 +65,8 @@ class Graphed(Service, Generic[P, R]):
     Safe to call from several threads.
     """
 
-    # Two subclasses override steps of a call. `Bucketed` (padding/bucketed.py) pads sizes:
-    # `__call__`, `_recorded_or_eager`. `InPieces` (split/in_pieces.py) graphs the parts of one that
-    # is refused: `_phase`, `_ungraphed`, `_run_original`, `_user`. Both extend "For users" below.
+    # Two subclasses override steps of a call, and "For users" below. `Bucketed` pads sizes:
+    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_ungraphed`, `_user`.
 
     def __init__(
         self,
@@ -154,8 +153,8 @@ class Graphed(Service, Generic[P, R]):
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
-        # If none could be, and the cache is new, of a class that took recordings over before, it
-        # is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
+        # If none could be, a new cache of a class that took recordings over before is most likely
+        # a prompt's, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             self._signatures.note_objects(caches)
@@ -199,8 +198,7 @@ class Graphed(Service, Generic[P, R]):
         self._table.counts.warmup_calls += 1
         self._table.unserved.note_warmup(attempt, self._signatures.states)
         after = self._signatures.flat(args, kwargs)
-        # An argument that is an object is taken apart into its fields. If the call has changed a
-        # field, objects of that class are taken apart no more: a replay would not write the field.
+        # Objects whose fields the call has changed are taken apart no more.
         self._signatures.stop_taking_apart(attempt.flat, after)
         reached = self._callee.left(after, result, reads)
         # An object that comes back from two calls is the callable's own; replays return it too.
@@ -268,14 +266,11 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
-            if signature.settled and error.code != "OL140":  # which no warm-up changes
-                signature.settled, signature.warmups = False, 0
-                return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
             # The callable may ask torch, `is_current_stream_capturing()`, and is told no. The first
             # time that it asked and is refused, `switch_answer` makes the answer yes.
             if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
-            return self._refused(signature, error)
+            return self._refused_or_warmed(attempt, args, kwargs, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
                 signature.backoff.defer()  # eager for some calls, then it is tried again
@@ -294,19 +289,28 @@ class Graphed(Service, Generic[P, R]):
         """Capture a callable that asks whether it is being captured, and was refused after the
         answer no. From now on the answer is yes."""
         signature = attempt.signature
-        # What the warm-ups under the answer no showed does not hold any more. One under the answer
-        # yes is enough. `compare_answers` rehearses it under both answers. The second rehearsal is
-        # that warm-up, and leaves a ledger, unless the code is compiled, grad mode is on or a
-        # backward runs inside: then the call itself is the warm-up.
+        # Now one warm-up is enough: the second rehearsal of `compare_answers`, which leaves a
+        # ledger. With compiled code, grad mode or a backward inside it is the call itself.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
         warm = self._recorder.at_own_size(attempt, args, kwargs)
         unlike = self._recorder.warmup.compare_answers(warm, self._name, refused)
         if unlike is not None:
-            return self._refused(signature, unlike)
+            return self._refused_or_warmed(attempt, args, kwargs, unlike)
         if signature.ledger is None:
             return self._warm(warm, args, kwargs)
         return self._capture_and_replay(replace(warm, flat=attempt.flat), args, kwargs)
+
+    def _refused_or_warmed(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
+    ) -> R | Miss:
+        """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
+        signature = attempt.signature
+        if not signature.settled or error.code == "OL140":  # which no warm-up changes
+            return self._refused(signature, error)
+        signature.settled, signature.warmups = False, 0
+        signature.asking = type(signature.asking)()
+        return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
 
     def _replay_new(
         self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -328,9 +332,8 @@ class Graphed(Service, Generic[P, R]):
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. This call has its result, but the recording goes. Its run counts as all warm-up
-            # calls: the next call is captured and compared with it. After too many that differ the
-            # signature runs eagerly, or (`on_refusal="raise"`, `differed_in_a_row`) is refused.
+            # work. The recording goes, and the next call is captured and compared with this run.
+            # After too many that differ the signature runs eagerly, or is refused.
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
@@ -361,9 +364,8 @@ class Graphed(Service, Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. The next call is not captured anew, as after most refusals that are raised:
-            # two later runs may be alike by chance. A module in its other mode, `train()` or
-            # `eval()`, is.
+            # number. Two later runs may be alike by chance, so the next call is not captured anew.
+            # A module in its other mode, `train()` or `eval()`, is.
             signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
         if self._ranks.raises(error):
@@ -372,9 +374,8 @@ class Graphed(Service, Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly from now on, with a warning. `_refused` does so as
-        `on_refusal` says. Otherwise nothing is wrong with the callable: there is no room, a
-        backward or grad mode is inside, or a recording misfits its call."""
+        """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
+        a backward or grad mode inside, or its recording misfits the call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         error.where = error.where or user_line()

@@ -70,7 +70,8 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     Args:
         fn: a function, bound method or `nn.Module`; without it, a decorator is returned. A module
             gives a module: an instance of a subclass of its class that shares its state.
-        warmup: calls of each signature that run eagerly first.
+        warmup: calls of each signature that run eagerly first. With `buckets` that is for the first
+            bucket; for another size one call is enough, unless its capture finds more.
         outputs: ``"fresh"``: results are new memory, as in eager. ``"static"``: the captured
             buffers themselves, overwritten by the next call of this or of another callable of the
             pool; saves an allocation and a copy.

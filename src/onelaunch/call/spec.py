@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +81,11 @@ class CallSpec:
     both are the same tensor."""
     modes: tuple[object, ...]
     device: torch.device
+
+    def without_sizes(self) -> CallSpec:
+        """Return the part of the signature that calls of all sizes share."""
+        tensors = tuple(t._replace(shape=(len(t.shape),), stride=()) for t in self.tensors)
+        return replace(self, tensors=tensors)
 
     def __str__(self) -> str:
         return ", ".join(str(t) for t in self.tensors) or "no tensors"

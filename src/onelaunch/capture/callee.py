@@ -28,6 +28,8 @@ from onelaunch.state.walk import Change, StateWalk, reads_more
 from onelaunch.watch.difference import of_failed_watch, of_threads
 
 R = TypeVar("R")
+Layouts = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+"""The sizes and strides of the arguments of a call."""
 
 
 class Callee:
@@ -62,6 +64,8 @@ class Callee:
         """The line of the last watched run that gave work to another thread."""
         self._left: weakref.ref[Contents] | None = None
         """The contents of the state that the last watched warm-up left."""
+        self._seen_at: set[Layouts] = set()
+        """The layouts of the arguments of the watched warm-ups that left the state so."""
         self._failed: str | None = None
         """The error that ended the watch of the last run."""
         self._last = LastWalk()
@@ -146,18 +150,20 @@ class Callee:
         device: torch.device,
         step_aside: Callable[[], object] | None = None,
         before: StateWalk | None = None,
+        given: Iterable[torch.Tensor] = (),
     ) -> FrameWatch | None:
         """Return a watch for one run; None if a profiler has its hook.
 
         Args:
             before: the state before the run. If it is as the last watched warm-up left it, frames
                 that end as in that warm-up read the same, and are not read again.
+            given: the arguments of the run. With other sizes a frame may read other items.
         """
         if is_profiled():
             return None
         reads = Reads() if self.reads is None else self.reads.copy()
         left = self._left and self._left()
-        same = before is not None and before.contents is left
+        same = before is not None and before.contents is left and _layouts(given) in self._seen_at
         known = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
         return FrameWatch(reads, device, step_aside, known)
 
@@ -180,12 +186,16 @@ class Callee:
         if found:
             reads.owners.update((key, entries[key]) for key in found)
             reached.forget()
-        self.note_left(reached)
+        self.note_left(reached, flat)
         return reached
 
-    def note_left(self, reached: ReachableState) -> None:
-        """Note that a run from the present state repeats the last watched run."""
-        self._left = weakref.ref(reached.walk().contents)
+    def note_left(self, reached: ReachableState, flat: Flat) -> None:
+        """Note that a run from the present state, on such arguments, repeats the last watched
+        run."""
+        contents = reached.walk().contents
+        if self._left is None or self._left() is not contents:
+            self._left, self._seen_at = weakref.ref(contents), set()
+        self._seen_at.add(_layouts(flat.tensors))
 
     def store_reads(self, watch: FrameWatch | None) -> None:
         """Store the reads of a finished run."""
@@ -268,6 +278,10 @@ class Callee:
         if self._compiled is None:
             self._compiled = compiled(self.fn, driver, self.compile, self.dynamic, self.parallel)
         return self._compiled
+
+
+def _layouts(tensors: Iterable[torch.Tensor]) -> Layouts:
+    return tuple((t.shape, t.stride() if t.layout is torch.strided else ()) for t in tensors)
 
 
 _CPU = torch.device("cpu")

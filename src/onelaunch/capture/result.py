@@ -71,7 +71,7 @@ def captured_call(
         outputs=outputs,
         tree=run.returned.tree,
         output_indices=run.returned.output_indices,
-        state=run.effects.state,
+        state=[s._replace(slot=run.staged.at_call(s.slot)) for s in run.effects.state],
         guard=guard,
         writes=writes,
         facts=RunFacts(

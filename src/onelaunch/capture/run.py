@@ -340,7 +340,8 @@ class CaptureRun:
             return result
         # Code may ask for a stand-in's type, so earlier reads are not reused.
         plain = not (self.numbers.following or optimizers_in(walk))
-        watch = job.callee.read_watch(job.device, before=walk if plain else None)
+        given = plan.tensors[: len(plan.tensors) - len(self.state_inputs)]
+        watch = job.callee.read_watch(job.device, before=walk if plain else None, given=given)
         if watch is not None:
             self.reads, self.effects.stored = watch.reads, watch.stored
         seeds = watching_seeds(
@@ -435,7 +436,7 @@ class CaptureRun:
 
             compiled = job.accesses is not None
             copied = self.constants.known if compiled and self.constants else ()
-            rebound = [slot for slot, _ in stored]
+            rebound = [self.staged.at_call(slot) for slot, _ in stored]
             reads = snapshot.walk.reads
             ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
             forward.plan(outputs, unique(every), plan, observer, snapshot.held, ran)

@@ -196,6 +196,8 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
 class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
+    saved: list[object]
+    """The last place where the state of Python's own generator was read."""
     draw: Callable[[str], BaseException] | None = None
     take: Callable[[set[Any]], BaseException | None] | None = None
 
@@ -210,7 +212,9 @@ class _Watch(NamedTuple):
             # A call that seeds it as the last call did leaves its state as it was.
             seeds = self.refusal if self.draw is not None and called.__name__ in _SEEDS else None
             error = self.draw if called.__name__ in _DRAWS else seeds
-            if error is not None and not _is_compiling(frame):
+            if called.__name__ == "getstate":
+                self.saved[:] = _place(frame)
+            elif error is not None and not (_is_compiling(frame) or self._undoes(frame, called)):
                 raise error(called.__name__)
             return
         watched = called.__name__ in self.methods
@@ -221,10 +225,24 @@ class _Watch(NamedTuple):
         if self.refusal is not None and not steps_around:
             raise self.refusal(called.__name__)
 
+    def _undoes(self, frame: FrameType, called: Any) -> bool:
+        """Return whether Dynamo, from torch 2.14 on in C++, sets the state that it has read around
+        a frame. It does so within one instruction, and here nothing was drawn in between."""
+        if called.__name__ != "setstate" or self.saved != _place(frame):
+            return False
+        return frame.f_locals.get("state") == random.getstate() and _is_of_compiled(frame)
+
+
+def _place(frame: FrameType) -> list[object]:
+    """Return the instruction that has called a function of `random`."""
+    by = frame.f_back
+    return [] if by is None else [id(by), by.f_code, by.f_lasti]
+
 
 _DYNAMO = os.path.join(TORCH, "_dynamo", "")
 
 
+_EVAL_FRAME = _DYNAMO + "eval_frame.py"
 _TRACING = tuple(_DYNAMO + name for name in ("convert_frame.py", "symbolic_convert.py"))
 
 
@@ -242,6 +260,15 @@ def _is_compiling(frame: FrameType | None) -> bool:
     # Dynamo puts the state back to where it was when it has traced a function.
     while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(_DYNAMO):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_compiled(frame: FrameType | None) -> bool:
+    """Return whether a frame runs in a call of a compiled function."""
+    while frame is not None:
+        if frame.f_code.co_filename == _EVAL_FRAME:
             return True
         frame = frame.f_back
     return False
@@ -273,7 +300,7 @@ def watching_seeds(
     if is_profiled():
         yield
         return
-    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, draw, take)
+    watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, [], draw, take)
     owners = (torch.Generator, random.Random, *((set,) if take is not None else ()))
     if frames is None:
         made = hook(methods=watch, owners=owners)

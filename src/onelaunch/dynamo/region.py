@@ -36,7 +36,6 @@ from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
-from onelaunch.state.walk import StateWalk
 
 _LEAST_WARMUP = 3
 """The least number of warm-up calls: the first shows the graph, and the others run its code."""
@@ -75,14 +74,8 @@ class RegionCallee(Callee):
         """See `Callee.in_place`: the next graph often reads the results of this one."""
         return True
 
-    def read_watch(
-        self,
-        device: torch.device,
-        step_aside: Callable[[], object] | None = None,
-        before: StateWalk | None = None,
-    ) -> FrameWatch | None:
+    def read_watch(self, *_: Any, **__: Any) -> None:
         """Return no watch: Dynamo has seen the reads of the code."""
-        return None
 
     def store_reads(self, watch: FrameWatch | None) -> None:
         """Keep the reads as they are."""

@@ -98,7 +98,7 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tens
         drawn: list[object] = [] if moved == states else [moved, observer.random]
         found = [t.detach().clone() for t in flatten(result).tensors]
     reached.know(callee.reads)
-    callee.note_left(reached)  # the run is rolled back, and the next one begins where it did
+    callee.note_left(reached, flat)  # the run is rolled back, and the next begins where it did
     return found, drawn
 
 

@@ -44,6 +44,9 @@ class SignatureState:
     grad. A step stores such a tensor with its graph."""
     threads: set[int] = field(default_factory=set)
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
+    settled: bool | None = None
+    """True if one warm-up call is enough, as a bucket of another size is recorded. False if its
+    capture failed then; None if it was not asked yet."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     misfits_in_a_row: int = 0
@@ -94,7 +97,7 @@ class SignatureState:
 
     def enough_warmups(self, option: int) -> int:
         """Return the number of warm-up calls, where the options ask for `option`."""
-        return max(option, self.least)
+        return max(1 if self.settled else option, self.least)
 
     def agreed(self) -> None:
         """Note a capture that did and read no more than the runs before it."""

@@ -45,8 +45,11 @@ class Replacements:
             if captured.pair is not None and captured.pair.in_flight:
                 continue
             written = {driver.storage(t) for t in captured.writes.tensors}
+            empty = {id(c) for c, length in captured.guard.lengths() if not length}
             for slot, value in captured.guard.changed():
-                found = replaced_alike(slot, value, lambda t, w=written: driver.storage(t) in w)
+                # A memo that was empty, and is filled by the calls of a step.
+                was = {} if type(value) is dict and id(value) in empty else value
+                found = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
                 if found is None or slot.id in self._constant:
                     continue
                 _, count, last = self._seen.get(slot.id, (found, 0, 0))

@@ -66,9 +66,8 @@ class Graphed(Service, Generic[P, R]):
     Safe to call from several threads.
     """
 
-    # Two subclasses override steps of a call. `Bucketed` (padding/bucketed.py) pads sizes:
-    # `__call__`, `_recorded_or_eager`. `InPieces` (split/in_pieces.py) graphs the parts of one that
-    # is refused: `_phase`, `_ungraphed`, `_run_original`, `_user`. Both extend "For users" below.
+    # Two subclasses override steps of a call, and "For users" below. `Bucketed` pads sizes:
+    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_ungraphed`, `_user`.
 
     def __init__(
         self,
@@ -155,8 +154,8 @@ class Graphed(Service, Generic[P, R]):
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
-        # If none could be, and the cache is new, of a class that has taken recordings over before,
-        # it is most likely a prompt, whose size comes once: it runs eagerly. (Not with buckets.)
+        # If none could be, a new cache of a class that took recordings over before is most likely
+        # a prompt's, whose size comes once: it runs eagerly. (Not with buckets.)
         caches = requests_in(flat.tree) if strategy is UNPADDED else []
         if caches:
             self._signatures.note_objects(caches)
@@ -192,8 +191,7 @@ class Graphed(Service, Generic[P, R]):
 
     def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run one of the caller's own first calls as a warm-up."""
-        # `run` calls `_refused` before an optimizer's step that no graph can hold. That raises, or,
-        # as `on_refusal` says, has the signature run eagerly from now on; then `run` goes on.
+        # `run` calls `_refused` before an optimizer's step that no graph can hold, and may go on.
         reads = self._callee.reads
         before = None if reads is None else attempt.reached.walk()
         with self._ranks.noting():
@@ -201,12 +199,9 @@ class Graphed(Service, Generic[P, R]):
         self._table.counts.warmup_calls += 1
         self._table.unserved.note_warmup(attempt, self._signatures.states)
         after = self._signatures.flat(args, kwargs)
-        # Objects of a class of which the call has changed a field are not taken apart any more: a
-        # replay would not write the field.
+        # Objects whose fields the call has changed are taken apart no more.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        # The state behind the callable and its arguments.
         reached = self._callee.left(after, result, reads)
-        # An object that comes back from two calls is the callable's own; replays return it too.
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
@@ -272,11 +267,11 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
-            # A callable that asks torch whether it is captured is told no, as in eager. The first
-            # time that it is refused the answer changes to yes; see `switch_answer`.
+            # The callable may ask torch, `is_current_stream_capturing()`, and is told no. The first
+            # time that it asked and is refused, `switch_answer` makes the answer yes.
             if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
-            return self._refused(signature, error)
+            return self._refused_or_warmed(attempt, args, kwargs, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
                 signature.backoff.defer()  # eager for some calls, then it is tried again
@@ -294,20 +289,28 @@ class Graphed(Service, Generic[P, R]):
     ) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
         signature = attempt.signature
-        # The warm-ups under the answer no count no more; one under the answer yes is enough. The
-        # second run of `answers.compare` is that warm-up, and leaves a ledger, unless the code is
-        # compiled, grad mode is on or a backward runs inside: then the call itself is it.
+        # One warm-up is enough: the second run of `answers.compare`, which leaves a ledger, or the
+        # call itself.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
-        flat = self._signatures.flat(args, kwargs)  # at the call's own size, as any warm-up
-        attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
-        warm = replace(attempt, flat=flat, reached=self._callee.reached(flat))
+        warm = self._recorder.at_own_size(attempt, args, kwargs)
         unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
-            return self._refused(signature, unlike)
+            return self._refused_or_warmed(attempt, args, kwargs, unlike)
         if signature.ledger is None:
             return self._warm(warm, args, kwargs)
         return self._capture_and_replay(replace(warm, flat=attempt.flat), args, kwargs)
+
+    def _refused_or_warmed(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
+    ) -> R | Miss:
+        """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
+        signature = attempt.signature
+        if not signature.settled or error.code == "OL140":  # which no warm-up changes
+            return self._refused(signature, error)
+        signature.settled, signature.warmups = False, 0
+        signature.asking = type(signature.asking)()
+        return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
 
     def _replay_new(
         self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -317,8 +320,8 @@ class Graphed(Service, Generic[P, R]):
         signature = attempt.signature
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
-        changes_number = bool(entry.captured.moved_numbers())
-        signature.warmups = self.options.enough_warmups - 1 if changes_number else 0
+        signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
+        signature.settled = signature.settled and None  # asked again
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
@@ -329,9 +332,8 @@ class Graphed(Service, Generic[P, R]):
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. This call has its result, but the recording goes. Its run counts as all warm-up
-            # calls: the next call is captured and compared with it. After too many that differ the
-            # signature runs eagerly, or (`on_refusal="raise"`, `differed_in_a_row`) is refused.
+            # work. The recording goes, and the next call is captured and compared with this run.
+            # After too many that differ the signature runs eagerly, or is refused.
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
@@ -362,9 +364,8 @@ class Graphed(Service, Generic[P, R]):
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
-            # number. The next call is not captured anew, as after most refusals that are raised:
-            # two later runs may be alike by chance. A module in its other mode, `train()` or
-            # `eval()`, is.
+            # number. Two later runs may be alike by chance, so the next call is not captured anew.
+            # A module in its other mode, `train()` or `eval()`, is.
             signature.known_refusal = copy.copy(error)
             signature.training = self._callee.training
         if self._ranks.raises(error):
@@ -373,9 +374,8 @@ class Graphed(Service, Generic[P, R]):
         return self._ungraphed(signature, error)
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        """Have a signature run eagerly from now on, with a warning. `_refused` does so as
-        `on_refusal` says. Otherwise nothing is wrong with the callable: there is no room, a
-        backward or grad mode is inside, or a recording misfits its call."""
+        """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
+        a backward or grad mode inside, or its recording misfits the call."""
         signature.eager_code, signature.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         error.where = error.where or user_line()

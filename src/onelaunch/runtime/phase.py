@@ -27,7 +27,7 @@ from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
 from onelaunch.runtime.warmup import Warmup
 from onelaunch.runtime.why import (
-    kept_in_place,
+    KEEP_IN_PLACE,
     mismatch,
     recorded_in_vain,
     still_waiting,
@@ -143,7 +143,7 @@ class Phases:
             return Unrecorded()
         alike = [entry for entry in self._table.entries if entry.spec == spec]
         if self._signatures.replacements.note(driver, alike, self._callee):
-            signature.warmups = self._options.enough_warmups - 1
+            signature.warmups = signature.enough_warmups(self._options.enough_warmups) - 1
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
         refused = self._refusal(signature, reached) or moving
@@ -152,6 +152,8 @@ class Phases:
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
             return Unrecorded("OL305", still_waiting(self._name, waiting))
+        if signature.settled is None and self._is_settled(driver, spec, strategy):
+            signature.settled = True
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
         cold = (
             signature.warmups < signature.enough_warmups(self._options.enough_warmups)
@@ -170,8 +172,7 @@ class Phases:
         if signature.worth.spent(self._signatures.launched(signature.worth, entries)):
             reason = signature.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, signature.worth.row, signature.worth.used, reason)
-            fix = kept_in_place(self._callee.state_root, reason)
-            return Unrecorded("OL301", text, fix, "state")
+            return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
         return Ready(attempt)
 
     def _signature(
@@ -199,6 +200,16 @@ class Phases:
         if not numbers_read(spec.tree):
             signatures.note_new(spec, flat, signature)
         return spec, signature
+
+    def _is_settled(self, driver: Driver, spec: CallSpec, strategy: Strategy) -> bool:
+        """Return whether a bucket of other sizes is recorded for such calls and the present state.
+        Its warm-ups have shown what the callable reads, and that it does the same each time. The
+        capture of the new size checks both."""
+        if strategy is UNPADDED or self._ranks.several or self._callee.is_compiled(driver):
+            return False
+        same = spec.without_sizes()
+        others = (e for e in self._table.entries if e.spec != spec)
+        return any(e.spec.without_sizes() == same and e.captured.guard.check() for e in others)
 
     def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
         """Return the known refusal of a signature before any capture, or None."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +83,14 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
+
+    def at_own_size(
+        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Attempt:
+        """Return the attempt for a warm-up after a refused capture: at the call's own size."""
+        flat = self._signatures.flat(args, kwargs)
+        attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
+        return replace(attempt, flat=flat, reached=self._callee.reached(flat))
 
     def record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it.

@@ -121,7 +121,7 @@ class Warmup:
         """Run the callable, or Inductor's version of it, as it will be captured."""
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
-        last = signature.warmups + 1 >= self._options.enough_warmups
+        last = signature.warmups + 1 >= signature.enough_warmups(self._options.enough_warmups)
         estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
         accesses = signature.accesses
         if not self._callee.is_compiled(driver):
@@ -149,7 +149,8 @@ class Warmup:
         if last:
             run = NotedRun(attempt, run)
             step_aside = run.step_aside
-        if not attempt.signature.warmups or self._callee.reads is None:  # the capture sees the rest
+        first = not (attempt.signature.warmups or attempt.signature.settled)
+        if first or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
         return run
 

@@ -136,31 +136,10 @@ def varying_sizes(
     return "; ".join(ranges), _bucketed(sizes)
 
 
-_KEEP_IN_PLACE = (
+KEEP_IN_PLACE = (
     "write what changes into a tensor that stays where it is, `t.copy_(new)`, or pass it as an "
     "argument that is a tensor"
 )
-
-
-def kept_in_place(root: object, reason: str) -> str:
-    """Return the code to write where state moves at every call.
-
-    Args:
-        root: the module, if the callable is a module.
-        reason: why the next recording is needed.
-    """
-    if not isinstance(root, nn.Module) or not root._forward_pre_hooks:
-        return _KEEP_IN_PLACE
-    made = (name for name, value in vars(root).items() if isinstance(value, Tensor))
-    name = next((name for name in made if reason.endswith(f"{name} moved")), None)
-    if name is None:
-        return _KEEP_IN_PLACE
-    return (
-        f"a hook of the module makes `{name}` anew before each launch: graph a function that calls "
-        "the module, `fast = ol.graph(lambda x: module(x))`, or a module around it, where the hook "
-        "runs inside; instead of torch.nn.utils.weight_norm or spectral_norm, also the function of "
-        "that name in torch.nn.utils.parametrizations"
-    )
 
 
 def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:

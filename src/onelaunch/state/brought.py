@@ -1,7 +1,8 @@
 """State that the caller replaces between calls, such as the context of a step in a global.
 
 Each call finds a content that is built alike: a tensor of the same layout, or an object with such
-tensors and equal numbers. A recording takes the tensors as inputs, and is guarded by the build.
+tensors and equal numbers. A recording takes the tensors as inputs, and is guarded by the build. An
+empty dict is a memo: calls of a step fill it, and so do their replays.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.call.wrappers import is_compound
 from onelaunch.frames.peek import attributes_of
-from onelaunch.state.parts import Kept, apart, build_slot, parts_of_slot
-from onelaunch.state.slots import Slot
+from onelaunch.state.parts import Kept, apart, build_slot, item_slot, parts_of_slot
+from onelaunch.state.slots import Slot, is_leaf
 
 
 class Brought(NamedTuple):
@@ -90,8 +91,8 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_free(t: Tensor) -> bool:
-    """Return whether a tensor has only values: no gradient, and no parts."""
-    parameter = isinstance(t, torch.nn.Parameter) or t.requires_grad
+    """Return whether a tensor has only values, or a graph: no gradient of its own, and no parts."""
+    parameter = isinstance(t, torch.nn.Parameter) or (t.requires_grad and is_leaf(t))
     return t.layout is torch.strided and not (parameter or is_compound(t))
 
 
@@ -111,6 +112,8 @@ class Staged:
     def __init__(self, brought: Sequence[Brought], held: Iterable[tuple[Slot, object]]) -> None:
         self._originals = [(b, b.slot.read()) for b in brought]
         self._staged: list[tuple[Any, Flat]] = []
+        self._empty: dict[int, Slot] = {}
+        """id of an empty dict -> the slot that holds it: a memo that the run may fill."""
         self.changed: set[tuple[int, object]] = set()
         self.gone: set[int] = set()
         owners: dict[int, tuple[int, object]] = {}
@@ -132,6 +135,7 @@ class Staged:
     def begin(self) -> None:
         """Note the contents for the run, which the slots hold now."""
         found = [(b, b.slot.read()) for b, _ in self._originals]
+        self._empty = {id(v): b.slot for b, v in found if type(v) is dict and not v}
         self._staged = [(value, apart(value, b.kept)) for b, value in found]
 
     def put_back(self) -> None:
@@ -140,11 +144,18 @@ class Staged:
             if b.slot.read() is not staged:
                 self.changed.add(b.slot.id)
                 continue
+            if id(staged) in self._empty and all(isinstance(v, Tensor) for v in staged.values()):
+                continue
             now = apart(staged, b.kept)
             same = all(t is was for t, was in zip(now.tensors, flat.tensors, strict=False))
             if now.tree != flat.tree or not same:
                 self.changed.add(b.slot.id)
             b.slot.write(original)
+
+    def at_call(self, slot: Slot) -> Slot:
+        """Return an item that the run put into a memo as one of the memo that a call finds."""
+        whole = self._empty.get(id(slot.holder))
+        return slot if whole is None else item_slot(whole, slot)
 
     def note_handed_on(self, values: Iterable[object]) -> None:
         """Note the contents that the run returned or stored: eager has the caller's object there,

@@ -8,7 +8,7 @@ by their places in whatever the slot holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from onelaunch.call.containers import parts_of
 from onelaunch.call.tree import (
@@ -115,6 +115,32 @@ class ContainerBuild(NamedTuple):
 
     def __hash__(self) -> int:
         return hash(self.whole.id)
+
+
+class DictItem(NamedTuple):
+    """A reader, and writer, of an item of the dict that a slot holds."""
+
+    whole: Slot
+    key: object
+
+    def __call__(self, holder: object) -> object:
+        return cast(dict[object, object], self.whole.read()).get(self.key, MISSING)
+
+    def write(self, holder: object, value: object) -> None:
+        cast(dict[object, object], self.whole.read())[self.key] = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DictItem):
+            return False
+        return (self.whole.id, self.key) == (other.whole.id, other.key)
+
+    def __hash__(self) -> int:
+        return hash((self.whole.id, self.key))
+
+
+def item_slot(whole: Slot, item: Slot) -> Slot:
+    """Return the slot of an item of whatever dict a slot holds."""
+    return Slot("contents", whole.holder, DictItem(whole, item.key), item.name, None)
 
 
 def build_slot(slot: Slot, container: object, kept: Kept | None = None) -> Slot:

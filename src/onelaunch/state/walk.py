@@ -388,9 +388,13 @@ def reads_more(
         return True
     now = walk(roots, reads, before.reads)
     replaced = {c.slot.id for c in found if c.before is not MISSING}  # new slots stay
+    # A container that a recording needs empty has none of the keys that code looks for.
+    sized = before.sized({c.slot.id for c in found})
+    empty = {id(c) for c, _ in sized if before.containers.get(id(c), (c, "", 1))[2] == 0}
     return any(
         use > before.uses.get(key, Use.NONE)
         and key not in replaced
+        and key[0] not in empty
         and not is_replaced(now.held[key][0], replaced)
         for key, use in now.uses.items()
     )

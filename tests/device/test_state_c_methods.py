@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import functools
@@ -255,3 +256,48 @@ def test_what_a_method_adds_is_refused_where_it_is_read(device: torch.device) ->
         return f, lambda i: (random_tensor(i, 3, device=device),)
 
     assert right_or_refused(world, "OL118", calls=12) == "OL118"
+
+
+class Box:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Kept:
+    """Functions of C that are kept as attributes, and so no methods of who keeps them."""
+
+    get = getattr
+
+    def __init__(self, box: Box) -> None:
+        self.own, self.of_dict = getattr, dict.get
+        self.bound = functools.partial(getattr, box)
+        self.method = box.__getattribute__
+
+
+KEPT: dict[str, Callable[[Kept, Box], float]] = {
+    "of a class": lambda kept, box: kept.get(box, "scale"),
+    "of the object": lambda kept, box: kept.own(box, "scale"),
+    "spread": lambda kept, box: kept.own(*(box, "scale")),
+    "partial": lambda kept, box: kept.bound("scale"),
+    "method": lambda kept, box: kept.method("scale"),
+    "dict": lambda kept, box: kept.of_dict(vars(box), "scale"),
+    "default": lambda kept, box: kept.own(box, "none", kept.own(box, "scale")),
+    "module": lambda kept, box: builtins.getattr(box, "scale"),  # noqa: B009
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_functions_that_are_kept_as_attributes(device: torch.device, how: str) -> None:
+    read = KEPT[how]
+    box = Box()
+    kept = Kept(box)
+
+    def f(x: Tensor) -> Tensor:
+        return x * read(kept, box)
+
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for scale in (2.0, 2.0, 2.0, 2.0, 2.0, 5.0, 5.0, 2.0):
+            box.scale = scale
+            x = random_tensor(1, 4, device=device)
+            assert_same(fast(x), f(x))

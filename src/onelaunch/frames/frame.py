@@ -214,10 +214,10 @@ class RanFrame(Values):
             objects, names, told = self._of_getattr(given, call)
             self._note_getattr(objects, names, told)
             if not given:
-                self._note_untold(names, call.parts[:1])
+                self._note_untold(names, self._given(call)[:1])
         elif isinstance(function, operator.attrgetter):
             self._note_getter(function, [*given, *self._arguments_of(call)])
-            self._note_untold(names_of(function), call.parts)
+            self._note_untold(names_of(function), self._given(call))
         elif reads_attributes(function):
             values = [*given, *self._arguments_of(call)]
             for _ in range(2 if is_format(function) else 0):  # `"{0.layer.scale}".format(model)`

@@ -162,7 +162,7 @@ class Values:
                 objects, names, _ = self._of_getattr(given, call)
                 found += [v for o in objects for n in names for v in peek(o, n)]
                 found += [v for o in objects for v in attribute_values(o)] if not names else []
-                found += [v for default in call.parts[2:] for v in self._values(default)]
+                found += [v for default in self._given(call)[2:] for v in self._values(default)]
             elif function is globals:
                 found.append(self._globals)
             elif function is vars:
@@ -240,15 +240,20 @@ class Values:
     ) -> tuple[Sequence[object], Sequence[object], bool]:
         """Return the dicts whose method is called, the method's first arguments, and whether there
         are no others."""
-        holders, rest = given[:1], call.parts
-        kinds = (type, types.ModuleType)
-        if not given and rest and isinstance(next(iter(self._values(rest[0])), None), kinds):
-            rest = rest[1:]  # of `dict.get(table, key)`
+        holders, rest = given[:1], self._given(call)
         if not given:
             holders, rest = self._values(rest[0]) if rest else (), rest[1:]
         if len(given) > 1 or not rest:
             return holders, given[1:2], True
         return holders, self._values(rest[0]), self._loads.tells(rest[0])
+
+    def _given(self, call: Symbol) -> tuple[Symbol, ...]:
+        """Return the arguments of a function of C, which is no method of the object that has it, as
+        in `builtins.getattr(box, "scale")` and `dict.get(table, key)`."""
+        base, parts = call.base, call.parts
+        if base is None or base.kind != "attribute" or not parts or parts[0] is not base.base:
+            return parts
+        return parts[1:]
 
     def _arguments_of(self, call: Symbol) -> list[object]:
         return [value for part in call.parts for value in self._values(part)]
@@ -276,10 +281,11 @@ class Values:
         if named and call.parts:
             objects = [v for part in call.parts[:-1] for v in self._values(part)]
             return objects, *self._names(call.parts[-1])  # of `super()`, or `object` and an object
-        objects = list(given[:1]) or [v for part in call.parts[:1] for v in self._values(part)]
+        parts = self._given(call)
+        objects = list(given[:1]) or [v for part in parts[:1] for v in self._values(part)]
         if len(given) > 1:
             return objects, [n for n in given[1:2] if type(n) is str], True
-        parts = call.parts[1 - len(given) :]
+        parts = parts[1 - len(given) :]
         names, told = self._names(parts[0]) if parts else ([], False)
         return objects, names, told
 

@@ -240,7 +240,7 @@ class Values:
     ) -> tuple[Sequence[object], Sequence[object], bool]:
         """Return the dicts whose method is called, the method's first arguments, and whether there
         are no others."""
-        holders, rest = given[:1], self._given(call)
+        holders, rest = given[:1], call.parts if given else self._given(call)
         if not given:
             holders, rest = self._values(rest[0]) if rest else (), rest[1:]
         if len(given) > 1 or not rest:

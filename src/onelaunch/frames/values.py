@@ -240,7 +240,11 @@ class Values:
     ) -> tuple[Sequence[object], Sequence[object], bool]:
         """Return the dicts whose method is called, the method's first arguments, and whether there
         are no others."""
-        holders, rest = given[:1], call.parts if given else self._given(call)
+        holders, rest = given[:1], call.parts
+        if not given and rest:
+            first = next(iter(self._values(rest[0])), None)
+            if first is not None and not issubclass(type(first), _DICTS):
+                rest = self._given(call)  # else it is a method of its holder
         if not given:
             holders, rest = self._values(rest[0]) if rest else (), rest[1:]
         if len(given) > 1 or not rest:
@@ -290,6 +294,7 @@ class Values:
         return objects, names, told
 
 
+_DICTS = (dict, types.MappingProxyType)
 _NONE: Mapping[int, list[object]] = {}
 _NONE_YET: frozenset[Symbol] = frozenset()
 _MADE = ("call", "parts", "either")

@@ -84,8 +84,8 @@ def test_the_same_bits_as_without(parallel: Any, monkeypatch: pytest.MonkeyPatch
     assert replays(fast) >= CALLS
     assert early(graph_of(plain).raw[0]) == 0
     chain = fast.recordings[0].parallel is None
-    assert (early(graph_of(fast).raw[0]) > 0) == chain
-    assert chain or parallel
+    started = early(graph_of(fast).raw[0])
+    assert started > 0 if not parallel else chain or not started
 
 
 @torch.no_grad()
@@ -108,6 +108,7 @@ def test_every_kernel_waits_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < source.find("gdc_wait") < first, name
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo asks for
 def test_a_step_trains_as_without() -> None:
     """A forward, a backward and an optimizer, whose gradients are filled and added to."""
 

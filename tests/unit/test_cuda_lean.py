@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from onelaunch.driver.cuda import CudaDriver, caches, capabilities, nodes, ragged, rebind
+from onelaunch.driver.cuda import CudaDriver, caches, capabilities, nodes, ragged, rebind, streams
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda.memory import Ranges, bytes_of, region, resized, storage
 from onelaunch.driver.cuda.rebind import PortSpan, Word, flipped, moving_words, poison
@@ -156,6 +156,16 @@ def test_the_order_of_attention_is_settled_before_a_call(
         assert torch._C._get_sdp_priority_order() == before
     finally:
         set_order(before)
+
+
+def test_the_memory_of_idle_nodes_may_be_written_outside_of_inference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A capture that ended half way is left by a capture that writes it."""
+    make = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda count, **_: make(count, dtype=torch.uint8))
+    with torch.inference_mode():
+        assert not streams.anything.__wrapped__(0).is_inference()
 
 
 def test_memory_of_tensors() -> None:

@@ -36,6 +36,7 @@ def test_a_thread_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
+    monkeypatch.setattr(thread, "_native_id", 2**22 - 1)  # the kernel may take a while to forget it
     frames = {**sys._current_frames(), thread.ident: sys._getframe()}
     monkeypatch.setattr(sys, "_current_frames", lambda: frames)
     monkeypatch.setattr(threading, "enumerate", lambda: [thread])

@@ -330,6 +330,7 @@ class NotedRun:
             if self._observer is None:
                 conditions.enter_context(LedgerMode(ledger))
             else:
+                conditions.callback(setattr, self._observer, "ledger", None)
                 self._observer.ledger = ledger
             result = self._run()
         flat = flatten(result, "result")

@@ -440,9 +440,11 @@ def _capture_nothing(
         graph.register_generator_state(generator)
     with contextlib.nullcontext() if draws else default_left(stream.device_index):
         graph.capture_begin(capture_error_mode="thread_local")
-    anything(stream.device_index).zero_()
-    graph.capture_end()
-    graph.reset()
+    try:
+        anything(stream.device_index).zero_()
+    finally:
+        graph.capture_end()
+        graph.reset()
 
 
 _REFUSAL = re.compile(

@@ -67,7 +67,7 @@ class Ranges:
 def joined(spans: Iterable[tuple[int, int]]) -> Ranges:
     """Make ranges of spans that may overlap."""
     found, last = list[tuple[int, int]](), 0
-    for start, stop in sorted(spans):
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if found and start < last:
             found[-1] = found[-1][0], (last := max(last, stop))
         else:

@@ -148,11 +148,8 @@ class CompilesLater(Graphed[P, R]):
         fn: Any = self.fn
 
         def check() -> None:
-            for _ in range(_TRIES):  # a call of another thread may put back what it has changed
-                if read.holds():
-                    return
-                time.sleep(_WAIT_S)
-            raise CaptureError("OL109", "its state has moved")
+            if not read.holds():
+                raise CaptureError("OL109", "its state has moved")
 
         try:
             with capturing(modes, driver, device, lambda: self._table.running, check):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,8 @@ from onelaunch.runtime.graphed import Graphed
 
 _IDLE_S = 5.0
 """The seconds after which a thread without jobs ends; the next job starts another."""
+_TRIES, _WAIT_S = 20, 1e-3
+"""The looks at state that has changed, and the seconds between two of them."""
 _STEP_S = 2e-5
 """The interpreter's switch interval during a capture. A call waits so long for the interpreter
 after each operation; the usual interval is 5 ms."""
@@ -149,11 +152,15 @@ class Unmoved:
         self._walk = self._reached.walk()
 
     def holds(self) -> bool:
-        """Return whether it is still so: then another run does as the call did."""
-        after, changes = self._reached.changed(self._walk)
-        if not changes:
-            self._walk = after
-        return not changes
+        """Return whether it is still so: then another run does as the call did. A run of another
+        thread may put back in a moment what it has changed."""
+        for _ in range(_TRIES):
+            after, changes = self._reached.changed(self._walk)
+            if not changes:
+                self._walk = after
+                return True
+            time.sleep(_WAIT_S)
+        return False
 
 
 def changes(captured: CapturedCall) -> bool:

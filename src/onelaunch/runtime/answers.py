@@ -59,8 +59,8 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
         attempt: with the state after the warm-up, which is as before: its effects are not undone.
         result: the warm-up's.
     """
-    signature, ledger = attempt.signature, attempt.signature.ledger
-    asking = signature.asking
+    signature, asking = attempt.signature, attempt.signature.asking
+    ledger, draws = signature.ledger, signature.draws
     if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
         return
     if not ledger.refused or ledger.writes or ledger.drawn:
@@ -74,7 +74,7 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     eager = [t.detach() for t in flatten(result).tensors]
     asking.answer = bool(captured) and apart(eager, captured) <= _ROUNDING
     if not asking.answer:
-        signature.ledger = ledger
+        signature.ledger, signature.draws = ledger, draws
 
 
 def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:

@@ -65,16 +65,17 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
         return
     if not ledger.refused or ledger.writes or ledger.drawn:
         return
-    asking.answer = True
+    asking.answer, same = True, False
     try:
         captured, _ = _answered(callee, attempt, True)
+        eager = [t.detach() for t in flatten(result).tensors]
+        same = bool(eager) and apart(eager, captured) <= _ROUNDING
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
         let_go(error)
-        captured = []
-    eager = [t.detach() for t in flatten(result).tensors]
-    asking.answer = bool(captured) and apart(eager, captured) <= _ROUNDING
-    if not asking.answer:
-        signature.ledger, signature.draws = ledger, draws
+    finally:
+        asking.answer = same
+        if not same:
+            signature.ledger, signature.draws = ledger, draws
 
 
 def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:

@@ -234,3 +234,25 @@ def test_a_note_that_the_call_takes(device: torch.device, rand: Rand, kind: Any)
         assert_same(fast(rand(i, 3)), rand(i, 3) * (4 if noted else 1) + 1)
         assert not hasattr(box, "note")
     assert replays(fast) > 0
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("kind", [SimpleNamespace, nn.Module])
+def test_a_note_that_the_call_makes_and_takes(device: torch.device, rand: Rand, kind: Any) -> None:
+    """No replay puts another value there."""
+    box = kind()
+
+    def f(x: Tensor) -> Tensor:
+        box.note = 3.0
+        x = x * 2
+        del box.note
+        return x + 1
+
+    fast = ol.graph(f)
+    for i in range(24):
+        noted = i in (6, 10) or i > 12
+        if noted:
+            box.note = 4.0
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2 + 1)
+        assert not hasattr(box, "note"), f"call {i}"
+    assert replays(fast) > 0

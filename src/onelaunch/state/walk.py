@@ -409,10 +409,11 @@ def _unheld(found: StateWalk) -> set[tuple[int, object]]:
     reads, contents = found.reads, found.contents
     if reads is None:
         return set()
-    read = {(id(fn), fn.__code__) for fn in found.functions if fn.__code__ in reads.codes}
+    ran = [fn for fn in found.functions if fn.__code__ in reads.codes]
+    read: set[tuple[int, object]] = {(id(fn), fn.__code__) for fn in ran}
     for owner, dicts in zip(found.owners, found.dicts, strict=True):
         seen = reads.expected(owner)
-        names = set() if seen is None else set(seen.names)
+        names = set[str]() if seen is None else set(seen.names)
         if not is_library_class(type(owner)):
             names |= contents.loose
         read |= {(id(owner), name) for name in names.difference(*dicts)}

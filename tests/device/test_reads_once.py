@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,61 @@ def test_a_change_before_the_capture(
                 model.second.shift = 9.0
             x = rand(i, 3)
             assert_same(fast(x), model.forward(x), f"call {i}")
+    assert replays(fast) >= 8
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * getattr(self.scale, "scale", 3)
+
+
+class Bare:
+    scale: float
+
+
+@pytest.mark.parametrize("of_class", [False, True])
+def test_an_attribute_that_a_new_object_lacks(
+    device: torch.device, rand: Rand, of_class: bool
+) -> None:
+    """The capture is the first run that looks for the attribute there."""
+    model = Chosen().to(device)
+    fast = ol.graph(model)
+    kind = type("Kind", (Bare,), {})
+    with torch.no_grad():
+        for i in range(16):
+            if i == 3:
+                model.scale = kind()
+            if i == 9:
+                (kind if of_class else model.scale).scale = 7.0
+            x = rand(i, 3)
+            assert_same(fast(x), model.forward(x), f"call {i}")
+    assert replays(fast) >= 8
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_code_that_the_capture_is_the_first_to_run(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = SimpleNamespace(double=False)
+
+    def f(x: Tensor) -> Tensor:
+        return doubled(x) if chosen.double else x + 1
+
+    fast = ol.graph(f)
+    for i in range(16):
+        if i == 3:
+            chosen.double = True
+        if i == 9:
+            monkeypatch.setattr(doubled, "__code__", (lambda x: x * 3).__code__)
+        x = rand(i, 3)
+        assert_same(fast(x), f(x), f"call {i}")
     assert replays(fast) >= 8
 
 

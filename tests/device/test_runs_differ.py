@@ -564,6 +564,67 @@ def test_another_way_that_computes_something_else_changes_no_answer(
             fast(rand(2, 4))
 
 
+def refused_as_different(calls: Callable[[], None]) -> None:
+    with pytest.raises(ol.CaptureError, match="something else where it is captured"):
+        calls()
+
+
+class Scaled(nn.Module):
+    """Its scale counts only where it is told that it is not captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.calls = 1.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if reads(x) else x * 1.0
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("when", [1, 2, 3, 6])
+def test_state_that_counts_in_one_way_and_changes(
+    device: torch.device, rand: Rand, when: int, grad: bool
+) -> None:
+    """The ways are compared in each state that a recording is made in."""
+    model = Scaled().to(device)
+    fast = ol.graph(model, warmup=3)
+
+    def calls() -> None:
+        for i in range(12):
+            if i == when:
+                model.scale = 3.0
+            x = rand(i, 4)
+            assert_same(fast(x), x * model.scale)
+
+    with torch.set_grad_enabled(grad):
+        refused_as_different(calls)
+
+
+class Counted(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        if reads(x):
+            self.calls += 1
+        return x * 2
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("grad", [False, True])
+def test_code_that_counts_unless_it_is_captured(
+    device: torch.device, rand: Rand, grad: bool
+) -> None:
+    model = Counted().to(device)
+    fast = ol.graph(model)
+
+    def calls() -> None:
+        for i in range(6):
+            assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
+            assert model.calls == i + 1
+
+    with torch.set_grad_enabled(grad):
+        refused_as_different(calls)
+
+
 @pytest.mark.usefixtures("answered")
 @pytest.mark.parametrize("independent", [False, True], ids=["proven", "independent"])
 @pytest.mark.parametrize("grad", [False, True])

@@ -234,3 +234,53 @@ def test_a_note_that_the_call_takes(device: torch.device, rand: Rand, kind: Any)
         assert_same(fast(rand(i, 3)), rand(i, 3) * (4 if noted else 1) + 1)
         assert not hasattr(box, "note")
     assert replays(fast) > 0
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("kind", [SimpleNamespace, nn.Module])
+def test_a_note_that_the_call_makes_and_takes(device: torch.device, rand: Rand, kind: Any) -> None:
+    """No replay puts another value there."""
+    box = kind()
+
+    def f(x: Tensor) -> Tensor:
+        box.note = 3.0
+        x = x * 2
+        del box.note
+        return x + 1
+
+    fast = ol.graph(f)
+    for i in range(24):
+        noted = i in (6, 10) or i > 12
+        if noted:
+            box.note = 4.0
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2 + 1)
+        assert not hasattr(box, "note"), f"call {i}"
+    assert replays(fast) > 0
+
+
+class Slotted:
+    __slots__ = ("note",)
+
+
+@pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
+@pytest.mark.parametrize("place", ["global", "slot"])
+def test_a_place_without_a_dict_that_the_call_fills_and_empties(
+    device: torch.device, rand: Rand, place: str
+) -> None:
+    """Where the caller filled it, eager leaves it empty."""
+    box = Slotted()
+    names: dict[str, Any] = {"box": box}
+    store, delete = (
+        ("note = 1", "del note") if place == "global" else ("box.note = 1", "del box.note")
+    )
+    exec(f"def f(x):\n    global note\n    {store}\n    {delete}\n    return x * 2", names)
+    fast: Any = ol.graph(names["f"])
+    for i in range(12):
+        if i > 6 and place == "global":
+            names["note"] = 4
+        elif i > 6:
+            box.note = 4
+        assert_same(fast(rand(i, 3)), rand(i, 3) * 2)
+        assert "note" not in names, f"call {i}"
+        assert not hasattr(box, "note"), f"call {i}"
+    assert replays(fast) > 0

@@ -165,7 +165,7 @@ def counted_numbers(
         change = changed.get(key)
         value = slot.read() if change is None else change.after
         use = before.use(slot)
-        if use is None or isinstance(slot.holder, tuple) or (change is None and value is MISSING):
+        if use is None or isinstance(slot.holder, tuple) or value is MISSING:
             continue
         if use is Use.NONE:
             flat = flatten(value, slot.name, objects="made", known=known, number=number)

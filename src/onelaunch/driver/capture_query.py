@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,8 @@ class Asking:
     answer: bool = False
     asked: bool = False
     """True once it asked, in a warm-up or capture."""
+    left: Callable[[], object] | None = None
+    """A weak reference to the contents of the state that the last warm-up left."""
 
     @contextmanager
     def answering(self) -> Generator[None]:

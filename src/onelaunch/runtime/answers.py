@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.ambient import inlining
-from onelaunch.call.tree import flatten, unflatten
+from onelaunch.call.tree import Constant, flatten, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import Asking
@@ -37,16 +37,17 @@ def compare(
     back. The last run, as in a capture, is a warm-up, unless the capture will differ."""
     if attempt.reached.walk().runs_backward():
         return None  # no run of it can be rolled back without gradients
-    eager, drawn = _answered(callee, attempt, False)
+    eager, drawn, effects = _answered(callee, attempt, False)
     try:
-        captured, drawn_then = _answered(callee, attempt, True)
+        captured, drawn_then, effects_then = _answered(callee, attempt, True)
     except Exception as error:  # noqa: BLE001  eager does not raise it
         let_go(error)
         return refused
-    distance = apart(eager, captured)
-    if distance <= _ROUNDING or drawn != drawn_then:
+    distance, alike = apart(eager, captured), effects == effects_then
+    if alike and (distance <= _ROUNDING or drawn != drawn_then):
         return None
-    what = f"`{name}` computes something else where it is captured, {distance:.0%} off"
+    off = f"{distance:.0%} off" if alike else "and changes other state"
+    what = f"`{name}` computes something else where it is captured, {off}"
     fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
     return CaptureError("OL109", what, where=user_line(), fix=fix)
 
@@ -67,9 +68,9 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
         return
     asking.answer, same = True, False
     try:
-        captured, _ = _answered(callee, attempt, True)
+        captured, _, effects = _answered(callee, attempt, True)
         eager = [t.detach() for t in flatten(result).tensors]
-        same = bool(eager) and apart(eager, captured) <= _ROUNDING
+        same = bool(eager) and not effects and apart(eager, captured) <= _ROUNDING
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
         let_go(error)
     finally:
@@ -78,9 +79,30 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
             signature.ledger, signature.draws = ledger, draws
 
 
-def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tensor], list[object]]:
-    """Run the callable with this answer about capturing, and roll it back. Return its results and
-    random numbers."""
+def may_differ(attempt: Attempt) -> bool:
+    """Return whether a callable is told yes, in another state than its last warm-up has left."""
+    asking = attempt.signature.asking
+    return asking.answer and not (
+        asking.left is not None and asking.left() is attempt.reached.walk().contents
+    )
+
+
+def differs(callee: Callee, attempt: Attempt) -> bool:
+    """Compare a callable again whose state has changed. If it does something else now where it is
+    told yes, it is told no, and warms up anew."""
+    signature = attempt.signature
+    failed = CaptureError("OL109", "the callable fails where it is captured")
+    if compare(callee, attempt, "", failed) is None:
+        return False
+    signature.asking, signature.warmups, signature.ledger = Asking(), 0, None
+    return True
+
+
+def _answered(
+    callee: Callee, attempt: Attempt, answer: bool
+) -> tuple[list[Tensor], list[object], dict[object, object]]:
+    """Run the callable with this answer about capturing, and roll it back. Return its results,
+    random numbers, and effects: id of a slot -> plain value, and written memory -> None."""
     driver, device, flat = attempt.driver, attempt.device, attempt.flat
     args, kwargs = unflatten(flat.tree, flat.tensors)
     run: Callable[[], Any] = functools.partial(callee.fn, *args, **kwargs)
@@ -100,7 +122,10 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> tuple[list[Tens
         found = [t.detach().clone() for t in flatten(result).tensors]
     reached.know(callee.reads)
     callee.note_left(reached, flat)  # the run is rolled back, and the next begins where it did
-    return found, drawn
+    left: dict[object, object] = {
+        c.slot.id: is_plain(c.after) and Constant(c.after) for c in effects.found
+    }
+    return found, drawn, {**left, **dict.fromkeys(effects.observer.memory.written)}
 
 
 def _generators(device: torch.device) -> list[object]:

@@ -100,8 +100,10 @@ class SignatureState:
         return max(1 if self.settled else option, self.least)
 
     def agreed(self) -> None:
-        """Note a capture that did and read no more than the runs before it."""
+        """Note a capture that did and read no more than the runs before it. The next one may be of
+        another state, where the callable does something else if it is told that it is captured."""
         self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
+        self.asking = Asking()
 
     def for_mode(self, training: bool | None) -> SignatureState:
         """Return the state for training or for inference: a refusal in one mode leaves the

@@ -9,6 +9,7 @@ import copy
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
@@ -183,6 +184,10 @@ class Graphed(Service, Generic[P, R]):
                 now = self._signatures.flat(args, kwargs)
                 return self._warm(replace(attempt, flat=now), args, kwargs)
             case Ready(attempt):
+                if answers.may_differ(attempt):
+                    warm = self._recorder.at_own_size(attempt, args, kwargs)
+                    if answers.differs(self._callee, warm):
+                        return self._warm(warm, args, kwargs)
                 return self._capture_and_replay(attempt, args, kwargs)
 
     def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
@@ -211,6 +216,7 @@ class Graphed(Service, Generic[P, R]):
             self._expect_backward(attempt.signature, reached)
         elif before is not None and reached.walk() is before and not self._ranks.several:
             answers.switch_early(self._callee, replace(attempt, reached=reached), result)
+        attempt.signature.asking.left = weakref.ref(reached.walk().contents)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
@@ -232,11 +238,8 @@ class Graphed(Service, Generic[P, R]):
         kwargs: dict[str, Any],
         may_retry: bool = True,
     ) -> R | Miss:
-        """Capture a call and replay it; return `MISS` if that is not possible.
-
-        Args:
-            may_retry: whether to rehearse and capture again, if Dynamo compiled in the capture.
-        """
+        """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
+        is rehearsed and captured again, if Dynamo compiled in the capture."""
         signature = attempt.signature
         try:
             # The first warm-up of compiled code shows its effects from the state then. From another
@@ -267,8 +270,7 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
-            # The callable may ask torch, `is_current_stream_capturing()`, and is told no. The first
-            # time that it asked and is refused, `switch_answer` makes the answer yes.
+            # It may ask whether it is captured: once refused after a no, it is told yes.
             if not self._ranks.several and signature.asking.switch_answer():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused_or_warmed(attempt, args, kwargs, error)
@@ -289,8 +291,7 @@ class Graphed(Service, Generic[P, R]):
     ) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
         signature = attempt.signature
-        # One warm-up is enough: the second run of `answers.compare`, which leaves a ledger, or the
-        # call itself.
+        # One warm-up is enough: the second run of `answers.compare`, or the call itself.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
         warm = self._recorder.at_own_size(attempt, args, kwargs)
@@ -331,9 +332,8 @@ class Graphed(Service, Generic[P, R]):
         signature.misfits_in_a_row = 0
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
-            # The captured run read more state than the runs before it, or (`differs`) did other
-            # work. The recording goes, and the next call is captured and compared with this run.
-            # After too many that differ the signature runs eagerly, or is refused.
+            # The captured run read more than the runs before it, or did other work. The next call
+            # is captured and compared with it. After too many, all are eager, or refused.
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:

@@ -108,7 +108,7 @@ def dependencies(
                 if changed and use is Use.READ and parts_of(left) is not None:
                     guarded.append((build_slot(slot, left), True))  # in place of the same container
                 elif _matters(slot, value, before, use, changed) or (
-                    left is MISSING and use is Use.READ
+                    left is MISSING and use is not None  # it may have been there, and deleted
                 ):
                     guarded.append((slot, value if left is MISSING else left))
     guarded += _stored_once(before, found, rebound)

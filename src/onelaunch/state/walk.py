@@ -391,6 +391,10 @@ def reads_more(
     # A container that a recording needs empty has none of the keys that code looks for.
     sized = before.sized({c.slot.id for c in found})
     empty = {id(c) for c, _ in sized if before.containers.get(id(c), (c, "", 1))[2] == 0}
+    if more := _unheld(now) - _unheld(before):
+        held = {id(v) for s, v in now.held.values() if s.id in replaced or is_replaced(s, replaced)}
+        if not held.issuperset(key for key, _ in more):
+            return True
     return any(
         use > before.uses.get(key, Use.NONE)
         and key not in replaced
@@ -398,6 +402,26 @@ def reads_more(
         and not is_replaced(now.held[key][0], replaced)
         for key, use in now.uses.items()
     )
+
+
+def _unheld(found: StateWalk) -> set[tuple[int, object]]:
+    """Return what was read and has no slot: (id of an object, missing attribute or code)."""
+    reads, contents = found.reads, found.contents
+    if reads is None:
+        return set()
+    ran = [fn for fn in found.functions if fn.__code__ in reads.codes]
+    read: set[tuple[int, object]] = {(id(fn), fn.__code__) for fn in ran}
+    for owner, dicts in zip(found.owners, found.dicts, strict=True):
+        seen = reads.expected(owner)
+        names = set[str]() if seen is None else set(seen.names)
+        if not is_library_class(type(owner)):
+            names |= contents.loose
+        read |= {(id(owner), name) for name in names.difference(*dicts)}
+    for kind in found.classes:
+        if not is_library_class(kind):
+            missing = contents.names_of(kind).keys() - members_of(kind).keys()
+            read |= {(id(kind), name) for name in missing}
+    return read
 
 
 def restore(found: Iterable[Change]) -> None:

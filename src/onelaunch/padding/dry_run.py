@@ -17,6 +17,7 @@ from onelaunch.capture.rolled_back import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.gc_pause import no_collection
 from onelaunch.state.snapshot import ReachableState
@@ -29,7 +30,7 @@ class DryRun:
 
     Args:
         fn: the callable, as the user wrote it.
-        reached: the state that it reaches.
+        reached: the state that it reaches; learns what the runs read.
         tree: the tree of the arguments.
         ahead: whether this runs before the first call, so that no lasting state may be made.
 
@@ -48,10 +49,12 @@ class DryRun:
     written: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors, restore everything, and return the result, flattened."""
+        """Run on these tensors, restore everything, and return the result, flattened. What the run
+        reads is added to the reads of `reached`: the recording must guard it for all its sizes."""
         args, kwargs = unflatten(self.tree, list(inputs))
-        known = self.reached.reads
-        watch = None if known is None or is_profiled() else FrameWatch(known.copy(), self.device)
+        known, held = self.reached.reads, self.reached.walk().ids()
+        reads = Reads() if known is None else known.copy()
+        watch = None if is_profiled() else FrameWatch(reads, self.device)
         seen = nullcontext() if watch is None else watch.active()
         undone = rolled_back(
             self.driver, self.device, inputs, self.reached, lambda: watch and watch.reads
@@ -66,6 +69,11 @@ class DryRun:
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages
             )
         self.found = effects.found
+        seen = watch and watch.seen
+        if seen is None or known is None or seen.exceeds(known, held):
+            if seen is not None and known is not None:
+                seen.follow(known, held)
+            self.reached.know(seen)
         if self.ahead:
             refuse_lasting(effects.found)
         for change in effects.found:

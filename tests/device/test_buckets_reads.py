@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -98,3 +99,19 @@ def test_a_proof_is_of_its_state(device: torch.device, rand: Rand) -> None:
     scales[3] = 5.0
     with pytest.warns(UserWarning, match="OL140"):
         compare(fast, f, rand, 4, 4, 4, 4, 3)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_another_size_uses_other_tensors(device: torch.device, rand: Rand, branch: bool) -> None:
+    """Their values agree today, and no replay would see how they change."""
+    short, long = torch.zeros(3, device=device), torch.zeros(3, device=device)
+
+    def f(x: Tensor) -> Tensor:
+        return x + (short if branch and x.shape[0] < 4 else long)
+
+    fast = ol.graph(f, buckets=ol.Buckets(dim=0, sizes=(4, 8)), on_refusal="eager")
+    with pytest.warns(UserWarning, match="OL140") if branch else nullcontext():
+        compare(fast, f, rand, 4, 4, 4, 4)
+    short.fill_(1.0)
+    compare(fast, f, rand, 4, 3, 1)
+    assert bool(replays(fast)) is not branch

@@ -37,6 +37,7 @@ class DryRun:
     Attributes:
         found: the changes of the last run, which are undone.
         written: the indices of the tensors that the last run wrote into.
+        used: the storages from before the last run that it used, but for its arguments.
     """
 
     driver: Driver
@@ -47,6 +48,7 @@ class DryRun:
     ahead: bool = False
     found: list[Change] = field(default_factory=list)
     written: frozenset[int] = frozenset()
+    used: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened. What the run
@@ -64,6 +66,8 @@ class DryRun:
             draws = watching_seeds(None, draw=refuse_draw, take=refuse_taken, frames=watch)
             with no_collection(), seen, draws:
                 result = self.fn(*args, **kwargs)
+            given = map(self.driver.storage, inputs)
+            self.used = frozenset(effects.observer.memory.external).difference(given)
             storages = effects.observer.memory.written.keys()
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages

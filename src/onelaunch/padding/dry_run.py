@@ -20,7 +20,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.gc_pause import no_collection
-from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 
 
@@ -54,7 +54,8 @@ class DryRun:
         """Run on these tensors, restore everything, and return the result, flattened. What the run
         reads is added to the reads of `reached`: the recording must guard it for all its sizes."""
         args, kwargs = unflatten(self.tree, list(inputs))
-        known, held = self.reached.reads, self.reached.walk().ids()
+        known, before = self.reached.reads, self.reached.walk()
+        held = before.ids()
         reads = Reads() if known is None else known.copy()
         watch = None if is_profiled() else FrameWatch(reads, self.device)
         seen = nullcontext() if watch is None else watch.active()
@@ -66,8 +67,8 @@ class DryRun:
             draws = watching_seeds(None, draw=refuse_draw, take=refuse_taken, frames=watch)
             with no_collection(), seen, draws:
                 result = self.fn(*args, **kwargs)
-            given = map(self.driver.storage, inputs)
-            self.used = frozenset(effects.observer.memory.external).difference(given)
+            used = effects.observer.memory.external.keys()
+            self.used = frozenset(used & held_by(self.driver, self.device, before).keys())
             storages = effects.observer.memory.written.keys()
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages

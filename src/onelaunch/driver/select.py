@@ -65,6 +65,8 @@ _LOOK_S = 2e-4
 """The seconds between looks at whether calls are under way."""
 _awaited: list[int] = []
 """Threads that wait for the end of a capture, perhaps in a call."""
+STUCK_S = 5.0
+"""The seconds without an operation after which a capture may wait for a lock that a call holds."""
 _PATIENCE = 8
 """The most time that a capture waits for calls, in terms of the time that it works."""
 
@@ -76,9 +78,12 @@ class _Beside:
         self.check = check
         self._under_way = under_way
         self._started, self._waited = time.monotonic(), 0.0
+        self.seen = self._started
+        """The time of the last operation."""
 
     def wait(self) -> None:
         """Wait while calls are under way: an operation of a call waits for the interpreter."""
+        self.seen = time.monotonic()
         while self._under_way() and not _awaited:
             now = time.monotonic()
             if self._waited > _PATIENCE * (now - self._started - self._waited):
@@ -140,6 +145,12 @@ def beside_calls(
 def is_beside() -> bool:
     """Tell whether this thread captures beside calls."""
     return get_ident() in _BESIDE
+
+
+def is_stuck() -> bool:
+    """Tell whether a capture beside calls runs nothing for long, as it may wait for a call."""
+    then = time.monotonic() - STUCK_S
+    return any(beside.seen < then for beside in list(_BESIDE.values()))
 
 
 @contextmanager

@@ -207,6 +207,16 @@ class Reads:
                 return True
         return False
 
+    def follow(self, other: Reads, held: set[int]) -> None:
+        """Count a container in the state as read whole if `other`, the reads at other sizes, has
+        other keys of it: further sizes have further keys."""
+        keyed = {place for place, _ in other.items} & held
+        self.whole |= {
+            place[0]
+            for place, use in self.items.items()
+            if use is Use.READ and place[0] in keyed and place not in other.items
+        }
+
     def alive(self) -> list[object]:
         """Return the objects that were read and are alive."""
         found = [owner.ref() for owner in self.owners.values()]

@@ -17,9 +17,10 @@ from onelaunch.capture.rolled_back import refuse_lasting, rolled_back
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.gc_pause import no_collection
-from onelaunch.state.snapshot import ReachableState
+from onelaunch.state.snapshot import ReachableState, held_by
 from onelaunch.state.walk import Change
 
 
@@ -29,13 +30,14 @@ class DryRun:
 
     Args:
         fn: the callable, as the user wrote it.
-        reached: the state that it reaches.
+        reached: the state that it reaches; learns what the runs read.
         tree: the tree of the arguments.
         ahead: whether this runs before the first call, so that no lasting state may be made.
 
     Attributes:
         found: the changes of the last run, which are undone.
         written: the indices of the tensors that the last run wrote into.
+        used: the storages from before the last run that it used, but for its arguments.
     """
 
     driver: Driver
@@ -46,12 +48,16 @@ class DryRun:
     ahead: bool = False
     found: list[Change] = field(default_factory=list)
     written: frozenset[int] = frozenset()
+    used: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
-        """Run on these tensors, restore everything, and return the result, flattened."""
+        """Run on these tensors, restore everything, and return the result, flattened. What the run
+        reads is added to the reads of `reached`: the recording must guard it for all its sizes."""
         args, kwargs = unflatten(self.tree, list(inputs))
-        known = self.reached.reads
-        watch = None if known is None or is_profiled() else FrameWatch(known.copy(), self.device)
+        known, before = self.reached.reads, self.reached.walk()
+        held = before.ids()
+        reads = Reads() if known is None else known.copy()
+        watch = None if is_profiled() else FrameWatch(reads, self.device)
         seen = nullcontext() if watch is None else watch.active()
         undone = rolled_back(
             self.driver, self.device, inputs, self.reached, lambda: watch and watch.reads
@@ -61,11 +67,18 @@ class DryRun:
             draws = watching_seeds(None, draw=refuse_draw, take=refuse_taken, frames=watch)
             with no_collection(), seen, draws:
                 result = self.fn(*args, **kwargs)
+            used = effects.observer.memory.external.keys()
+            self.used = frozenset(used & held_by(self.driver, self.device, before).keys())
             storages = effects.observer.memory.written.keys()
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages
             )
         self.found = effects.found
+        seen = watch and watch.seen
+        if seen is None or known is None or seen.exceeds(known, held):
+            if seen is not None and known is not None:
+                seen.follow(known, held)
+            self.reached.know(seen)
         if self.ahead:
             refuse_lasting(effects.found)
         for change in effects.found:

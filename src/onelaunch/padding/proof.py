@@ -96,6 +96,9 @@ def prove(
     """
     proving = Proving(dry_run, buckets, call, flat, bucket, known or Known())
     proof = proving.prove()
+    if not proving.used[False] <= proving.used[True]:
+        what = "a smaller size uses other tensors of the state than the bucket's size"
+        raise CaptureError("OL140", what, fix="leave out the buckets that serve such sizes")
     if gradients:
         proving.check_gradients()
     return proof
@@ -128,6 +131,8 @@ class Proving:
     hiding: Hiding = field(default_factory=Hiding)
     constants: set[int] = field(default_factory=set)
     """The storages of masks that the callable keeps."""
+    used: dict[bool, set[int]] = field(default_factory=lambda: {True: set(), False: set()})
+    """The storages of state that runs have used, by whether they were padded."""
     lasting: str | None = None
     """A word on lasting traces of a run; None if it leaves no trace."""
     on: str | None = None
@@ -188,7 +193,7 @@ class Proving:
         """Run at these sizes, by default on the caller's rows."""
         try:
             given = self.inputs(sizes) if inputs is None else inputs
-            return self.dry_run.run(given, mode or Trace())
+            result = self.dry_run.run(given, mode or Trace())
         except CaptureError:
             raise
         except Exception as error:
@@ -200,6 +205,8 @@ class Proving:
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
             raise CaptureError("OL140", what, fix=fix) from error
+        self.used[padded or sizes == self.bucket] |= self.dry_run.used
+        return result
 
     def _samples(self, random: bool, positive: bool = False) -> Samples:
         return Samples(self.flat.tensors, self.call.padded, self.bucket, random, positive)

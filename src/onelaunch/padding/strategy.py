@@ -73,13 +73,13 @@ class BucketStrategy(Strategy):
         if exact or self._of._pool.max_bytes or options.compile or torch.is_grad_enabled():
             warm()
             return
-        self._prove(attempt)
+        self._learn(attempt)
         attempt.signature.threads.add(get_ident())
 
     def prepare(self, attempt: Attempt) -> None:
         """Prove that padding changes no result, and choose the arguments that vary."""
         if not self._proven:
-            self._prove(attempt)
+            self._learn(attempt)
         refuse_shared(self._proof, self._flat)
         # Autograd has to see the padding and the cut: its node has the bucket's size.
         self._set_varying({} if attempt.signature.has_backward else self._grown_inside(attempt))
@@ -108,9 +108,12 @@ class BucketStrategy(Strategy):
         Raises:
             CaptureError: OL140, padding would change a result, or each call would check values.
         """
+        known = attempt.reached.reads
         self._prove(attempt)
         if self._proof.hiding is not None:
             raise CaptureError("OL140", "the recording checks no number that hides padding")
+        if attempt.reached.reads is not known:
+            raise CaptureError("OL140", "the recording does not check all that other sizes read")
         return self._checked(self._around(exact))
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -130,10 +133,19 @@ class BucketStrategy(Strategy):
         self.varying = arguments
         self.follows = self._proof.follows if arguments else ()
 
+    def _learn(self, attempt: Attempt) -> None:
+        """Prove, and have the recording guard what the proof has read at any size."""
+        followed, entries = self._known.followed, self._of._table.entries
+        for key, found in list(followed.items()):  # in a state that is gone
+            if not any(serves(e, found.bucket) and e.captured.guard.check() for e in entries):
+                del followed[key]
+        self._prove(attempt)
+        self._of._callee.reads = attempt.reached.reads
+
     def _prove(self, attempt: Attempt) -> None:
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
-        run = functools.partial(self._run, device)
-        dry_run = DryRun(driver, device, run, reached, self._flat.tree, attempt.ahead)
+        callee = self._of._callee
+        dry_run = DryRun(driver, device, callee.eager_form, reached, self._flat.tree, attempt.ahead)
         self._proof = prove(
             dry_run,
             self._buckets,
@@ -145,14 +157,8 @@ class BucketStrategy(Strategy):
         )
         self._proven = True
         if self._proof.hiding is not None:
-            refuse_unchecked(self._proof, self._of._callee.is_compiled(driver))
+            refuse_unchecked(self._proof, callee.is_compiled(driver))
             self._proof = replace(self._proof, follows=[*self._proof.follows, ()])  # the check
-
-    def _run(self, device: torch.device, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the callable for a proof; the first run also notes its reads."""
-        callee = self._of._callee
-        run = functools.partial(callee.eager_form, *args, **kwargs)
-        return callee.with_read_watch(run, device)() if callee.reads is None else run()
 
     def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
         """Return how the recording takes each padded argument from the caller's memory. Empty if it

@@ -25,6 +25,7 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
+from onelaunch.driver.select import STUCK_S, is_stuck
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.graphed import Graphed
@@ -105,7 +106,7 @@ class Captures:
         graphed = self.graphed()
         assert graphed is not None
         if self.off:
-            return self._alone(normal)
+            return self._alone(normal, eager)
         flat = graphed._signatures.flat(args, kwargs)
         driver, device = graphed._callee.driver_and_device(flat)
         if graphed._table.unserved.is_unrecordable(driver, flat):
@@ -124,7 +125,7 @@ class Captures:
         if moved:
             self._forget(wanted)
             if self.off:
-                return self._alone(normal)
+                return self._alone(normal, eager)
         elif wants:
             self._want(wanted, flat)
             result = graphed.at_larger(args, kwargs, flat)
@@ -172,8 +173,10 @@ class Captures:
         with self._changed:
             self._runs += not self.off
             off = self.off  # since this call has asked
-        if off:
-            return self._alone(normal)
+        return self._alone(normal, eager) if off else self._counted(eager)
+
+    def _counted(self, eager: Callable[[], R]) -> R:
+        """Run the callable itself, which `_runs` counts already."""
         try:
             return eager()
         finally:
@@ -181,12 +184,17 @@ class Captures:
                 self._runs -= 1
                 self._changed.notify_all()
 
-    def _alone(self, normal: Callable[[], R]) -> R:
-        """Make a call that may be captured in its thread, once no call runs beside captures."""
-        if self._runs or self.worker.busy:
-            with self._changed:
-                self._changed.wait_for(lambda: not (self._runs or self.worker.busy))
-        return normal()
+    def _alone(self, normal: Callable[[], R], eager: Callable[[], R]) -> R:
+        """Make a call that may be captured in its thread, once no call runs beside captures. If
+        these seem to wait for this call, as for a lock that its caller holds, it runs eagerly."""
+        with self._changed:
+            while self._runs or self.worker.busy:
+                if not self._changed.wait(STUCK_S) and (is_stuck() or not self.worker.busy):
+                    self._runs += 1
+                    break
+            else:
+                eager = normal
+        return normal() if eager is normal else self._counted(eager)
 
     def _of(self, key: Hashable, most: int) -> _Wanted | None:
         """Return the knowledge of a signature; None for a new one beyond so many."""
@@ -201,10 +209,11 @@ class Captures:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
 
         Args:
-            waits: whether to wait for that capture, too: the call may do what it disturbs.
+            waits: whether to wait for that capture, too: the call may do what it disturbs. Not for
+                one that may wait for the call, for a lock that its caller holds.
         """
         while not driver.lock.acquire(timeout=_TRY_S):
-            if self.worker.busy and not waits:
+            if (self.worker.busy and not waits) or is_stuck():
                 return False
         return True
 

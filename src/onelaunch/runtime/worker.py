@@ -19,7 +19,7 @@ from onelaunch.call.tree import Constant, Flat
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
-from onelaunch.driver.select import beside_calls
+from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
@@ -80,12 +80,13 @@ class Worker:
                     self.changed.notify_all()
 
     def end(self) -> None:
-        """End the thread after the job that is under way, and wait for it."""
+        """End the thread after the job that is under way, and wait for it unless it is stuck."""
         with self.changed:
             self._ended, thread = True, self._thread
             self.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            while thread.is_alive() and not is_stuck():
+                thread.join(STUCK_S)
 
     @property
     def alive(self) -> bool:

@@ -147,9 +147,13 @@ def is_beside() -> bool:
     return get_ident() in _BESIDE
 
 
-def is_stuck() -> bool:
-    """Tell whether a capture beside calls runs nothing for long, as it may wait for a call."""
-    then = time.monotonic() - STUCK_S
+def is_stuck(seconds: float | None = None) -> bool:
+    """Tell whether a capture beside calls runs nothing for long, as it may wait for a call.
+
+    Args:
+        seconds: in place of `STUCK_S`.
+    """
+    then = time.monotonic() - (STUCK_S if seconds is None else seconds)
     return any(beside.seen < then for beside in list(_BESIDE.values()))
 
 

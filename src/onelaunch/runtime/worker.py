@@ -25,6 +25,8 @@ from onelaunch.runtime.graphed import Graphed
 
 _IDLE_S = 5.0
 """The seconds after which a thread without jobs ends; the next job starts another."""
+_LAST_S = 60.0
+"""The seconds that a compiler may take at the exit of the process."""
 _TRIES, _WAIT_S = 20, 1e-3
 """The looks at state that has changed, and the seconds between two of them."""
 _STEP_S = 2e-5
@@ -79,13 +81,17 @@ class Worker:
                     self._busy = False
                     self.changed.notify_all()
 
-    def end(self) -> None:
-        """End the thread after the job that is under way, and wait for it unless it is stuck."""
+    def end(self, seconds: float | None = None) -> None:
+        """End the thread after the job that is under way, and wait for it unless it is stuck.
+
+        Args:
+            seconds: see `is_stuck`.
+        """
         with self.changed:
             self._ended, thread = True, self._thread
             self.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
-            while thread.is_alive() and not is_stuck():
+            while thread.is_alive() and not is_stuck(seconds):
                 thread.join(STUCK_S)
 
     @property
@@ -106,7 +112,7 @@ _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     for worker in list(_running):
-        worker.end()
+        worker.end(_LAST_S)
 
 
 class Footprint:

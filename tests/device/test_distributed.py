@@ -180,8 +180,9 @@ def test_a_step_over_fsdp2() -> None:
     for i in range(8):
         assert_same(fast(rows(i)), eager(rows(i)))
         assert_same(parts(model), parts(expected))
-        assert len(fast.recordings) == (i >= 2)  # FSDP has its first two calls
-    assert replays(fast) == 6
+        # FSDP has its first two calls, and some of its code runs in the third for the first time.
+        assert len(fast.recordings) == (i >= 3)
+    assert replays(fast) == 5
     assert fast.recordings[0].untraced == []
 
 

@@ -184,6 +184,12 @@ def begin_run() -> None:
         beside.check()
 
 
+def random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's default generators, of the host and of a device."""
+    module: Any = torch.get_device_module(device)
+    return [torch.get_rng_state(), getattr(module, "get_rng_state", torch.get_rng_state)()]
+
+
 @contextmanager
 def preserved_random_state(
     device: torch.device, generators: Iterable[torch.Generator] = ()

@@ -19,6 +19,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import Asking
 from onelaunch.driver.distance import apart
+from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.warmup import NotedRun
@@ -90,11 +91,10 @@ def may_differ(attempt: Attempt) -> bool:
 def differs(callee: Callee, attempt: Attempt) -> bool:
     """Compare a callable again whose state has changed. If it does something else now where it is
     told yes, it is told no, and warms up anew."""
-    signature = attempt.signature
     failed = CaptureError("OL109", "the callable fails where it is captured")
     if compare(callee, attempt, "", failed) is None:
         return False
-    signature.asking, signature.warmups, signature.ledger = Asking(), 0, None
+    attempt.signature.begin_anew()
     return True
 
 
@@ -112,13 +112,15 @@ def _answered(
     # The warm-ups got the answer no. What another answer leads to was not read yet.
     before = None if answer else reached.walk()
     with undone as effects, torch.no_grad():
-        observer, states = effects.observer, _generators(device)
+        observer, states = effects.observer, random_states(device)
         if noted:
             run = NotedRun(attempt, run, observer=observer)
         with Asking(answer).answering(), observer, inlining():
             result = callee.with_read_watch(run, device, before=before)()
-        moved = _generators(device)  # some operations draw only at times
-        drawn: list[object] = [] if moved == states else [moved, observer.random]
+        now, drawn = random_states(device), list[object]()
+        if not all(map(torch.equal, now, states)):  # some operations draw only at times
+            # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
+            drawn += [[state.tolist() for state in now], observer.random]
         found = [t.detach().clone() for t in flatten(result).tensors]
     reached.know(callee.reads)
     callee.note_left(reached, flat)  # the run is rolled back, and the next begins where it did
@@ -126,11 +128,3 @@ def _answered(
         c.slot.id: is_plain(c.after) and Constant(c.after) for c in effects.found
     }
     return found, drawn, {**left, **dict.fromkeys(effects.observer.memory.written)}
-
-
-def _generators(device: torch.device) -> list[object]:
-    """Return the states of the generators. They alone don't tell what was drawn: 4 numbers and 8
-    move a generator of CUDA as far."""
-    module: Any = torch.get_device_module(device)
-    read = [torch.get_rng_state, getattr(module, "get_rng_state", torch.get_rng_state)]
-    return [state().tolist() for state in read]

@@ -99,6 +99,10 @@ class SignatureState:
         """Return the number of warm-up calls, where the options ask for `option`."""
         return max(1 if self.settled else option, self.least)
 
+    def begin_anew(self) -> None:
+        """Forget what the warm-ups have shown. The next calls warm up in full."""
+        self.asking, self.warmups, self.ledger = Asking(), 0, None
+
     def agreed(self) -> None:
         """Note a capture that did and read no more than the runs before it. The next one may be of
         another state, where the callable does something else if it is told that it is captured."""

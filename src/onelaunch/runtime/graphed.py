@@ -309,8 +309,8 @@ class Graphed(Service, Generic[P, R]):
         signature = attempt.signature
         if not signature.settled or error.code == "OL140":  # which no warm-up changes
             return self._refused(signature, error)
-        signature.settled, signature.warmups = False, 0
-        signature.asking = type(signature.asking)()
+        signature.settled = False
+        signature.begin_anew()
         return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
 
     def _replay_new(

@@ -19,7 +19,7 @@ from onelaunch.call.tree import Constant, Flat
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
-from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck
+from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
@@ -126,11 +126,7 @@ class Footprint:
         self._walk = self._reached.walk()
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
-        self._drawn = self._random_state()
-
-    def _random_state(self) -> list[Tensor]:
-        device: Any = torch.get_device_module(self._device)
-        return [torch.get_rng_state(), getattr(device, "get_rng_state", torch.get_rng_state)()]
+        self._drawn = random_states(device)
 
     def none(self) -> bool:
         """Return whether the call has changed nothing, and drawn nothing."""
@@ -146,7 +142,7 @@ class Footprint:
 
     def _has_drawn_nothing(self) -> bool:
         """Return whether the call has drawn no random number. Other threads may have drawn."""
-        if all(map(torch.equal, self._random_state(), self._drawn)):
+        if all(map(torch.equal, random_states(self._device), self._drawn)):
             return True
         return self._warmup.drawn == set() and other_threads() != self._others
 

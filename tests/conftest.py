@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,10 @@ tqdm.tqdm.monitor_interval = 0
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 NEEDS = {"gpu": 1, "multi_gpu": 2}
+HUNG_S = 300
+"""The seconds after which a test that has not ended fails: its process ends with the stacks of its
+threads, and pytest-xdist starts another."""
+STDERR = pytest.StashKey[int]()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CAN_BROWSE = CHROMIUM is not None and importlib.util.find_spec("playwright") is not None
 
@@ -53,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the emulated device before the autograd engine starts, which counts the devices
     once. Not beside CUDA: there it comes last, see below. One thread, from before the engine makes
     its own, which keep the number that they find: how a sum is split depends on it."""
+    config.stash[STDERR] = os.dup(2)  # tests run with another, which is shown if they end
     installed = os.environ.get("ONELAUNCH_INSTALLED", "")  # see scripts/installed
     assert str(onelaunch.__file__).startswith(installed), onelaunch.__file__
     torch.set_num_threads(1)
@@ -63,6 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not torch.cuda.is_available():
         testing.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    faulthandler.dump_traceback_later(HUNG_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

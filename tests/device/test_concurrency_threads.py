@@ -213,6 +213,9 @@ def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(
     """The call begins before the backward has ended, and ends after it."""
     ready, inside, begun, ended = (threading.Event() for _ in range(4))
     weight = rand(9, 4).requires_grad_()
+    # Torch makes a leaf's node under a lock of the leaf. On the emulated device that waits for the
+    # interpreter, which another thread may hold while it waits for the lock. So it is made once.
+    node = (weight * 1).grad_fn
 
     class Waits(torch.autograd.Function):
         @staticmethod
@@ -244,6 +247,7 @@ def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(
 
     run_threads(2, body)
     assert not is_in_torch_dispatch_mode()
+    del node
 
 
 def test_a_call_that_no_graph_can_hold_waits_for_a_capture(device: torch.device) -> None:

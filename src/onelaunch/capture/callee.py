@@ -175,23 +175,24 @@ class Callee:
                 state, unless they came back before.
             known: the reads before the run.
         """
+        reached = self.reached(flat)
+        if self.reads is not None and self.reads is not known:
+            self.note_left(reached, flat, result)
+        return reached
+
+    def note_left(self, reached: ReachableState, flat: Flat, result: object) -> None:
+        """Note that a run from the present state, on such arguments, repeats the last watched
+        run, which returned `result`."""
         reads = self.reads
-        if reads is None or reads is known:
-            return self.reached(flat)
+        assert reads is not None
         new = [v for v in composites_in([result]) if id(v) not in self._returned]
         entries = {id(v): entry for v in new if (entry := reads.of(v)) is not None}
         self.forget(new)
-        reached = self.reached(flat)
+        reached.know(reads, self._last)
         found = entries.keys() & map(id, reached.walk().owners)
         if found:
             reads.owners.update((key, entries[key]) for key in found)
             reached.forget()
-        self.note_left(reached, flat)
-        return reached
-
-    def note_left(self, reached: ReachableState, flat: Flat) -> None:
-        """Note that a run from the present state, on such arguments, repeats the last watched
-        run."""
         contents = reached.walk().contents
         if self._left is None or self._left() is not contents:
             self._left, self._seen_at = weakref.ref(contents), set()

@@ -71,12 +71,15 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the distance of the farthest element of any result, as a part of the result's largest
-    element. 1 for results of other shapes. NaN counts as 0, and infinity as 1."""
-    if [t.shape for t in a] != [t.shape for t in b]:
+    element. 1 for results of another shape or dtype, and for integers of other values. NaN is 0,
+    and infinity 1."""
+    if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return 1.0
     found = 0.0
     for x, y in zip(a, b, strict=True):
-        if x.is_floating_point() and x.numel():
-            x, y = (t.double().nan_to_num(0.0, 1.0, -1.0) for t in (x, y))
+        if not is_inexact(x):
+            found = found if torch.equal(x, y) else 1.0
+        elif x.numel():
+            x, y = (_real(t).double().nan_to_num(0.0, 1.0, -1.0) for t in (x, y))
             found = max(found, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
     return found

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from onelaunch.call.ambient import inlining
-from onelaunch.call.tree import Constant, flatten, is_plain, unflatten
+from onelaunch.call.tree import Constant, Flat, constants, is_plain, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import Asking
@@ -22,7 +21,7 @@ from onelaunch.driver.distance import apart
 from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.attempt import Attempt
-from onelaunch.runtime.warmup import NotedRun
+from onelaunch.runtime.warmup import NotedRun, flat_result
 from onelaunch.source import user_line
 
 _ROUNDING = 0.05
@@ -38,14 +37,15 @@ def compare(
     back. The last run, as in a capture, is a warm-up, unless the capture will differ."""
     if attempt.reached.walk().runs_backward():
         return None  # no run of it can be rolled back without gradients
-    eager, drawn, effects = _answered(callee, attempt, False)
+    eager = _answered(callee, attempt, False)
     try:
-        captured, drawn_then, effects_then = _answered(callee, attempt, True)
+        captured = _answered(callee, attempt, True)
     except Exception as error:  # noqa: BLE001  eager does not raise it
         let_go(error)
         return refused
-    distance, alike = apart(eager, captured), effects == effects_then
-    if alike and (distance <= _ROUNDING or drawn != drawn_then):
+    distance = eager.distance(captured.flat)
+    alike = eager.effects == captured.effects
+    if alike and (distance <= _ROUNDING or eager.drawn != captured.drawn):
         return None
     off = f"{distance:.0%} off" if alike else "and changes other state"
     what = f"`{name}` computes something else where it is captured, {off}"
@@ -69,9 +69,10 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
         return
     asking.answer, same = True, False
     try:
-        captured, _, effects = _answered(callee, attempt, True)
-        eager = [t.detach() for t in flatten(result).tensors]
-        same = bool(eager) and not effects and apart(eager, captured) <= _ROUNDING
+        captured = _answered(callee, attempt, True)
+        eager = flat_result(result, attempt.reached)
+        same = bool(eager.tensors) and captured.distance(eager) <= _ROUNDING
+        same = same and not captured.effects
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
         let_go(error)
     finally:
@@ -98,11 +99,30 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
     return True
 
 
-def _answered(
-    callee: Callee, attempt: Attempt, answer: bool
-) -> tuple[list[Tensor], list[object], dict[object, object]]:
-    """Run the callable with this answer about capturing, and roll it back. Return its results,
-    random numbers, and effects: id of a slot -> plain value, and written memory -> None."""
+class _Answered(NamedTuple):
+    """What a run did after an answer.
+
+    Attributes:
+        flat: its result, with copies of the tensors.
+        drawn: the states of the generators and the draws; empty if there were none.
+        effects: id of a slot -> the plain value that it left, and written memory -> None.
+    """
+
+    flat: Flat
+    drawn: list[object]
+    effects: dict[object, object]
+
+    def distance(self, other: Flat) -> float:
+        """Return the distance to another result; 1 if they differ in more than tensors."""
+        plain, others = (
+            {path: value for path, value in constants(flat.tree) if value.is_plain}
+            for flat in (self.flat, other)
+        )
+        return apart(other.tensors, self.flat.tensors) if plain == others else 1.0
+
+
+def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
+    """Run the callable with this answer about capturing, and roll it back."""
     driver, device, flat = attempt.driver, attempt.device, attempt.flat
     args, kwargs = unflatten(flat.tree, flat.tensors)
     run: Callable[[], Any] = functools.partial(callee.fn, *args, **kwargs)
@@ -121,10 +141,12 @@ def _answered(
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
             drawn += [[state.tolist() for state in now], observer.random]
-        found = [t.detach().clone() for t in flatten(result).tensors]
-    reached.know(callee.reads)
-    callee.note_left(reached, flat)  # the run is rolled back, and the next begins where it did
+        found = flat_result(result, reached)
+        found = found._replace(tensors=[t.detach().clone() for t in found.tensors])
+    if callee.reads is not None:
+        # The run is rolled back, and the next begins where it did.
+        callee.note_left(reached, flat, result)
     left: dict[object, object] = {
         c.slot.id: is_plain(c.after) and Constant(c.after) for c in effects.found
     }
-    return found, drawn, {**left, **dict.fromkeys(effects.observer.memory.written)}
+    return _Answered(found, drawn, {**left, **dict.fromkeys(effects.observer.memory.written)})

@@ -113,6 +113,7 @@ class Warmup:
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             modes.restore()  # torch's guards around such an operator turned them on again
+        attempt.reached.drop_tensors()  # for the next walk, which the caller makes
         return result
 
     def _called(
@@ -333,10 +334,7 @@ class NotedRun:
                 conditions.callback(setattr, self._observer, "ledger", None)
                 self._observer.ledger = ledger
             result = self._run()
-        flat = flatten(result, "result")
-        if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
-            known = {id(v): Same(v, None) for _, v in attempt.reached.walk().held.values()}
-            flat = flatten(result, "result", objects="made", known=known)
+        flat = flat_result(result, attempt.reached)
         ledger.handed_on(flat.tensors, flat.tree)
         ledger.finish()
         attempt.signature.ledger = ledger
@@ -346,6 +344,15 @@ class NotedRun:
     def step_aside(self) -> None:
         """End the conditions, as an operator that takes functions cannot run under them."""
         self._conditions.close()
+
+
+def flat_result(result: Any, reached: ReachableState) -> Flat:
+    """Return what a run returned, with the objects taken apart that it made."""
+    flat = flatten(result, "result")
+    if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
+        known = {id(v): Same(v, None) for _, v in reached.walk().held.values()}
+        flat = flatten(result, "result", objects="made", known=known)
+    return flat
 
 
 @contextmanager

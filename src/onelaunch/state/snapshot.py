@@ -107,10 +107,16 @@ class ReachableState:
         """Take a walk for the present one, if the state is as that found it again."""
         self._now = before if before.reads is self.reads and before.is_current() else None
 
-    def know(self, reads: Reads | None) -> None:
-        """Take the reads of the callable. If they are new, the next use walks again."""
+    def know(self, reads: Reads | None, last: LastWalk | None = None) -> None:
+        """Take the reads of the callable. If they are new, the next use walks again.
+
+        Args:
+            last: the last walk, if it is another now.
+        """
         if self.reads is not reads:
             self.reads, self._now = reads, None
+        if last is not None and self._last is not None and self._last is not last:
+            self._last, self._now = last, None
 
     def forget(self) -> None:
         """Walk again at the next use: something else changed the state."""

@@ -8,7 +8,8 @@ The engine first runs the ready node that was made last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -55,20 +56,20 @@ def leaves_in_order(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the leaves behind outputs, in the order in which a backward reaches them."""
     roots = list(dict.fromkeys(t.grad_fn for t in outputs if t.grad_fn is not None))
     waits = _edges_to(roots)
-    ready = _Ready()
+    ready: list[_Ready] = []
     for node in roots:
         if not waits[node]:
-            ready.push(node)
+            heappush(ready, _Ready(node._sequence_nr(), node))
     found: list[Tensor] = []
     while ready:
-        node = ready.pop()
+        node = heappop(ready).node
         if isinstance(node, AccumulateGrad):
             found.append(node.variable)
         for following, _ in node.next_functions:
             if following is not None:
                 waits[following] -= 1
                 if not waits[following]:
-                    ready.push(following)
+                    heappush(ready, _Ready(following._sequence_nr(), following))
     return found
 
 
@@ -87,40 +88,13 @@ def _edges_to(roots: Sequence[Node]) -> dict[Node, int]:
     return count
 
 
-class _Ready:
-    """The nodes that the engine may run, in the heap of C++'s `std::priority_queue`. The moves of
-    this heap decide between nodes of equal rank, such as leaves."""
+class _Ready(NamedTuple):
+    """A node that the engine may run. `heapq` makes the moves of C++'s `std::priority_queue`, which
+    decide between nodes of equal rank, such as leaves."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, Node]] = []
+    number: int
+    node: Node
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, node: Node) -> None:
-        """Add a node; greater sequence numbers go first."""
-        self._heap.append((node._sequence_nr(), node))
-        self._rise(len(self._heap) - 1)
-
-    def pop(self) -> Node:
-        heap = self._heap
-        last, first = heap.pop(), heap[0] if heap else None
-        if first is None:
-            return last[1]
-        hole, count = 0, len(heap)
-        while 2 * hole + 1 < count:
-            child = 2 * hole + 2
-            if child == count or heap[child][0] < heap[child - 1][0]:
-                child -= 1
-            heap[hole] = heap[child]
-            hole = child
-        heap[hole] = last
-        self._rise(hole)
-        return first[1]
-
-    def _rise(self, place: int) -> None:
-        heap, risen = self._heap, self._heap[place]
-        while place and heap[(place - 1) // 2][0] < risen[0]:
-            heap[place] = heap[(place - 1) // 2]
-            place = (place - 1) // 2
-        heap[place] = risen
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        """Return whether this node goes first: greater sequence numbers do."""
+        return self.number > other[0]

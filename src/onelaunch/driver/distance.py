@@ -71,7 +71,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the distance of the farthest element of any result, as a part of the result's largest
-    element. 1 for results of another shape or dtype, and for integers of other values. NaN is 0,
+    element. Results of another shape or dtype, and integers of other values, are 1 apart. NaN is 0,
     and infinity 1."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return 1.0

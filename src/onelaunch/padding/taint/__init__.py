@@ -3,7 +3,6 @@
 mode.py          TaintMode: follows taint through the operations of a run
 rules/           the rule of each operation, from the taint of its inputs to its results'
 shadow.py        shadow memory: a byte of taint for each element of a storage
-operands.py      Operands: the taint of one operation's inputs
 hidden.py        numbers that hide padding in place of minus infinity, and their checks
 displacement.py  elements whose place changes with the size
 bounds.py        indices out of bounds, found before a device asserts

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.operands import SUMS, Operands
 from onelaunch.padding.taint.rules.call import GAP, TaintedCall, argument_of
-from onelaunch.padding.taint.shadow import UNKNOWN, storage_of
+from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import kind_of, name_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
+
+SUMS = frozenset({"add", "sub", "baddbmm"})
+"""Operations that add to a tensor."""
+_KEEP = SUMS | {"mul", "div", "_to_copy", "clone", "copy"}
+"""Operations that keep low elements low, besides a choice of two tensors."""
 
 Place = tuple[str, int]
 """Kind of an operation, and the number of earlier operations of that kind in a run."""
@@ -88,6 +92,36 @@ class Hiding:
         return bound if math.isinf(bound) else bound + max(GAP, -bound / 1000)
 
 
+def low_of(call: TaintedCall, packet: str) -> Tensor | None:
+    """Return the plane where a result is low because an input is; None for other operations. A low
+    element is minus infinity, or stands for it. In a sum the other summand must be far above."""
+    packet = packet.removesuffix("_")
+    if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
+        return None
+    shape = call.results[0].shape
+    if packet in ("where", "masked_fill"):
+        mask, yes, no = call.args if packet == "where" else (call.args[i] for i in (1, 2, 0))
+        low, other = call.low(yes), call.low(no)
+        picked = torch.where(call.value(mask).bool(), low, other)
+        return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)
+    given = call.args[1:2] if packet == "copy" else call.args[:2]
+    low = call.low(given[0]).broadcast_to(shape)
+    other = call.low(given[-1]).broadcast_to(shape) if packet in ("add", "sub") else low
+    if packet in ("mul", "div"):
+        factor = given[1] if isinstance(given[1], Tensor) else torch.tensor(given[1], device="cpu")
+        value = call.value(factor)
+        grows = (value >= 1) if packet == "mul" else (value > 0) & (value <= 1)
+        return low & (grows & ~call.unknown(given[1])).broadcast_to(shape)
+    if packet in SUMS:
+        plain = call.argument("alpha", 1) == call.argument("beta", 1) == 1
+        if not plain or not isinstance(given[1], Tensor):
+            return torch.zeros_like(low)
+        if packet == "sub":
+            return low & ~other
+        return low | other if packet == "add" else low
+    return low
+
+
 class HidingTrace:
     """The numbers that hide padding in one run under taint, operation by operation."""
 
@@ -96,20 +130,20 @@ class HidingTrace:
         self._depths: dict[int, int] = {}
         """storage id -> the sums that a low element in it went through."""
 
-    def begin(self, kind: str, operands: Operands) -> None:
+    def begin(self, kind: str, call: TaintedCall) -> None:
         self._place: Place = (kind, self.hiding.counts[kind])
         self.hiding.counts[kind] += 1
-        self._operands = operands
+        self._call, call.hides = call, self._compare
 
-    def compare(self, t: Tensor, needed: Tensor, dims: Sequence[int]) -> None:
+    def _compare(self, t: Tensor, needed: Tensor, dims: Sequence[int]) -> None:
         """Note that low elements of `t` hide padding along `dims`."""
-        hiding, operands = self.hiding, self._operands
+        hiding, call = self.hiding, self._call
         if self._place[0] == "attention":
             hiding.attended.add(self._place)
-            hiding.highest = max(hiding.highest, operands.highest_low(t))
+            hiding.highest = max(hiding.highest, call.highest_low(t))
             return
-        summed = operands.plane(UNKNOWN)(t) & needed
-        known = operands.value(t)[needed & ~summed]
+        summed = call.unknown(t) & needed
+        known = call.value(t)[needed & ~summed]
         highest = float(known.max()) if known.numel() else -torch.inf
         hiding.compare(self._place, dims, highest, bool(summed.any()))
 
@@ -122,7 +156,7 @@ class HidingTrace:
         for t in call.results:
             self._depths[storage_of(t)] = depth
         for value in call.args:
-            hiding.highest = max(hiding.highest, self._operands.highest_low(value))
+            hiding.highest = max(hiding.highest, call.highest_low(value))
         if sums:
             hiding.added.add(self._place)
 

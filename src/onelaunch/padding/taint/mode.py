@@ -8,7 +8,6 @@ bits of its own elements, and operations on metadata need no rule. Other operati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ from onelaunch.padding.taint.attribution import (
 )
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
-from onelaunch.padding.taint.hidden import Hiding, HidingTrace
-from onelaunch.padding.taint.operands import ALL, Operands, low_of, outside_of
-from onelaunch.padding.taint.rules.call import LEAST, TaintedCall, beyond
+from onelaunch.padding.taint.hidden import Hiding, HidingTrace, low_of
+from onelaunch.padding.taint.rules.call import ALL, LEAST, TaintedCall
 from onelaunch.padding.taint.rules.rows import kept, named_by
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.shadow import (
@@ -155,8 +153,11 @@ class TaintMode(DecomposingMode):
         real = self._alignment.counterpart(step)
         if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
             self._alignment.apart = TaintCause(step.name, user_frame(), DRAWN)
-        inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
-        outputs = [t for t in tensors(result) if t.layout is torch.strided]
+        call = TaintedCall(
+            *(func, args, kwargs, result, real),
+            *(self._memory, old_values, self._outlives, self._front),
+        )
+        inputs, outputs = call.inputs, call.results
         given = {storage_of(t) for t in inputs}
         fresh = [t for t in outputs if storage_of(t) not in given]
         self._made |= {storage_of(t) for t in fresh}
@@ -166,40 +167,39 @@ class TaintMode(DecomposingMode):
         targets = [*fresh, *written]
         before = [bits for t in inputs if (bits := self._memory.of(t)) is not None]
         reason = reason_of(step, real, random)
-        operands = Operands(self._memory, old_values, inputs, real, self._outlives, self._front)
-        self._trace.begin(kind_of(step.name), operands)
-        self.constants.update(map(storage_of, operands.constants))
-        held = self._held(func, step, args, kwargs, real, operands, reason is None)
+        self._trace.begin(kind_of(step.name), call)
+        self.constants.update(map(storage_of, call.constants))
+        held = self._held(call, step, real, reason is None)
         if held is not None:
             reason = MOVED if Holds.OTHERS in held else None
         if not targets:
             others = Holds.OTHERS if reason else Holds.SAME
             self._mark_views(outputs, held or [others] * len(outputs))
-        if targets and (reason or operands.any):
-            bits, named = self._bits(func, args, kwargs, outputs, reason, operands, real)
+        if targets and (reason or call.any):
+            bits, named = self._bits(call, reason)
             for number, (t, b) in enumerate(zip(outputs, bits, strict=True)):
                 if any(t is other for other in targets) or storage_of(t) not in given:
-                    sized = operands.sized if real is None else real.outputs[number] != t.shape
+                    sized = call.sized if real is None else real.outputs[number] != t.shape
                     b = b & (ALL | LOW | ROW | SPARE)
-                    self._write(t, b | SIZED if sized else b, operands)
+                    self._write(t, b | SIZED if sized else b, call)
                     if named is not None:
                         self._memory.name(t, named)
             # Tensors written in place, other than results, get the union of the results' taint.
-            start = 0 if bits else ALL if reason else operands.most
+            start = 0 if bits else ALL if reason else call.most
             whole = torch.full((), start, dtype=torch.uint8, device=self._memory.device)
             for b in bits:
                 whole = whole | (union(b) & ALL)
             for t in written:
                 if not any(t is other or _same_place(t, other) for other in outputs):
-                    self._write(t, whole, operands)
+                    self._write(t, whole, call)
         else:
             for t in targets:  # a reused address, or clean values written over tainted ones
                 if self._memory.of(t) is not None:
-                    self._write(t, torch.zeros((), dtype=torch.uint8, device="cpu"), operands)
+                    self._write(t, torch.zeros((), dtype=torch.uint8, device="cpu"), call)
         if step.name == "arange" and real is not None:  # each names its own place
             rows = real.outputs[0][0], step.outputs[0][0]
             if rows in self._spare:
-                padded = self._outside(step.outputs[0], real.outputs[0])
+                padded = call.beyond(step.outputs[0], real.outputs[0]).to(torch.uint8) * PADDED
                 self._name(outputs[0], padded | SIZED, rows)
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
@@ -207,39 +207,32 @@ class TaintMode(DecomposingMode):
         if len(self._events) % 64 == 0:
             self._memory.prune()
 
-    def _write(self, t: Tensor, bits: Tensor, operands: Operands) -> None:
+    def _write(self, t: Tensor, bits: Tensor, call: TaintedCall) -> None:
         """Set the bits of an operation's result. If it writes other rows than the unpadded run
         does, the elements hold other values than there."""
         old_bits = self._memory.of(t)
-        real = operands.real(t)
+        real = call.real(t)
         if old_bits is not None and bool((old_bits & SKEWED).any()):
             self._memory.fill(t, ALL | SKEWED)
             return
         bits = bits.to(self._memory.device)
         if real is not None and real != t.shape:
-            bits = bits | self._outside(t.shape, real)
+            bits = bits | call.beyond(t.shape, real).to(torch.uint8) * PADDED
         self._memory.put(t, bits)
 
     def _held(
-        self,
-        func: Any,
-        step: TracedStep,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        real: TracedStep | None,
-        operands: Operands,
-        same_numbers: bool,
+        self, call: TaintedCall, step: TracedStep, real: TracedStep | None, same_numbers: bool
     ) -> list[Holds] | None:
         """Return the elements in the results of an operation that picks by place; None for
         others."""
         if real is None or real.picked is None or step.picked is None:
             return None
-        if all(operands.real(t) in (None, t.shape) for t in tensors(args)):
+        if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):
             return None
-        unknown_of, padded = operands.plane(UNKNOWN), operands.plane(PADDED)
         packet, count = packet_of(step.name), len(step.outputs)
+        planes = call.padded, call.unknown
         return displaced(
-            func, packet, args, real.picked, kwargs, padded, unknown_of, same_numbers, count
+            call.func, packet, call.args, real.picked, call.kwargs, *planes, same_numbers, count
         )
 
     def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
@@ -252,70 +245,37 @@ class TaintMode(DecomposingMode):
                 bits = self._memory.of(view)
                 self._memory.put(view, every if bits is None else bits | SKEWED)
 
-    def _bits(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: Sequence[Tensor],
-        reason: str | None,
-        operands: Operands,
-        real: TracedStep | None,
-    ) -> tuple[list[Tensor], Rows | None]:
+    def _bits(self, call: TaintedCall, reason: str | None) -> tuple[list[Tensor], Rows | None]:
         """Return the bits of the results, and the size whose rows they name."""
-        rule = None if reason else rule_of(func)
-        name = name_of(func)
-        unknown_of = operands.plane(UNKNOWN)
-        call = TaintedCall(
-            func,
-            name,
-            args,
-            kwargs,
-            list(outputs),
-            operands.zero,
-            operands.low,
-            operands.plane(PADDED),
-            self._trace.compare,
-            unknown_of,
-            operands.value,
-            operands.real,
-            () if real is None else real.outputs,
-            operands.plane(ROW),
-            operands.plane(SPARE),
-            operands.named,
-            partial(beyond, front=self._front),
-        )
+        rule, outputs = None if reason else rule_of(call.func), call.results
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
             try:
-                padded, unknown = rule(call, operands.plane(PADDED)), rule(call, unknown_of)
+                padded, unknown = rule(call, call.padded), rule(call, call.unknown)
             except (RuntimeError, IndexError, TypeError, ValueError):
                 rule = None  # the rule does not know this form of arguments: taint all
         if rule is None:
-            bits = ALL if reason else operands.most
+            bits = ALL if reason else call.most
             every = torch.tensor(bits, dtype=torch.uint8, device=self._memory.device)
             return [every.broadcast_to(t.shape) for t in outputs], None
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
-        packet = name.partition(".")[0]
+        packet = packet_of(call.name)
         named = named_by(call, packet)
         if named is not None:
             real_rows, others = kept(call, packet, (bits[0] & PADDED) != 0)
             bits[0] = bits[0] | real_rows.to(torch.uint8) * ROW | others.to(torch.uint8) * SPARE
-        low = low_of(call, packet, operands)
+        low = low_of(call, packet)
         if low is not None:
-            low = low.to(self._memory.device) & (operands.value(outputs[0]) <= LEAST / 2)
+            low = low.to(self._memory.device) & (call.value(outputs[0]) <= LEAST / 2)
             low = low & ((bits[0] & UNKNOWN) != 0)
             if bool(low.any()):
                 self._trace.follow(call, packet)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
         elif packet == "exp":  # 0 for the lowest
-            vanished = operands.low(args[0]) & (operands.value(outputs[0]) == 0)
+            vanished = call.low(call.args[0]) & (call.value(outputs[0]) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits, named
-
-    def _outside(self, shape: torch.Size, real: torch.Size) -> Tensor:
-        return outside_of(shape, real, self._memory.device, self._front)
 
     def _joined(self, padded: Tensor, unknown: Tensor) -> Tensor:
         device = self._memory.device

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from onelaunch.driver.aten import tensors
+from onelaunch.padding.taint.shadow import (
+    LOW,
+    PADDED,
+    ROW,
+    SIZED,
+    SPARE,
+    UNKNOWN,
+    Rows,
+    ShadowMemory,
+    storage_of,
+)
+from onelaunch.padding.taint.trace import TracedStep, name_of
 
 LEAST = -1e4
 """The highest number that may stand for minus infinity; each call is checked where it does."""
@@ -20,52 +33,174 @@ LEAST = -1e4
 GAP = 1000.0
 """A difference of scores whose exponential is 0 in every type: exp(-746) is, in float64."""
 
+ALL = PADDED | UNKNOWN
+
 Planes = Callable[[Any], Tensor]
 """A function from an input to its plane; all false for an untainted input."""
 
 
-@dataclass(slots=True)
 class TaintedCall:
-    """An operation that ran, with facts about its inputs.
+    """An operation that ran, with the taint of its inputs and the values that matter for it.
 
     Attributes:
         name: the overload: ``add.Tensor``.
-        zero: the plane where a tensor is 0 at every call, whatever the padding holds.
-        low: the plane where it is minus infinity or stands for it, at every call.
+        inputs, results: its strided tensors.
+        real_results: the shapes of the results in the unpadded run; empty if unknown.
         padded: the plane of elements that depend on padding.
-        hides: called with a tensor, the plane of its low elements that padding must not outweigh,
-            and the dimensions along which they are compared.
         unknown: the plane where a value may differ from call to call. A rule gets these planes
             (`taint is call.unknown`), or the `padded` planes.
-        value: a tensor's values, on the device of the planes.
-        real: the shape of a tensor in the unpadded run; None if unknown.
-        real_results: the shapes of the results there; empty if unknown.
         rows: the plane where a value names a real row, at every call.
         spare: the plane where padding names a row that is not real.
-        named: real and padded size of the dimension whose rows a tensor names; None if unknown.
-        beyond: see `beyond`.
+        hides: called with a tensor, the plane of its low elements that padding must not outweigh,
+            and the dimensions along which they are compared.
+        constants: masks from before the call, whose values count as known.
     """
 
-    func: Any
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[Tensor]
-    zero: Planes
-    low: Planes
-    padded: Planes
     hides: Callable[[Tensor, Tensor, Sequence[int]], None]
-    unknown: Planes
-    value: Callable[[Any], Tensor]
-    real: Callable[[Tensor], torch.Size | None]
-    real_results: tuple[torch.Size, ...]
-    rows: Planes
-    spare: Planes
-    named: Callable[[Any], tuple[int, int] | None]
-    beyond: Callable[[torch.Size, torch.Size, torch.device], Tensor]
+
+    def __init__(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        real: TracedStep | None,
+        memory: ShadowMemory,
+        old_values: dict[int, Tensor],
+        outlives: Callable[[Tensor], bool],
+        front: bool,
+    ) -> None:
+        self.func, self.name, self.args, self.kwargs = func, name_of(func), args, kwargs
+        self.inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
+        self.results = [t for t in tensors(result) if t.layout is torch.strided]
+        self.real_results = () if real is None else real.outputs
+        self._memory, self._old_values, self._front = memory, old_values, front
+        self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
+        self._bits: dict[int, Tensor] = {}
+        shapes = real.inputs if real is not None and len(real.inputs) == len(self.inputs) else ()
+        self._real = {id(t): shape for t, shape in zip(self.inputs, shapes, strict=False)}
+        self.constants: list[Tensor] = []
+        for t in self.inputs:
+            bits = memory.of(t)
+            if bits is None and outlives(t):
+                bits = self._varying(t)
+            real_shape = self._real.get(id(t), t.shape)
+            if real_shape != t.shape:
+                first = front and self._uniform(t, real_shape, bits is None)
+                outside = beyond(t.shape, real_shape, memory.device, first).to(torch.uint8) * PADDED
+                if bits is not None:
+                    outside = bits | torch.where((bits & SIZED) != 0, 0, outside)
+                bits = outside
+            if bits is not None:
+                self._bits[id(t)] = bits
+        if old_values:  # rules read the bits before any is changed
+            self._bits = {key: bits.clone() for key, bits in self._bits.items()}
+        self.any = bool(self._bits)
+        self.padded, self.unknown = self._plane(PADDED), self._plane(UNKNOWN)
+        self.rows, self.spare = self._plane(ROW), self._plane(SPARE)
+
+    def _varying(self, t: Tensor) -> Tensor | None:
+        """Return the bits of a tensor whose values may change in place; None for a boolean mask.
+        Hidden scores stay hidden: each call checks that the mask is unchanged."""
+        if t.dtype == torch.bool:
+            self.constants.append(t)
+            return None
+        bits = torch.full(t.shape, UNKNOWN, dtype=torch.uint8, device=self._memory.device)
+        if t.is_floating_point():
+            low = self.value(t) <= LEAST
+            bits |= low.to(torch.uint8) * LOW
+            self.constants += [t] if bool(low.any()) else []
+        return bits
+
+    def _uniform(self, t: Tensor, real: torch.Size, known: bool) -> bool:
+        """Return whether it does not matter which rows the unpadded run lacks: all are the same
+        memory, or hold the same known values."""
+        if len(t.shape) != len(real):
+            return False
+        differing = (d for d, (a, b) in enumerate(zip(t.shape, real, strict=True)) if a != b)
+        dims = [d for d in differing if t.stride(d) != 0]
+        value = self.value(t) if dims and known else t
+        firsts = (value[(*[slice(None)] * d, slice(1))] for d in dims)
+        return not dims or (known and all(bool((value == first).all()) for first in firsts))
+
+    def real(self, t: Tensor) -> torch.Size | None:
+        """Return the shape of an input in the unpadded run."""
+        return self._real.get(id(t))
+
+    @property
+    def most(self) -> int:
+        """The union of the inputs' bits, for a result that may depend on any element."""
+        padded = any(bool((bits & PADDED).any()) for bits in self._bits.values())
+        return ALL if padded else UNKNOWN
+
+    @property
+    def sized(self) -> bool:
+        """True if an input was made at a size that padding changes."""
+        return any(bool((bits & SIZED).any()) for bits in self._bits.values())
+
+    def _plane(self, bit: int) -> Planes:
+        """Return a function from an input to its plane of one bit."""
+
+        def taint(value: Any) -> Tensor:
+            bits = self._bits.get(id(value))
+            if bits is None:
+                return self._none.broadcast_to(value.shape if isinstance(value, Tensor) else ())
+            return (bits & bit) != 0
+
+        return taint
+
+    def value(self, t: Any) -> Tensor:
+        """Return the values of a tensor before the operation."""
+        before = self._old_values.get(id(t))
+        known: Tensor = t if before is None else before
+        return known.detach().to(self._memory.device)
+
+    def highest_low(self, t: Any) -> float:
+        """Return the highest number in `t` that stands for minus infinity and is no summand. Minus
+        infinity if there is none."""
+        low = self.low(t)
+        bits = self._bits.get(id(t))
+        if not isinstance(t, Tensor):
+            return float(t) if bool(low) else -torch.inf
+        if bits is not None and self._memory.of(t) is not None:
+            low = low & ((bits & UNKNOWN) == 0)
+        found = self.value(t)[low]
+        return float(found.max()) if found.numel() else -torch.inf
+
+    def named(self, t: Any) -> Rows | None:
+        """Return the size whose rows `t` names; None if it names none."""
+        bits = self._bits.get(id(t))
+        if bits is None or t.is_floating_point() or not bool((bits & (ROW | SPARE)).any()):
+            return None
+        return self._memory.shadows[storage_of(t)].rows
+
+    def zero(self, t: Any) -> Tensor:
+        """Return the plane where a tensor is 0 whatever the padding holds."""
+        if not isinstance(t, Tensor):
+            return self._none | (t == 0)
+        bits = self._bits.get(id(t))
+        zero = self.value(t) == 0
+        return zero if bits is None else zero & ((bits & UNKNOWN) == 0)
+
+    def low(self, t: Any) -> Tensor:
+        """Return the plane where a tensor is minus infinity, or stands for it, whatever the padding
+        holds."""
+        if not isinstance(t, Tensor):
+            return self._none | (isinstance(t, float) and t <= LEAST)
+        bits = self._bits.get(id(t))
+        if not t.is_floating_point():
+            return self._none.broadcast_to(t.shape)
+        below = self.value(t) <= LEAST
+        if bits is None:
+            return below
+        return ((bits & LOW) != 0) | (((bits & UNKNOWN) == 0) & below)
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)
+
+    def beyond(self, shape: torch.Size, real: torch.Size) -> Tensor:
+        """Return the plane of a tensor that is true beyond its real size."""
+        return beyond(shape, real, self._memory.device, self._front)
 
 
 def argument_of(
@@ -87,7 +222,7 @@ def more(call: TaintedCall, taint: Planes, t: Tensor, dims: Sequence[int]) -> Te
     if taint is call.unknown or real is None or all(real[d] == t.shape[d] for d in dims):
         return plane
     along = torch.Size(real[d] if d in dims else n for d, n in enumerate(t.shape))
-    outside = call.beyond(t.shape, along, plane.device)
+    outside = call.beyond(t.shape, along)
     return plane | (outside & ~call.unknown(t))
 
 

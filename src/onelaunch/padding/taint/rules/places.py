@@ -273,14 +273,14 @@ def landed(
     parts = (slice(None) if d == dim % t.dim() else slice(0, n) for d, n in enumerate(put.shape))
     found[tuple(parts)] |= (put & over(unknown)).any(dim, keepdim=True)
     grown = taint is not call.unknown and real != t.shape
-    return found | call.beyond(t.shape, real, found.device) if grown else found
+    return found | call.beyond(t.shape, real) if grown else found
 
 
 def _in_place(call: TaintedCall, t: Tensor) -> bool:
     """Return whether everything beyond the real size is padding, so that the rest is in place. It
     may be constant too: constants in other places show in the values."""
     real, other = call.real(t), call.padded(t) | ~call.unknown(t)
-    return real is not None and bool((other | ~call.beyond(t.shape, real, other.device)).all())
+    return real is not None and bool((other | ~call.beyond(t.shape, real)).all())
 
 
 def _is_whole(call: TaintedCall, index: Tensor) -> bool:

@@ -35,7 +35,7 @@ def convolution(call: TaintedCall, taint: Planes) -> list[Tensor]:
         found = torch.ones_like(found)
     found = found.broadcast_to(call.results[0].shape)
     if taint is not call.unknown and call.real_results:  # places beyond the real size stay padding
-        found = found | call.beyond(found.shape, call.real_results[0], found.device)
+        found = found | call.beyond(found.shape, call.real_results[0])
     return [found]
 
 

@@ -71,6 +71,7 @@ _SCHEDULED = (
     "the scheduler's step after the launch, as it looks at times on the host: `fast = "
     "ol.graph(unet)`, `x = scheduler.step(fast(x, t), t, x).prev_sample`"
 )
+_WRAPPED = "the module graphed before Fabric wraps it: `fabric.setup(ol.graph(model), optimizer)`"
 
 
 class Cause(NamedTuple):
@@ -89,171 +90,101 @@ class Cause(NamedTuple):
     fix: str
 
 
-def _cause(file: str, function: str | None, codes: str, fix: str) -> Cause:
-    return Cause(file, function, frozenset(codes.split()), fix)
-
-
-CAUSES: tuple[Cause, ...] = (
-    _cause(
-        "torch/distributions/multivariate_normal.py",
-        "_precision_to_scale_tril",
-        "OL101",
+_OF_CODES: dict[tuple[str, str | None, str], str] = {
+    ("torch/distributions/multivariate_normal.py", "_precision_to_scale_tril", "OL101"): (
         "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(torch.linalg.inv_ex("
-        "precision).inverse).L, validate_args=False)",
+        "precision).inverse).L, validate_args=False)"
     ),
-    _cause(
-        "torch/distributions/multivariate_normal.py",
-        "__init__",
-        "OL101",
+    ("torch/distributions/multivariate_normal.py", "__init__", "OL101"): (
         "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(covariance).L, "
-        "validate_args=False)",
+        "validate_args=False)"
     ),
     # These look at values whatever `validate_args` is.
-    *(
-        _cause(f"torch/distributions/{name}.py", function, "OL101", fix)
-        for name, function, fix in (
-            ("wishart", None, _WISHART),
-            ("lowrank_multivariate_normal", None, _FULL_RANK),
-            ("von_mises", "_rejection_sample", _TRIED),
-            ("one_hot_categorical", None, _HOT),
-        )
+    ("torch/distributions/wishart.py", None, "OL101"): _WISHART,
+    ("torch/distributions/lowrank_multivariate_normal.py", None, "OL101"): _FULL_RANK,
+    ("torch/distributions/von_mises.py", "_rejection_sample", "OL101"): _TRIED,
+    ("torch/distributions/one_hot_categorical.py", None, "OL101"): _HOT,
+    ("torch/distributions/distribution.py", None, "OL101"): _UNVALIDATED,
+    ("torch/distributions/constraints.py", None, "OL101"): _UNVALIDATED,
+    ("torch/distributions/geometric.py", None, "OL101"): _UNVALIDATED,
+    # It looks at probabilities whatever `validate_args` is.
+    ("torch/distributions/continuous_bernoulli.py", "__init__", "OL101"): (
+        "ContinuousBernoulli(logits=logits, validate_args=False)"
     ),
-    *(
-        _cause(f"torch/distributions/{name}.py", None, "OL101", _UNVALIDATED)
-        for name in ("distribution", "constraints", "geometric")
-    ),
-    _cause(  # it looks at probabilities whatever `validate_args` is
-        "torch/distributions/continuous_bernoulli.py",
-        "__init__",
-        "OL101",
-        "ContinuousBernoulli(logits=logits, validate_args=False)",
-    ),
-    _cause(
-        "torch/nn/functional.py",
-        "gaussian_nll_loss",
-        "OL101",
+    ("torch/nn/functional.py", "gaussian_nll_loss", "OL101"): (
         "the loss without a check of the variance, which is to be 1e-6 or more: "
-        "`(0.5 * (torch.log(var) + (input - target) ** 2 / var)).mean()`",
+        "`(0.5 * (torch.log(var) + (input - target) ** 2 / var)).mean()`"
     ),
-    _cause(
-        "torch/nn/functional.py",
-        "ctc_loss",
-        "OL102 OL103",
+    ("torch/nn/functional.py", "ctc_loss", "OL102 OL103"): (
         "the loss after the launch, as it reads targets and lengths on the host: "
-        "`F.ctc_loss(fast(x), targets, input_lengths, target_lengths)`",
+        "`F.ctc_loss(fast(x), targets, input_lengths, target_lengths)`"
     ),
-    _cause(
-        "torch/nn/modules/batchnorm.py",
-        None,
-        "OL101",
-        "a number, `momentum=0.1`: under `momentum=None` the host computes one at each call",
+    ("torch/nn/modules/batchnorm.py", None, "OL101"): (
+        "a number, `momentum=0.1`: under `momentum=None` the host computes one at each call"
     ),
-    _cause(
-        "torch/nn/modules/rnn.py",
-        None,
-        "OL101",
-        f"{_UNPACKED}; and for layers on CUDA {OWN_DROPOUT}",
+    ("torch/nn/modules/rnn.py", None, "OL101"): (
+        f"{_UNPACKED}; and for layers on CUDA {OWN_DROPOUT}"
     ),
-    _cause("torch/nn/modules/rnn.py", None, "OL104", _UNPACKED),
-    _cause(
-        "torch/nn/modules/transformer.py",
-        "_detect_is_causal_mask",
-        "OL101",
+    ("torch/nn/modules/rnn.py", None, "OL104"): _UNPACKED,
+    ("torch/nn/modules/transformer.py", "_detect_is_causal_mask", "OL101"): (
         "`is_causal=True` beside a mask that is causal, `is_causal=False` beside another: "
-        "encoder(x, mask=mask, is_causal=True)",
+        "encoder(x, mask=mask, is_causal=True)"
     ),
-    _cause(
-        "torch/nn/utils/clip_grad.py",
-        None,
-        "OL101",
+    ("torch/nn/utils/clip_grad.py", None, "OL101"): (
         "torch.nn.utils.clip_grad_norm_(...) without `error_if_nonfinite=True`; look at the norm, "
-        "which it returns, after the call",
+        "which it returns, after the call"
     ),
-    _cause(
-        "torch/optim/swa_utils.py",
-        "update_parameters",
-        "OL101 OL104",
-        "averaged.update_parameters(model), after the graphed call: it counts on the host",
+    ("torch/optim/swa_utils.py", "update_parameters", "OL101 OL104"): (
+        "averaged.update_parameters(model), after the graphed call: it counts on the host"
     ),
-    _cause(
-        "torch_geometric/utils/loop.py",
-        "add_remaining_self_loops",
-        "OL101 OL102",
-        _LOOPS.format(name="add_remaining_self_loops") + _CACHED,
+    ("torch_geometric/utils/loop.py", "add_remaining_self_loops", "OL101 OL102"): (
+        _LOOPS.format(name="add_remaining_self_loops") + _CACHED
     ),
-    _cause("torch_geometric/nn/conv/cheb_conv.py", None, "OL101 OL102", _SPLIT),
-    _cause(
-        "torch_geometric/utils/loop.py",
-        "remove_self_loops",
-        "OL101 OL102",
-        _LOOPS.format(name="add_remaining_self_loops").replace("GCNConv", "GATConv"),
+    ("torch_geometric/nn/conv/cheb_conv.py", None, "OL101 OL102"): _SPLIT,
+    ("torch_geometric/utils/loop.py", "remove_self_loops", "OL101 OL102"): (
+        _LOOPS.format(name="add_remaining_self_loops").replace("GCNConv", "GATConv")
     ),
-    _cause(
-        "torch_geometric/utils/_scatter.py",
-        "scatter",
-        "OL101",
-        "the size of the result: global_mean_pool(x, batch, size=n), scatter(x, index, dim_size=n)",
+    ("torch_geometric/utils/_scatter.py", "scatter", "OL101"): (
+        "the size of the result: global_mean_pool(x, batch, size=n), scatter(x, index, dim_size=n)"
     ),
-    _cause(
-        "torch_geometric/nn/aggr/base.py",
-        "__call__",
-        "OL101",
+    ("torch_geometric/nn/aggr/base.py", "__call__", "OL101"): (
         "the size of the result: SumAggregation()(x, index, dim_size=n); of a model that does not "
-        'take one, as SchNet, `ol.graph(model, on_refusal="split")`',
+        'take one, as SchNet, `ol.graph(model, on_refusal="split")`'
     ),
-    _cause(
-        "torch_geometric/utils/_to_dense_adj.py",
-        "to_dense_adj",
-        "OL101",
+    ("torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "OL101"): (
         "torch.zeros(n, n, device=edges.device).index_put(tuple(edges), weights, accumulate=True), "
-        "with a weight for each edge",
+        "with a weight for each edge"
     ),
-    *(
-        _cause(f"peft/tuners/{name}/layer.py", "forward", "OL101 OL104", _DROPPED)
-        for name in ("loha", "lokr")
+    ("peft/tuners/loha/layer.py", "forward", "OL101 OL104"): _DROPPED,
+    ("peft/tuners/lokr/layer.py", "forward", "OL101 OL104"): _DROPPED,
+    ("torch/ao/nn/quantized/modules/__init__.py", "forward", "OL101"): WEIGHTS_ALONE,
+    ("torchmetrics/aggregation.py", None, "OL101"): (
+        'no look for NaNs: MeanMetric(..., nan_strategy="disable")'
     ),
-    _cause("torch/ao/nn/quantized/modules/__init__.py", "forward", "OL101", WEIGHTS_ALONE),
-    _cause(
-        "torchmetrics/aggregation.py",
-        None,
-        "OL101",
-        'no look for NaNs: MeanMetric(..., nan_strategy="disable")',
+    ("torchmetrics/utilities/data.py", "_bincount", "OL102"): (
+        "a metric that counts classes after the launch: `y = fast(x)`, `metric.update(y, target)`"
     ),
-    _cause(
-        "torchmetrics/utilities/data.py",
-        "_bincount",
-        "OL102",
-        "a metric that counts classes after the launch: `y = fast(x)`, `metric.update(y, target)`",
-    ),
-    *(
-        _cause(f"diffusers/schedulers/scheduling_{name}.py", "step", "OL101 OL102", _SCHEDULED)
+    **{
+        (f"diffusers/schedulers/scheduling_{name}.py", "step", "OL101 OL102"): _SCHEDULED
         for name in (
             *("ddim", "ddpm", "euler_discrete", "lcm", "lms_discrete", "pndm"),
             "unipc_multistep",
         )
-    ),
-    _cause("gpytorch/kernels/kernel.py", "covar_dist", "OL101", _DISTANCES),
-    *(
-        _cause(file, function, "OL101", _OUTSIDE)
-        for file, function in (
-            ("gpytorch/models/exact_gp.py", "__call__"),
-            ("gpytorch/variational/variational_strategy.py", "__call__"),
-            ("linear_operator/utils/cholesky.py", None),
-        )
-    ),
-    *(  # all solvers run below these, and ask of the times first
-        _cause(f"torchdiffeq/_impl/{name}.py", None, "OL101", _SOLVED)
-        for name in ("odeint", "adjoint")
-    ),
-    *(
-        _cause(
-            f"{package}/wrappers.py",
-            "_register_backward_hook",
-            "OL112",
-            "the module graphed before Fabric wraps it: `fabric.setup(ol.graph(model), optimizer)`",
-        )
-        for package in ("lightning_fabric", "lightning/fabric")
-    ),
+    },
+    ("gpytorch/kernels/kernel.py", "covar_dist", "OL101"): _DISTANCES,
+    ("gpytorch/models/exact_gp.py", "__call__", "OL101"): _OUTSIDE,
+    ("gpytorch/variational/variational_strategy.py", "__call__", "OL101"): _OUTSIDE,
+    ("linear_operator/utils/cholesky.py", None, "OL101"): _OUTSIDE,
+    # All solvers run below these, and ask of the times first.
+    ("torchdiffeq/_impl/odeint.py", None, "OL101"): _SOLVED,
+    ("torchdiffeq/_impl/adjoint.py", None, "OL101"): _SOLVED,
+    ("lightning_fabric/wrappers.py", "_register_backward_hook", "OL112"): _WRAPPED,
+    ("lightning/fabric/wrappers.py", "_register_backward_hook", "OL112"): _WRAPPED,
+}
+"""(file, function, codes) -> the fix of a `Cause`."""
+CAUSES = tuple(
+    Cause(file, function, frozenset(codes.split()), fix)
+    for (file, function, codes), fix in _OF_CODES.items()
 )
 
 

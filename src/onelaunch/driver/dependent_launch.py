@@ -15,6 +15,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from onelaunch.driver.substitutes import replaced
+
 _OPTION = "triton.enable_pdl"
 _TAG = "onelaunch waits first"
 
@@ -42,12 +44,9 @@ def waiting_first(options: Mapping[str, Any]) -> Generator[None]:
             lines = (n for n in code._lines if not isinstance(n, str) or self.GDC_WAIT not in n)
             code._lines = [self.GDC_WAIT, *lines]
 
-    kernel._filter_pdl = filtered
-    try:
-        with caches.patch(cache_key_tag=f"{caches.cache_key_tag} {_TAG}"):
-            yield
-    finally:
-        kernel._filter_pdl = own
+    tag = f"{caches.cache_key_tag} {_TAG}"
+    with replaced(kernel, _filter_pdl=filtered), caches.patch(cache_key_tag=tag):
+        yield
 
 
 def _is_known() -> bool:

@@ -20,7 +20,7 @@ from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import is_tracing
-from onelaunch.driver.substitutes import UNKNOWN, substituted
+from onelaunch.driver.substitutes import UNKNOWN, replaced, substituted
 from onelaunch.errors import CaptureError
 
 _SEEDED = "`torch.manual_seed`, or the like, in a capture"
@@ -82,11 +82,8 @@ class HostGenerator:
                 raise self._note(error_here("OL106", _SEEDED))
             own(seed)
 
-        torch.cuda.manual_seed_all = manual_seed_all
-        try:
+        with replaced(torch.cuda, manual_seed_all=manual_seed_all):
             yield
-        finally:
-            torch.cuda.manual_seed_all = own
 
     def _here(self, *_: object, **__: object) -> bool:
         """Tell whether it is the run that calls: its thread, or autograd's."""

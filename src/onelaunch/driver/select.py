@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pkgutil import resolve_name
 from threading import get_ident
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.driver.protocol import Driver
+from onelaunch.driver.substitutes import replaced
 from onelaunch.gc_pause import importing
 
 _MAKERS: dict[str, str | Callable[[], Driver]] = {
@@ -110,15 +111,11 @@ def _setting_nothing() -> Generator[None]:
         if not is_beside():
             write(*args)
 
-    with _setters:
-        own = [(module, name, getattr(module, name)) for module, name in _SETTERS]
-        for module, name, write in own:
-            setattr(module, name, partial(unless_beside, write))
-        try:
-            yield
-        finally:
-            for module, name, write in own:
-                setattr(module, name, write)
+    with _setters, ExitStack() as stack:
+        for module, name in _SETTERS:
+            write = partial(unless_beside, getattr(module, name))
+            stack.enter_context(replaced(module, **{name: write}))
+        yield
 
 
 @contextmanager

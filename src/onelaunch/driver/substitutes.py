@@ -26,6 +26,22 @@ from onelaunch.source import PACKAGE, TORCH, Place, user_frame
 UNKNOWN = "a random state is set that was not saved in the call"
 
 
+@contextmanager
+def replaced(owner: Any, **functions: Callable[..., Any]) -> Generator[None]:
+    """Replace functions of a module or class for a while."""
+    own = {name: vars(owner)[name] for name in functions if name in vars(owner)}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for name in functions:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:  # it is inherited
+                delattr(owner, name)
+
+
 class _Substitute(NamedTuple):
     """The functions that a capture has in place of torch's; see `substituted`."""
 
@@ -38,19 +54,11 @@ class _Substituted:
     """The functions of a module, while any capture replaces them."""
 
     def __init__(self, module: Any) -> None:
-        self._module = module
-        self._own = {name: vars(module)[name] for name in _NAMES if name in vars(module)}
-        self._get, self._set = (getattr(module, name) for name in _NAMES)
+        self._get, self._set = module.get_rng_state, module.set_rng_state
         self.active: list[_Substitute] = []
-        for name, function in zip(_NAMES, (self._get_rng_state, self._set_rng_state), strict=True):
-            setattr(module, name, function)
-
-    def put_back(self) -> None:
-        for name in _NAMES:
-            if name in self._own:
-                setattr(self._module, name, self._own[name])
-            else:
-                delattr(self._module, name)
+        functions = {"get_rng_state": self._get_rng_state, "set_rng_state": self._set_rng_state}
+        self.replaced = replaced(module, **functions)
+        self.replaced.__enter__()
 
     def _get_rng_state(self, *device: Any, **keywords: Any) -> Tensor:
         for substitute in self.active:
@@ -66,8 +74,6 @@ class _Substituted:
                     return substitute.restore(new_state)
         return self._set(new_state, *device, **keywords)
 
-
-_NAMES = "get_rng_state", "set_rng_state"
 
 _lock = threading.Lock()
 
@@ -95,7 +101,7 @@ def substituted(
         with _lock:
             all_of_it.active = [one for one in all_of_it.active if one is not substitute]
             if not all_of_it.active:
-                _substituted.pop(id(module)).put_back()
+                _substituted.pop(id(module)).replaced.__exit__(None, None, None)
 
 
 @contextmanager
@@ -113,17 +119,8 @@ def watching_resizes(
             resized(storage, nbytes)
         return resize(storage, nbytes)
 
-    kind: Any = torch.UntypedStorage
-    inherited = "resize_" not in vars(kind)
-    before = kind.resize_
-    kind.resize_ = resize_
-    try:
+    with replaced(torch.UntypedStorage, resize_=resize_):
         yield
-    finally:
-        if inherited:
-            del kind.resize_
-        else:
-            kind.resize_ = before
 
 
 resize: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
@@ -163,11 +160,8 @@ def refusing_events(kind: Any, capturing: Callable[[Any], bool]) -> Generator[No
         if get_ident() == ident:
             recorded.pop(id(event), None)
 
-    kind.record, kind.wait = record_noted, wait_noted
-    try:
+    with replaced(kind, record=record_noted, wait=wait_noted):
         yield
-    finally:
-        kind.record, kind.wait = record, wait
     for _, place in recorded.values():
         what = "an event is recorded in a capture, and no stream waits for it there"
         raise CaptureError("OL109", what, where=place, fix=_FIX)

@@ -13,6 +13,7 @@ import torch
 
 from onelaunch.driver.cuda.streams import bindings
 from onelaunch.driver.select import awaiting
+from onelaunch.driver.substitutes import replaced
 
 _WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 _LONGEST_S = 10.0
@@ -25,14 +26,10 @@ _capture = threading.RLock()
 def put_off() -> Generator[None]:
     """Have `torch.cuda.synchronize` of other threads begin after the capture of this thread."""
     with _capture:
-        own = [(name, getattr(bindings, name)) for name in _WAITS if hasattr(bindings, name)]
-        for name, wait in own:
-            setattr(bindings, name, partial(_after_the_capture, wait))
-        try:
+        waits = {name: getattr(bindings, name) for name in _WAITS if hasattr(bindings, name)}
+        later = {name: partial(_after_the_capture, wait) for name, wait in waits.items()}
+        with replaced(bindings, **later):
             yield
-        finally:
-            for name, wait in own:
-                setattr(bindings, name, wait)
 
 
 def _after_the_capture(wait: Callable[..., object], *args: Any) -> object:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from onelaunch.driver.substitutes import replaced
+
 _READ = ("in_ptr", "arg_")
 """Prefixes of Inductor's names for what a kernel only reads; `arg_` in its templates."""
 _WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")
@@ -59,8 +61,5 @@ def watching_launches(launched: Callable[[Launched], Any]) -> Generator[None]:
             return launch()
         return launched(Launched(launch, kernel, args))
 
-    kind.run = run
-    try:
+    with replaced(kind, run=run):
         yield
-    finally:
-        kind.run = own

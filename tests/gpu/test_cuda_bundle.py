@@ -102,7 +102,7 @@ def test_a_launch_that_is_refused_points_at_nobodys_memory() -> None:
     kept = torch.zeros(40, device=DEVICE)
     with pytest.raises((IndexError, AttributeError)):
         graph.launch(pair, (kept,))  # of two results
-    words = [(word.value, address) for rest, _ in graph.wiring.bundles for word, address in rest]
+    words = [(word.value, address) for rest, _ in graph.wiring.own for word, address in rest]
     assert all(value == address for value, address in words)
     for x, y in zip(pair, fast(*pair), strict=True):
         assert torch.equal(y, x * 2)

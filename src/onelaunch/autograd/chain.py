@@ -39,8 +39,7 @@ class Link:
     def __init__(self, driver: Driver, device: torch.device, new_pool: NewPool) -> None:
         self.forwards = new_pool(driver, device)
         self.backwards = new_pool(driver, device)
-        self.stream = take_stream(driver, device)
-        weakref.finalize(self, spare_streams(device).append, self.stream).atexit = False
+        self.stream = stream_of(self, driver, device)
         self.lock = threading.RLock()
         self._later: list[list[Lease]] = []
         """The leases of later forwards, for each forward in the order of capture."""
@@ -109,12 +108,10 @@ class Chain:
 _spares: dict[torch.device, list[object]] = {}
 
 
-def spare_streams(device: torch.device) -> list[object]:
-    """Return the free list of streams: CUDA never destroys streams, so they are reused."""
-    return _spares.setdefault(device, [])
-
-
-def take_stream(driver: Driver, device: torch.device) -> object:
-    """Return a stream that nothing else uses. To give it back, append it to `spare_streams`."""
-    spare = spare_streams(device)
-    return spare.pop() if spare else driver.new_stream(device)
+def stream_of(owner: object, driver: Driver, device: torch.device) -> object:
+    """Return a stream that nothing else uses while `owner` lives. CUDA never destroys streams, so
+    they are reused."""
+    spares = _spares.setdefault(device, [])
+    stream = spares.pop() if spares else driver.new_stream(device)
+    weakref.finalize(owner, spares.append, stream).atexit = False
+    return stream

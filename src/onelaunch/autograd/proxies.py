@@ -151,25 +151,17 @@ def proxy_for(t: Tensor) -> Tensor:
     return alias
 
 
-_HOOKS = {
-    Tensor.register_hook: "register_hook",
-    Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook",
-    Tensor.retain_grad: "retain_grad",
-}
-
-
-def _raise(error: CaptureError) -> None:
-    raise error
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 
 
 class NoHooks(FunctionMode):
     """A mode that refuses hooks on tensors of a captured graph: Python that no replay would run.
 
     Args:
-        refused: called with the refusal; raises it by default.
+        refused: called with the refusal, which is raised by default.
     """
 
-    def __init__(self, refused: Callable[[CaptureError], object] = _raise) -> None:
+    def __init__(self, refused: Callable[[CaptureError], object] | None = None) -> None:
         super().__init__()
         self._refused = refused
 
@@ -177,9 +169,11 @@ class NoHooks(FunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _HOOKS:
-            self._refused(
-                error_here("OL112", f"`{_HOOKS[func]}` on a tensor of the captured forward")
-            )
+            what = f"`{func.__name__}` on a tensor of the captured forward"
+            error = error_here("OL112", what)
+            if self._refused is None:
+                raise error
+            self._refused(error)
         return func(*args, **(kwargs or {}))
 
 

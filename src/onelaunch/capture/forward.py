@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import ForwardRun, StaticGraph
-from onelaunch.autograd.chain import Chain, Link, spare_streams, take_stream
+from onelaunch.autograd.chain import Chain, Link, stream_of
 from onelaunch.autograd.components import Component
 from onelaunch.autograd.graph_walk import (
     CapturedGraph,
@@ -103,10 +102,8 @@ class Forward:
             self.pool, self.stream = self._link.forwards, self._link.stream
             return
         self.pool = self.apart()
-        self.stream = take_stream(self.driver, self.device)
         # Whatever works on the stream, a capture or a backward, keeps the pool.
-        spare = spare_streams(self.device)
-        weakref.finalize(self.pool, spare.append, self.stream).atexit = False
+        self.stream = stream_of(self.pool, self.driver, self.device)
 
     @property
     def pair(self) -> AutogradPair:

@@ -22,7 +22,7 @@ from onelaunch.driver.cuda.bundles import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import CudaPort, Recorded
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, beside_captures
-from onelaunch.driver.cuda.ragged import RowNode, point
+from onelaunch.driver.cuda.ragged import point
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.scalars import CudaScalarPatch
 from onelaunch.driver.cuda.streams import bindings, random_order
@@ -74,10 +74,9 @@ class Wiring:
         directs: the inputs that kernels read where the caller has them.
         places: the outputs that kernels write where the caller has them.
         patches: the calls that take the addresses of both to the kernels.
-        rows: the nodes of ports of varying size, with their setters.
-        grows, shrinks: `rows` of inputs and of outputs, in the form for a launch.
-        bundles: the nodes that several ports share, with the words and addresses at rest.
-        gathers, scatters: `bundles` of inputs and of outputs, in the form for a launch.
+        own: the nodes with kernels of our own: their words with the values at rest, and setters.
+        grows, shrinks: those of inputs and of outputs of varying size, in the form for a launch.
+        gathers, scatters: those that several inputs or outputs share, in the form for a launch.
     """
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict)
@@ -87,10 +86,9 @@ class Wiring:
     directs: list[Direct] = field(default_factory=list)
     places: list[Direct] = field(default_factory=list)
     patches: list[nodes.Setter] = field(default_factory=list)
-    rows: list[tuple[RowNode, nodes.Setter]] = field(default_factory=list)
+    own: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(default_factory=list)
     grows: list[tuple[Any, ...]] = field(default_factory=list)
     shrinks: list[tuple[Any, ...]] = field(default_factory=list)
-    bundles: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(default_factory=list)
     gathers: list[Bundled] = field(default_factory=list)
     scatters: list[Bundled] = field(default_factory=list)
 
@@ -103,25 +101,17 @@ class Wiring:
         for direct in (*self.directs, *self.places):
             for word, distance in direct.words:
                 word.value = direct.address + distance
-        for node, _ in self.rows:
-            node.point_at_rest()
-        for words, _ in self.bundles:
-            for word, address in words:
-                word.value = address
-        shared = [setter for _, setter in (*self.rows, *self.bundles)]
+        for words, _ in self.own:
+            for word, value in words:
+                word.value = value
         ends = (*self.read_ends.values(), *self.write_ends.values())
-        return [*(end.setter for end in ends), *self.patches, *shared]
+        own = (setter for _, setter in self.own)
+        return [*(end.setter for end in ends), *self.patches, *own]
 
     def clear(self) -> None:
         """Forget everything, in place."""
-        for kept in (self.read_ends, self.write_ends):
+        for kept in vars(self).values():
             kept.clear()
-        for listed in (self.reads, self.writes, self.directs, self.places, self.patches):
-            listed.clear()
-        for listed in (self.rows, self.grows, self.shrinks):
-            listed.clear()
-        for listed in (self.bundles, self.gathers, self.scatters):
-            listed.clear()
 
 
 class CudaGraph:
@@ -216,8 +206,10 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
         ):
             for number, port in enumerate(ports):
                 if port.rows is not None:
-                    setter = port.rows.setter(executable)
-                    wiring.rows.append((port.rows, setter))
+                    setter = port.rows.kernel.setter(executable)
+                    wiring.own.append(
+                        ([*zip(port.rows.words, port.rows.rest, strict=True)], setter)
+                    )
                     listed.append(port.rows.prepared(number, setter))
         wiring.gathers.extend(_shared(wiring, recorded.inputs, Bundle.source, executable))
         wiring.scatters.extend(_shared(wiring, recorded.outputs, Bundle.target, executable))
@@ -241,7 +233,7 @@ def _shared(
             rest.append((word, port.address))
     for node, ends, rest in nodes_of.values():
         setter = node.kernel.setter(executable)
-        wiring.bundles.append((rest, setter))
+        wiring.own.append((rest, setter))
         yield ends, setter.function, setter.arguments
 
 

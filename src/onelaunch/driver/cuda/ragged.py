@@ -105,15 +105,6 @@ class RowNode:
         function, arguments, _ = setter
         return (port, *self.words, *self.dims, function, arguments)
 
-    def setter(self, executable: int) -> nodes.Setter:
-        """Prepare the call that takes the words to the executable graph."""
-        return self.kernel.setter(executable)
-
-    def point_at_rest(self) -> None:
-        """Point the node at the recording's own memory."""
-        for word, value in zip(self.words, self.rest, strict=True):
-            word.value = value
-
 
 def point(prepared: Sequence[tuple[Any, ...]], tensors: Sequence[Tensor]) -> None:
     """Point the nodes at the caller's tensors and their sizes."""

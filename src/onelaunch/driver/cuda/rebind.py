@@ -197,7 +197,7 @@ def _compare(
     """Record again in other memory, and compare. Return the source of each input."""
     graph, index = found.graph, found.graph.pool.index
     elsewhere = CudaPool(torch.device("cuda", index))
-    bundled = bool(graph.wiring.bundles)
+    bundled = bool(graph.wiring.gathers or graph.wiring.scatters)
     crowded: list[int] = []
 
     def again(recorder: CudaRecorder) -> None:

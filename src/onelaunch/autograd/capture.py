@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,14 +39,6 @@ from onelaunch.watch.observer import Observer
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 
 
-class _Effects(NamedTuple):
-    """The effects of a backward that ran under capture; see `Backward`."""
-
-    written: list[Tensor]
-    handed: list[tuple[int, Tensor]]
-    verdict: RehearsalVerdict | None
-
-
 @dataclass(eq=False)
 class _Capturing:
     """A backward under capture, in one attempt or several; see `capture_backward`."""
@@ -63,8 +54,10 @@ class _Capturing:
     parallel: Parallel
     draws: bool
     """True if a run drew from the device's default generator."""
-    effects: _Effects = field(init=False)
-    """The effects of the last run."""
+    effects: tuple[list[Tensor], list[tuple[int, Tensor]], RehearsalVerdict | None] = field(
+        init=False
+    )
+    """The last run's `written`, `_handed` and `verdict` of `Backward`."""
 
     def body(self, capture: Capture) -> list[Tensor | None]:
         """Run the backward, and return its gradients."""
@@ -85,7 +78,9 @@ class _Capturing:
         reads, factories = observer.host_reads, HostFactories(static.device)
         with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
             found = observer.outcome(static.gradients, statics)
-            _refuse_sparse(found)
+            for g in found:
+                if g is not None and g.layout is not torch.strided:
+                    raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
             compared, observer.ledger = observer.ledger, None
             if compared is not None:
                 compared.handed_on(flatten(found).tensors)
@@ -106,7 +101,7 @@ class _Capturing:
             for s, t in observer.memory.written.items()
             if s in counted and not observer.memory.known(t)
         ]
-        self.effects = _Effects(written, handed, verdict)
+        self.effects = written, handed, verdict
         if self.kept:
             return made
         for g in made:
@@ -238,12 +233,6 @@ def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
     if given:
         what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
         raise CaptureError("OL116", what)
-
-
-def _refuse_sparse(gradients: Gradients) -> None:
-    for g in gradients:
-        if g is not None and g.layout is not torch.strided:
-            raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
 
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:

@@ -189,8 +189,9 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         found = pair.backward(grads, [watched[i] for i in pair.uncopied])
     else:
         found = _edited(ctx, grads)
-    if pair.overwritten:
-        _hand_over(ctx)
+    for place, static in pair.overwritten:  # what it wrote to the recording's copies
+        there = [*in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
+        hand_over(static, there[place])
     in_flight.overwritten = pair.writes_saved
     if torch.is_grad_enabled():
         by = [*in_flight.inputs, *(g for g in grads if g is not None)]
@@ -223,14 +224,6 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
         f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version "
         f"{version} instead."
     )
-
-
-def _hand_over(ctx: Any) -> None:
-    """Copy a backward's writes from the recording's copies to the caller's tensors."""
-    pair: RecordedForward = ctx.pair
-    there = [*ctx.in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
-    for place, static in pair.overwritten:
-        hand_over(static, there[place])
 
 
 class _Once(torch.autograd.Function):

@@ -180,19 +180,16 @@ class NoHooks(FunctionMode):
 def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
     """Refuse backward hooks of submodules, by name: Python that every eager backward runs."""
     everywhere: Any = nn.modules.module
-    for hook in _first(everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks):
-        raise _inner_hook("every module has a backward hook", hook)
+    hooks = everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks
+    _refuse_first("every module has a backward hook", *hooks)
     for name, module in modules:
+        what = f"`{name}` ({type(module).__name__}) has a backward hook"
         state = module.__dict__
-        for hook in _first(state.get("_backward_hooks"), state.get("_backward_pre_hooks")):
-            raise _inner_hook(f"`{name}` ({type(module).__name__}) has a backward hook", hook)
+        _refuse_first(what, state.get("_backward_hooks"), state.get("_backward_pre_hooks"))
 
 
-def _first(*registered: dict[int, Any] | None) -> list[Any]:
-    """Return the first of all hooks, if there is one."""
-    return [hook for hooks in registered for hook in (hooks or {}).values()][:1]
-
-
-def _inner_hook(what: str, hook: object) -> CaptureError:
-    place = line_of(hook)
-    return CaptureError("OL112", what, where=place)
+def _refuse_first(what: str, *registered: dict[int, Any] | None) -> None:
+    """Refuse the first of all hooks, if there is one."""
+    for hooks in registered:
+        for hook in (hooks or {}).values():
+            raise CaptureError("OL112", what, where=line_of(hook))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from contextlib import AbstractContextManager
 
 import torch
 
-
-def _keys(*names: str) -> torch._C.DispatchKeySet:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
-    for name in names[1:]:
-        keys |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return keys
-
-
-# A replay repeats what these decided during the capture.
-_ABOVE_KERNELS = _keys(
-    *("PythonTLSSnapshot", "Python", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")
-)
+_NAMES = "PythonTLSSnapshot", "Python", "AutogradFunctionality", "ADInplaceOrView", "AutocastCPU"
+_KEYS = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in _NAMES)
+_ABOVE_KERNELS = functools.reduce(operator.or_, _KEYS)
+"""The dispatch keys above kernels. A replay repeats what they decided during the capture."""
 
 
 def raw() -> AbstractContextManager[object]:

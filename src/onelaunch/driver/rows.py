@@ -9,13 +9,20 @@ from torch import Tensor
 Number = int | float | bool
 
 
-def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | None]) -> None:
+def grow(
+    made: Tensor,
+    t: Tensor,
+    dims: Sequence[int],
+    fill: Sequence[Number | None],
+    repeats: bool = True,
+) -> None:
     """Write `t` to the first rows of the larger `made`, and fill the others.
 
     Args:
         dims: the dimensions in which they may differ.
-        fill: for each the value of the added rows; None repeats the last real row. If both of two
-            dimensions grow, the later goes first.
+        fill: for each the value of the added rows. If both of two dimensions grow, the later goes
+            first.
+        repeats: where `fill` is None, repeat the last real row; else added rows stay as they are.
     """
     first_rows(made, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
@@ -26,10 +33,10 @@ def grow(made: Tensor, t: Tensor, dims: Sequence[int], fill: Sequence[Number | N
         for later in dims[place + 1 :]:
             part = part.narrow(later, 0, t.shape[later])
         rest = part.narrow(dim, real, made.shape[dim] - real)
-        if value is None:
-            rest.copy_(part.narrow(dim, real - 1, 1).expand_as(rest))
-        else:
+        if value is not None:
             rest.fill_(value)
+        elif repeats:
+            rest.copy_(part.narrow(dim, real - 1, 1).expand_as(rest))
 
 
 def first_rows(t: Tensor, shape: Sequence[int]) -> Tensor:

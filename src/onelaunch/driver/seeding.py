@@ -6,14 +6,16 @@ The drivers make the numbers that a replay draws.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Self
 
@@ -230,7 +232,8 @@ class _Watch(NamedTuple):
         a frame. It does so within one instruction, and here nothing was drawn in between."""
         if called.__name__ != "setstate" or self.saved != _place(frame):
             return False
-        return frame.f_locals.get("state") == random.getstate() and _is_of_compiled(frame)
+        compiled = any(f.f_code.co_filename == _EVAL_FRAME for f, _ in walk_stack(frame))
+        return compiled and frame.f_locals.get("state") == random.getstate()
 
 
 def _place(frame: FrameType) -> list[object]:
@@ -246,32 +249,21 @@ _EVAL_FRAME = _DYNAMO + "eval_frame.py"
 _TRACING = tuple(_DYNAMO + name for name in ("convert_frame.py", "symbolic_convert.py"))
 
 
-def is_tracing(frame: FrameType | None) -> bool:
+def _files_to_user(frame: FrameType) -> Iterator[str]:
+    """List the files of a frame and its callers, up to the user's code."""
+    files = (caller.f_code.co_filename for caller, _ in walk_stack(frame))
+    return itertools.takewhile(lambda file: not is_users(file), files)
+
+
+def is_tracing(frame: FrameType) -> bool:
     """Tell whether Dynamo traces the code that a frame runs for. A function around which Dynamo is
     turned off comes through its modules, too."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename in _TRACING:
-            return True
-        frame = frame.f_back
-    return False
+    return any(file in _TRACING for file in _files_to_user(frame))
 
 
-def _is_compiling(frame: FrameType | None) -> bool:
+def _is_compiling(frame: FrameType) -> bool:
     # Dynamo puts the state back to where it was when it has traced a function.
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_DYNAMO):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _is_of_compiled(frame: FrameType | None) -> bool:
-    """Return whether a frame runs in a call of a compiled function."""
-    while frame is not None:
-        if frame.f_code.co_filename == _EVAL_FRAME:
-            return True
-        frame = frame.f_back
-    return False
+    return any(file.startswith(_DYNAMO) for file in _files_to_user(frame))
 
 
 @contextmanager

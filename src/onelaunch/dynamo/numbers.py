@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from onelaunch.call.wrappers import is_wrapped
 from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of, is_on
 
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
-_C: Any = torch._C
 _Scalar = tuple[Node, bool]
 """A number, and whether its inverse is meant."""
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -288,7 +288,8 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
         return False
     if name == "pow" and args[0] not in numbers:
         return False  # kernels of their own for exponents such as 2 and 0.5, and checks of integers
-    if any(_is_wrapped(example(n)) for n in node.all_input_nodes):
+    examples = map(example, node.all_input_nodes)
+    if any(isinstance(value, Tensor) and is_wrapped(value) for value in examples):
         return False  # by `vmap`: an operation on it runs inside of that alone
     args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
     target: Any = node.target
@@ -298,10 +299,6 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
         made.device,
         _text(made.shape),
     )
-
-
-def _is_wrapped(value: object) -> bool:
-    return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _all_tensors(node: Node, numbers: Mapping[Node, None]) -> bool:

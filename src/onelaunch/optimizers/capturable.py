@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
-from types import CodeType, FrameType
+from traceback import walk_stack
+from types import CodeType
 from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
@@ -122,12 +123,8 @@ def _is_scaled(optimizer: Optimizer) -> bool:
     """Return whether a GradScaler steps this optimizer, after a decision on the host."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is torch.amp.GradScaler._maybe_opt_step.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    step = torch.amp.GradScaler._maybe_opt_step.__code__
+    return any(frame.f_code is step for frame, _ in walk_stack(sys._getframe(1)))
 
 
 StepHook = Callable[[Optimizer], None]

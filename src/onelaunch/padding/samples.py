@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from onelaunch.driver.rows import first_rows
+from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.select import computing
 from onelaunch.padding.pad import below, bucket_shape, dense_stride, resized
 from onelaunch.sizes.buckets import Sizes
@@ -56,11 +56,10 @@ class Samples:
     def grown(self, real: Sequence[Tensor]) -> list[Tensor]:
         """Return new tensors at the size of the bucket, beginning with `real`, unpadded ones
         too."""
-        made: dict[tuple[int, PaddedDims | None], Tensor] = {}
-        for key, t in zip(self._keys, real, strict=True):
-            if key not in made:
-                whole, how = self._whole[key], key[1]
-                made[key] = whole.clone() if how is None else _filled(whole, t, how)
+        made = {key: whole.clone() for key, whole in self._whole.items()}
+        for key, t in dict(zip(self._keys, real, strict=True)).items():
+            if key[1] is not None:
+                grow(made[key], t, key[1].dims, key[1].fill, repeats=False)
         return [made[key] for key in self._keys]
 
     def _cut(self, key: tuple[int, PaddedDims | None], sizes: Sizes) -> Tensor:
@@ -73,20 +72,6 @@ class Samples:
         if how.rows is not None:
             made.copy_(below(made, made, how.dims[-1], sizes[how.rows]))
         return made
-
-
-def _filled(whole: Tensor, real: Tensor, how: PaddedDims) -> Tensor:
-    """Return `whole` with its padding filled with a constant, if one is stated."""
-    made = whole.clone()
-    first_rows(made, real.shape).copy_(real)
-    for place, (dim, value) in enumerate(zip(how.dims, how.fill, strict=True)):
-        part = made
-        for later in how.dims[place + 1 :]:  # beyond both sizes the later dimension's value counts
-            part = part.narrow(later, 0, real.shape[later])
-        if value is not None:
-            size = real.shape[dim]
-            part.narrow(dim, size, made.shape[dim] - size).fill_(value)
-    return made
 
 
 def _is_mask(t: Tensor, how: PaddedDims | None) -> bool:

@@ -113,8 +113,9 @@ def _take_writes(
     """Add the targets of written inputs to `targets`, after the results. Return the lines after the
     launch that copy back the inputs whose elements are too far apart for a memcpy."""
     after: list[str] = []
-    for index in _written_groups(captured):
-        group = captured.inputs.groups[index]
+    for index, group in enumerate(captured.inputs.groups):
+        if not set(captured.writes.inputs) & set(group.members):
+            continue
         leaf = inputs[group.members[0]]
         if group.travel == Travel.COPY:
             buffer = f"w{index}"
@@ -149,11 +150,6 @@ def _attach(
     source.line(
         f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}), forwards)"
     )
-
-
-def _written_groups(captured: CapturedCall) -> list[int]:
-    written = set(captured.writes.inputs)
-    return [i for i, g in enumerate(captured.inputs.groups) if written & set(g.members)]
 
 
 def _make_group(

@@ -21,7 +21,7 @@ from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.device_waits import put_off
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
-from onelaunch.driver.cuda.lanes import CudaLanes, prepare
+from onelaunch.driver.cuda.lanes import CudaLanes, streams
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
 from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
 from onelaunch.driver.cuda.rewind import CudaRewind
@@ -232,7 +232,7 @@ def record(
     anything(index)  # while memory can still be had outside the pool
     recorder = CudaRecorder(pool, bundled, draws, rewind=rewind, runnable=parallel != "ahead")
     if parallel:
-        prepare(index)
+        streams(index)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in generators:
         graph.register_generator_state(generator)

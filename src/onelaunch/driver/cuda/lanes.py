@@ -51,7 +51,7 @@ class CudaLanes:
         self._index = index
         self._main = stream
         self._raw = stream.cuda_stream
-        self._lanes = _streams(index)
+        self._lanes = streams(index)
         self._dealer = Dealer()
         self._lane: int | None = None
         self._at: tuple[int, int | None] | None = None
@@ -170,13 +170,9 @@ def _work_on(stream: torch.cuda.Stream) -> None:
 
 
 @functools.cache
-def _streams(index: int) -> list[torch.cuda.Stream]:
+def streams(index: int) -> list[torch.cuda.Stream]:
+    """Return the streams of the lanes, which must not be made in a capture."""
     return [new_stream(index) for _ in range(LANES)]
-
-
-def prepare(index: int) -> None:
-    """Make the streams of the lanes, which must not happen in a capture."""
-    _streams(index)
 
 
 class _Blocks:

@@ -398,7 +398,8 @@ class KernelNode:
         name = _call("cuFuncGetName", parameters.func).decode()
         shape = tuple(int(getattr(parameters, field)) for field in _SHAPE)
         packed = not int(parameters.kernelParams)
-        return cls(node, name, shape, [_owned(block) for block in blocks], packed)
+        own = [ctypes.create_string_buffer(block, len(block)) for block in blocks]
+        return cls(node, name, shape, own, packed)
 
     def word(self, block: int, offset: int) -> ctypes.c_uint64:
         """View the 8 bytes at an offset of a block as a word."""
@@ -447,10 +448,6 @@ _SHAPE = (
     *("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"),
     "sharedMemBytes",
 )
-
-
-def _owned(block: bytes) -> ctypes.Array[ctypes.c_char]:
-    return ctypes.create_string_buffer(block, len(block))
 
 
 def _listed(parameters: Any) -> Iterator[bytes]:

@@ -94,7 +94,8 @@ class Workspaces:
                     group.hidden.remove(region)
             else:
                 parts[work] = part
-        size = _up(max((stop for _, stop in parts.values()), default=0))
+        nbytes = max((stop for _, stop in parts.values()), default=0)
+        size = -(-nbytes // _PART_BYTES) * _PART_BYTES
         count = min(_MOST_PARTS, (region.stop - region.start) // size) if size else 0
         number = 0
         for work, (start, stop) in parts.items():
@@ -245,7 +246,3 @@ def pointers(raw: bytes, region: Access) -> list[int]:
     return [
         at for at, word in words if region.start <= int.from_bytes(word, "little") < region.stop
     ]
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // _PART_BYTES) * _PART_BYTES

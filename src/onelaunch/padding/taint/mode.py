@@ -251,7 +251,10 @@ class TaintMode(DecomposingMode):
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
             try:
-                padded, unknown = rule(call, call.padded), rule(call, call.unknown)
+                padded, unknown = (
+                    [p.broadcast_to(t.shape) for p, t in zip(rule(call, of), outputs, strict=False)]
+                    for of in (call.padded, call.unknown)
+                )
             except (RuntimeError, IndexError, TypeError, ValueError):
                 rule = None  # the rule does not know this form of arguments: taint all
         if rule is None:

@@ -213,6 +213,7 @@ def argument_of(
 
 
 Rule = Callable[[TaintedCall, Planes], list[Tensor]]
+"""A function that returns the planes of the results, or planes that broadcast to those."""
 
 
 def more(call: TaintedCall, taint: Planes, t: Tensor, dims: Sequence[int]) -> Tensor:
@@ -303,4 +304,4 @@ def same_size(call: TaintedCall, t: Tensor, first: int = 0) -> bool:
 
 def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint everything: the input's size matters for each element of the result."""
-    return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
+    return [torch.tensor(True, device="cpu") for _ in call.results]

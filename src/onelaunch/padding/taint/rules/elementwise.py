@@ -29,20 +29,19 @@ POINTWISE = frozenset(
 
 def pointwise(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join the inputs' planes, broadcast."""
-    shape = call.results[0].shape
     found = torch.zeros((), dtype=torch.bool, device="cpu")
     for t in tensors((call.args, call.kwargs)):
         found = found.to(taint(t).device) | taint(t)
-    return [found.broadcast_to(shape)]
+    return [found]
 
 
 def filled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint nothing: the result does not depend on the input's values."""
-    return [torch.zeros(t.shape, dtype=torch.bool, device="cpu") for t in call.results]
+    return [torch.tensor(False, device="cpu") for _ in call.results]
 
 
 def copied(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    return [taint(call.args[1]).broadcast_to(call.results[0].shape)]
+    return [taint(call.args[1])]
 
 
 def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -57,14 +56,12 @@ def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def chosen(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Take, for `where`, only the plane of the chosen value."""
     mask, yes, no = call.args
-    picked = either(call, mask, taint(yes), taint(no))
-    return [(taint(mask) | picked).broadcast_to(call.results[0].shape)]
+    return [taint(mask) | either(call, mask, taint(yes), taint(no))]
 
 
 def masked_fill(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, mask, value = call.args
-    picked = either(call, mask, taint(value), taint(t))
-    return [(taint(mask) | picked).broadcast_to(call.results[0].shape)]
+    return [taint(mask) | either(call, mask, taint(value), taint(t))]
 
 
 def either(call: TaintedCall, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -86,16 +83,14 @@ def halved(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def sorted_into(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join, for `bucketize` and `isin`, each value with all of the others."""
     others = tensors((call.args[1:], call.kwargs))
-    found = taint(call.args[0]).broadcast_to(call.results[0].shape)
-    return [found | any(bool(taint(t).any()) for t in others)]
+    return [taint(call.args[0]) | any(bool(taint(t).any()) for t in others)]
 
 
 def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join, for `searchsorted(sequence, values)`, each value with its row of the sequence."""
     sequence, sorter = call.args[0], call.argument("sorter")
     row = taint(sequence) if sorter is None else taint(sequence) | taint(sorter)
-    row = row.any(-1, keepdim=True)
-    return [(taint(call.args[1]) | row).broadcast_to(call.results[0].shape)]
+    return [taint(call.args[1]) | row.any(-1, keepdim=True)]
 
 
 def quantized(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -111,9 +106,7 @@ def loss(call: TaintedCall, taint: Planes) -> list[Tensor]:
     found = planes[0]
     for plane in planes[1:]:
         found = found | plane
-    if call.argument("reduction", 1) != 0:
-        found = found.any()
-    return [found.broadcast_to(call.results[0].shape)]
+    return [found if call.argument("reduction", 1) == 0 else found.any()]
 
 
 def negative_log_likelihood(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -124,7 +117,6 @@ def negative_log_likelihood(call: TaintedCall, taint: Planes) -> list[Tensor]:
     if weight is not None:
         found = found | taint(weight).any()
     if call.argument("reduction", 1) == 0:
-        return [found, taint(target).any().broadcast_to(call.results[1].shape)]
+        return [found, taint(target).any()]
     ignored = (call.value(target) == call.argument("ignore_index", -100)) & ~call.unknown(target)
-    found = (found & ~ignored).any()
-    return [found.broadcast_to(r.shape) for r in call.results]
+    return [(found & ~ignored).any() for _ in call.results]

@@ -13,7 +13,7 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `softmax(q @ k.T * scale + mask) @ v`, one kernel; hidden keys do not count."""
     query = call.args[0]
     if call.argument("dropout_p", 0.0):
-        return [torch.ones(r.shape, dtype=torch.bool, device="cpu") for r in call.results]
+        return everywhere(call, taint)
     q = taint(query).any(-1).unsqueeze(-1)
     kv = _keys(call, taint)
     hidden_pairs = torch.zeros((), dtype=torch.bool, device=q.device)
@@ -32,8 +32,7 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     hidden_pairs = hidden_pairs.broadcast_to(found.shape)
     any_visible = ~hidden_pairs.all(-1)
     row = torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
-    out = row.unsqueeze(-1).broadcast_to(call.results[0].shape)
-    return [out, *(row.any().broadcast_to(r.shape) for r in call.results[1:])]
+    return [row.unsqueeze(-1), *[row.any()] * (len(call.results) - 1)]
 
 
 def _keys(call: TaintedCall, taint: Planes) -> Tensor:
@@ -93,7 +92,7 @@ def cell(call: TaintedCall, taint: Planes) -> list[Tensor]:
     rows, rest = call.args[:3], tensors(call.args[3:])
     found = torch.stack([taint(t).any(-1) for t in rows]).any(0)
     found = found | any(bool(taint(t).any()) for t in rest)
-    return [found.unsqueeze(-1).broadcast_to(r.shape) for r in call.results]
+    return [found.unsqueeze(-1) for _ in call.results]
 
 
 def recurrent(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -118,10 +117,5 @@ def recurrent(call: TaintedCall, taint: Planes) -> list[Tensor]:
         steps = found.to(torch.int32).cumsum(time) > 0
     steps, row = steps | bool(spread), row | bool(spread)
     shapes = [r.shape for r in call.results]
-    states = [
-        row.unsqueeze(-1).broadcast_to(s)
-        for s in shapes[1:3]
-        if s[-2:-1] == row.shape and row.dim()
-    ]
-    rest = [row.any().broadcast_to(s) for s in shapes[1 + len(states) :]]
-    return [steps.unsqueeze(-1).broadcast_to(shapes[0]), *states, *rest]
+    states = [row.unsqueeze(-1) for s in shapes[1:3] if s[-2:-1] == row.shape and row.dim()]
+    return [steps.unsqueeze(-1), *states, *[row.any()] * len(shapes[1 + len(states) :])]

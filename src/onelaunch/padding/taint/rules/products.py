@@ -28,22 +28,20 @@ def matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def matmul_added(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    found = contracted(call, taint, call.args[1], call.args[2])
-    return [found | taint(call.args[0]).broadcast_to(found.shape)]
+    return [contracted(call, taint, call.args[1], call.args[2]) | taint(call.args[0])]
 
 
 def linear(call: TaintedCall, taint: Planes) -> list[Tensor]:
     found = taint(call.args[0]).any(-1, keepdim=True)
     if any(bool(taint(t).any()) for t in call.args[1:] if isinstance(t, Tensor)):
         found = torch.ones_like(found)
-    return [found.broadcast_to(call.results[0].shape)]
+    return [found]
 
 
 def embedded(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `embedding(weight, indices)` by index."""
     weight, indices = call.args[0], call.args[1]
-    found = taint(indices).unsqueeze(-1) | taint(weight).any()
-    return [found.broadcast_to(call.results[0].shape)]
+    return [taint(indices).unsqueeze(-1) | taint(weight).any()]
 
 
 def scaled_matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -87,7 +85,7 @@ def bagged(call: TaintedCall, taint: Planes) -> list[Tensor]:
     weight, indices, offsets = call.args[:3]
     real = call.real(indices)
     if bool(call.unknown(offsets).any()) or call.argument("include_last_offset") or real is None:
-        return [_anything(call, taint).broadcast_to(call.results[0].shape)]
+        return [torch.stack([taint(t).any() for t in tensors((call.args, call.kwargs))]).any()]
     starts = call.value(offsets)
     entry = taint(indices)
     factor = call.argument("per_sample_weights")
@@ -97,13 +95,7 @@ def bagged(call: TaintedCall, taint: Planes) -> list[Tensor]:
     ends = taint(offsets).roll(-1)
     ends = ends & (starts.roll(-1) != real[0])  # the last real bag ends there in any case
     ends[-1:] = False
-    row = (row | ends | taint(weight).any()).unsqueeze(-1)
-    return [row.broadcast_to(call.results[0].shape)]
-
-
-def _anything(call: TaintedCall, taint: Planes) -> Tensor:
-    found = [taint(t).any() for t in tensors((call.args, call.kwargs))]
-    return torch.stack(found).any()
+    return [(row | ends | taint(weight).any()).unsqueeze(-1)]
 
 
 def each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -119,7 +111,7 @@ def each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
             plane = any_over(plane, range(batch, t.dim())).flatten(batch).any(-1)
         found = found.to(plane.device) | plane
     return [
-        found.reshape(*found.shape, *[1] * (r.dim() - batch)).broadcast_to(r.shape)
+        found.reshape(*found.shape, *[1] * (r.dim() - batch))
         if r.numel()
         else torch.zeros(r.shape, dtype=torch.bool, device="cpu")
         for r in call.results
@@ -136,7 +128,7 @@ def values_of_each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def crossed(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `linalg_cross` by its three elements."""
     found = taint(call.args[0]) | taint(call.args[1])
-    return [found.any(call.argument("dim", -1), keepdim=True).broadcast_to(found.shape)]
+    return [found.any(call.argument("dim", -1), keepdim=True)]
 
 
 def transformed(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -145,5 +137,4 @@ def transformed(call: TaintedCall, taint: Planes) -> list[Tensor]:
     real = call.real(t)
     if real is None or any(real[d] != t.shape[d] for d in dims):
         return everywhere(call, taint)
-    found = any_over(taint(t), dims)
-    return [found.broadcast_to(call.results[0].shape)]
+    return [any_over(taint(t), dims)]

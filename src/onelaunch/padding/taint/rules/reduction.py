@@ -92,8 +92,7 @@ def softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def log_softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    found = above_low(call, taint, dims_of(call, call.args[0])) | taint(call.args[0])
-    return [found.broadcast_to(call.results[0].shape)]
+    return [above_low(call, taint, dims_of(call, call.args[0])) | taint(call.args[0])]
 
 
 def scanned(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -101,7 +100,7 @@ def scanned(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t = call.args[0]
     (dim,) = dims_of(call, t)[:1] or [0]
     found = taint(t) if not t.dim() else taint(t).to(torch.int32).cumsum(dim) > 0
-    return [found.broadcast_to(r.shape) for r in call.results]
+    return [found for _ in call.results]
 
 
 def normalized_last(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -112,7 +111,7 @@ def normalized_last(call: TaintedCall, taint: Planes) -> list[Tensor]:
     for parameter in call.args[2:4]:
         if isinstance(parameter, Tensor):
             found = found | taint(parameter).any()
-    return [found.broadcast_to(call.results[0].shape), *each(found, call.results[1:])]
+    return [found, *each(found, call.results[1:])]
 
 
 def group_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -131,10 +130,9 @@ def batch_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
     spread = any(bool(taint(p).any()) for p in call.args[1:5] if isinstance(p, Tensor))
     if "no_stats" in call.name or "with_update" in call.name or training:
         found = any_over(taint(t), [d for d in range(t.dim()) if d != 1]) | spread
-        rest = [found.any().broadcast_to(r.shape) for r in call.results[1:]]
-        return [found.broadcast_to(t.shape), *rest]
-    rest = [torch.full(r.shape, spread, dtype=torch.bool, device="cpu") for r in call.results[1:]]
-    return [taint(t) | spread, *rest]
+        return [found, *[found.any()] * (len(call.results) - 1)]
+    rest = torch.tensor(spread, device="cpu")
+    return [taint(t) | spread, *[rest] * (len(call.results) - 1)]
 
 
 def renormed(call: TaintedCall, taint: Planes) -> list[Tensor]:

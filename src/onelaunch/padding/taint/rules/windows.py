@@ -83,7 +83,7 @@ def each_image(call: TaintedCall, taint: Planes) -> list[Tensor]:
         call.results[0].shape[2:]
     ]:
         return everywhere(call, taint)
-    return [any_over(taint(t), range(2, t.dim())).broadcast_to(call.results[0].shape)]
+    return [any_over(taint(t), range(2, t.dim()))]
 
 
 def sampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -91,8 +91,7 @@ def sampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, grid = call.args[:2]
     if not same_size(call, t, 2):
         return everywhere(call, taint)
-    found = any_over(taint(t), range(2, t.dim())) | taint(grid).any(-1).unsqueeze(1)
-    return [found.broadcast_to(call.results[0].shape)]
+    return [any_over(taint(t), range(2, t.dim())) | taint(grid).any(-1).unsqueeze(1)]
 
 
 def gridded(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -101,4 +100,4 @@ def gridded(call: TaintedCall, taint: Planes) -> list[Tensor]:
     if not call.real_results or call.real_results[0][1:] != out.shape[1:]:
         return everywhere(call, taint)
     found = taint(call.args[0]).flatten(1).any(1)
-    return [found.reshape(-1, *[1] * (out.dim() - 1)).broadcast_to(out.shape)]
+    return [found.reshape(-1, *[1] * (out.dim() - 1))]

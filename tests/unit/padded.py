@@ -11,7 +11,7 @@ from onelaunch.call.tree import flatten_call
 from onelaunch.driver.select import select
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import Proof, parameters, request
-from onelaunch.padding.proof import prove
+from onelaunch.padding.proof import Proving
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.snapshot import ReachableState
 
@@ -28,4 +28,4 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
     dry_run = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)
-    return prove(dry_run, buckets, call, flat, bucket)
+    return Proving(dry_run, buckets, call, flat, bucket).proven()

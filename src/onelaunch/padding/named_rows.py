@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from onelaunch.padding.pad import Request
 from onelaunch.padding.taint.shadow import Rows
@@ -46,35 +44,27 @@ def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
     return tuple(low), tuple(high)
 
 
-def naming(call: Request, paths: Sequence[str]) -> Callable[..., list[tuple[Tensor, int]]] | None:
-    """Return a function that reads the tensors that name rows from a call of this form, each with
-    the number of its rows. None if there are no such tensors."""
+def naming(path: CallPath, call: Request, paths: Sequence[str]) -> CallPath:
+    """Return the call path for calls of this form, some of whose arguments name rows. Each must be
+    real, which the device checks. Without such arguments return `path`."""
     found: list[str] = []
-    for path, how in zip(paths, call.padded, strict=True):
+    for name, how in zip(paths, call.padded, strict=True):
         if how is None or how.rows is None:
             continue
         sized = zip(paths, call.padded, strict=True)
         rows = next((p, d) for p, h in sized if h and (d := h.dim_of(how.rows)) is not None)
-        found.append(f"({path}, {rows[0]}.shape[{rows[1]}])")
+        found.append(f"({name}, {rows[0]}.shape[{rows[1]}])")
     if not found:
-        return None
-    names: dict[str, Any] = {}
-    exec(f"def read(args, kwargs): return [{', '.join(found)}]", names)
-    return names["read"]
+        return path
+    read: Callable[..., Any] = eval(f"lambda args, kwargs: [{', '.join(found)}]")
 
-
-@dataclass(slots=True, eq=False)
-class NamingCall:
-    """The call path where arguments name rows: each must be real, which the device checks."""
-
-    call: CallPath
-    read: Callable[..., list[tuple[Tensor, int]]]
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            named = self.read(args, kwargs)
+            named = read(args, kwargs)
         except (LookupError, AttributeError, TypeError):  # arguments of another form
             return MISS
-        for t, rows in named:
-            torch._assert_async((t.clamp(0, rows - 1) == t).all(), "an index out of bounds")
-        return self.call(args, kwargs)
+        for t, count in named:
+            torch._assert_async((t.clamp(0, count - 1) == t).all(), "an index out of bounds")
+        return path(args, kwargs)
+
+    return checked

@@ -76,34 +76,6 @@ _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
 
 
-def prove(
-    dry_run: DryRun,
-    buckets: Buckets,
-    call: Request,
-    flat: Flat,
-    bucket: Sizes,
-    known: Known | None = None,
-    gradients: bool = False,
-) -> Proof:
-    """Prove that padding to `bucket` changes no real row, and find the cuts of the results.
-
-    Args:
-        call: the padding of the arguments in `flat`, which may have any size of that bucket.
-        gradients: True if it is captured with its backward.
-
-    Raises:
-        CaptureError: OL140, naming the operation, its line and the result.
-    """
-    proving = Proving(dry_run, buckets, call, flat, bucket, known or Known())
-    proof = proving.prove()
-    if not proving.used[False] <= proving.used[True]:
-        what = "a smaller size uses other tensors of the state than the bucket's size"
-        raise CaptureError("OL140", what, fix="leave out the buckets that serve such sizes")
-    if gradients:
-        proving.check_gradients()
-    return proof
-
-
 def _lacks_a_batch(error: Exception) -> bool:
     """Return whether a norm in training was given a single row."""
     norms = [getattr(F, name, None) for name in ("_verify_batch_size", "_verify_spatial_size")]
@@ -113,7 +85,11 @@ def _lacks_a_batch(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class Proving:
-    """The runs of one proof, and their findings."""
+    """The runs of one proof that padding to `bucket` changes no real row, and their findings.
+
+    Args:
+        call: the padding of the arguments in `flat`, which may have any size of that bucket.
+    """
 
     dry_run: DryRun
     buckets: Buckets
@@ -140,7 +116,22 @@ class Proving:
     fix: str | None = None
     """The fix in refusals, where an operation has none of its own."""
 
+    def proven(self, gradients: bool = False) -> Proof:
+        """Return the proof, of a callable with its backward, too, under `gradients`.
+
+        Raises:
+            CaptureError: OL140, naming the operation, its line and the result.
+        """
+        proof = self.prove()
+        if not self.used[False] <= self.used[True]:
+            what = "a smaller size uses other tensors of the state than the bucket's size"
+            raise CaptureError("OL140", what, fix="leave out the buckets that serve such sizes")
+        if gradients:
+            self.check_gradients()
+        return proof
+
     def prove(self) -> Proof:
+        """Find the cuts of the results, which padding does not change."""
         least = self.buckets.smallest(self.bucket)
         if least == self.bucket:  # no other size is served
             return Proof()

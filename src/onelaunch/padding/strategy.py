@@ -17,7 +17,7 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.named_rows import NamingCall, naming
+from onelaunch.padding.named_rows import naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
 from onelaunch.padding.padded_call import (
     MASKS,
@@ -29,7 +29,7 @@ from onelaunch.padding.padded_call import (
     refuse_unchecked,
     steady,
 )
-from onelaunch.padding.proof import prove
+from onelaunch.padding.proof import Proving
 from onelaunch.replay.call_path import CallPath
 from onelaunch.runtime.attempt import Attempt, E, Strategy
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -126,8 +126,7 @@ class BucketStrategy(Strategy):
             call = checked(call, functools.partial(fell_back, SCORES))
         if self._proof.masks:
             call = steady(call, self._proof.masks, functools.partial(fell_back, MASKS))
-        read = naming(self._call, self._flat.paths)
-        return call if read is None else NamingCall(call, read)
+        return naming(call, self._call, self._flat.paths)
 
     def _set_varying(self, arguments: dict[int, Varying]) -> None:
         self.varying = arguments
@@ -146,15 +145,9 @@ class BucketStrategy(Strategy):
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
         callee = self._of._callee
         dry_run = DryRun(driver, device, callee.eager_form, reached, self._flat.tree, attempt.ahead)
-        self._proof = prove(
-            dry_run,
-            self._buckets,
-            self._call,
-            self._flat,
-            self.bucket,
-            self._known,
-            attempt.signature.has_backward,
-        )
+        call, flat = self._call, self._flat
+        proving = Proving(dry_run, self._buckets, call, flat, self.bucket, self._known)
+        self._proof = proving.proven(attempt.signature.has_backward)
         self._proven = True
         if self._proof.hiding is not None:
             refuse_unchecked(self._proof, callee.is_compiled(driver))

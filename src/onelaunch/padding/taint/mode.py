@@ -203,7 +203,13 @@ class TaintMode(DecomposingMode):
                 self._name(outputs[0], padded | SIZED, rows)
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
-            self._add_event(step.name, inputs, [*outputs, *written], before, after, reason)
+            event = TaintEvent(
+                *(step.name, user_frame()),
+                frozenset(map(storage_of, inputs)),
+                frozenset(map(storage_of, (*outputs, *written))),
+                *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),
+            )
+            self._events.append(event)
         if len(self._events) % 64 == 0:
             self._memory.prune()
 
@@ -283,26 +289,6 @@ class TaintMode(DecomposingMode):
     def _joined(self, padded: Tensor, unknown: Tensor) -> Tensor:
         device = self._memory.device
         return padded.to(device, torch.uint8) | unknown.to(device, torch.uint8) * UNKNOWN
-
-    def _add_event(
-        self,
-        name: str,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        before: Sequence[Tensor],
-        after: Sequence[Tensor],
-        reason: str | None,
-    ) -> None:
-        event = TaintEvent(
-            name,
-            user_frame(),
-            frozenset(storage_of(t) for t in inputs),
-            frozenset(storage_of(t) for t in outputs),
-            [_padded_share(b) for b in before],
-            [_padded_share(b) for b in after],
-            reason,
-        )
-        self._events.append(event)
 
     # Questions after the run.
 

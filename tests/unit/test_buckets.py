@@ -20,7 +20,7 @@ from torch import Tensor
 import onelaunch as ol
 from onelaunch.errors import ArgumentError
 from onelaunch.padding.pad import cut, pad, resized
-from onelaunch.sizes.buckets import BucketOptions, Buckets, padding
+from onelaunch.sizes.buckets import BucketOptions, Buckets, rows
 from onelaunch.sizes.dims import PaddedDims, SizeLink
 from onelaunch.sizes.ragged import Ragged
 
@@ -195,9 +195,9 @@ def test_a_fit_to_hundreds_of_sizes() -> None:
     assert buckets.largest == (300,)
     assert buckets.overflow == "chunk"
     assert work(buckets.sizes[0], histogram) < work(range(25, 301, 25), histogram)
-    wasted = padding(buckets, {(n,): c for n, c in histogram.items()})
-    rows = sum(n * c for n, c in histogram.items())
-    assert wasted == pytest.approx(1 - rows / work(buckets.sizes[0], histogram))
+    real, computed = rows(buckets, {(n,): c for n, c in histogram.items()})
+    assert real == sum(n * c for n, c in histogram.items())
+    assert computed == work(buckets.sizes[0], histogram)
 
 
 def test_sizes_by_rule() -> None:

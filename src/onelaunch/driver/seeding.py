@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from traceback import walk_stack
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,34 +41,26 @@ DRAWING = r"\brandom\.|\brng\."
 SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
 
 
-class _HostGenerator(NamedTuple):
+@dataclass
+class _HostGenerator:
     """A generator of Python's or NumPy's.
 
-    Attributes:
+    Args:
         name: the name in a message.
         read, write: functions for its state.
-        state: the state at the start, as bytes.
-        value: the generator, if the call reaches it.
         shared: the generator, if it is one of the process; None for one that the call reaches.
+        value: the generator, if the call reaches it.
     """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    state: bytes
     shared: object = None
     value: object = None
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        read: Callable[[], Any],
-        write: Callable[[Any], object],
-        shared: object = None,
-        value: object = None,
-    ) -> Self:
-        return cls(name, read, write, pickle.dumps(read()), shared, value)
+    def __post_init__(self) -> None:
+        self.state = pickle.dumps(self.read())
+        """The state at the start."""
 
 
 class HostGenerators:
@@ -79,18 +72,18 @@ class HostGenerators:
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
         self._others = other_threads()  # before the states are read, and after, in `refuse_drawn`
-        self._all = [_HostGenerator.of("of `random`", random.getstate, random.setstate, _PYTHONS)]
+        self._all = [_HostGenerator("of `random`", random.getstate, random.setstate, _PYTHONS)]
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
             name, shared = "of `numpy.random`", numpys.get_state.__self__
-            self._all.append(_HostGenerator.of(name, numpys.get_state, numpys.set_state, shared))
+            self._all.append(_HostGenerator(name, numpys.get_state, numpys.set_state, shared))
         kinds: tuple[type, ...] = (random.Random,)
         if numpys is not None:
             kinds += numpys.RandomState, numpys.Generator, numpys.BitGenerator
         for name, value in reached:
             access = _access(value, numpys) if issubclass(type(value), kinds) else None
             if access is not None:
-                self._all.append(_HostGenerator.of(f"`{name}`", *access, value=value))
+                self._all.append(_HostGenerator(f"`{name}`", *access, value=value))
 
     def _moved(self) -> list[_HostGenerator]:
         return [one for one in self._all if pickle.dumps(one.read()) != one.state]

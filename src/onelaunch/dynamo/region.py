@@ -238,7 +238,7 @@ class CompiledRegion:
         options = replace(self.settings.graph, buckets=self.buckets(), warmup=warmup)
         callee = RegionCallee(run, eager_form, statics, self._cut)
         kind = graphed if self._code is None else CutGraphed
-        return kind(run, options, self.settings.pool, None, callee)
+        return kind(run, options, self.settings.pool, callee=callee)
 
 
 class Regions(weakref.WeakSet[CompiledRegion]):

@@ -18,12 +18,8 @@ from onelaunch.sizes.ragged import Ragged
 
 _SHARED = PoolManager()
 """The pool of all regions, unless the options name another."""
-_OURS = frozenset(
-    (
-        *("buckets", "gradients", "inputs", "max_in_flight", "max_recordings", "parallel"),
-        "warmup",
-    )
-)
+_RECORDED = "gradients", "inputs", "max_in_flight", "max_recordings", "parallel", "warmup"
+_OURS = frozenset({"buckets", *_RECORDED})
 _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 

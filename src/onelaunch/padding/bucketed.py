@@ -39,7 +39,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
-from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
+from onelaunch.sizes.buckets import Buckets, Sizes, histogram, rows, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +80,7 @@ class Bucketed(Graphed[P, R]):
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
         self._most_chunked = 4 * most
         self._batchers = WeakSet()
-        self._known = Known()
+        self._known: Known = {}
         """The findings of the proofs so far."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -277,11 +277,11 @@ class Bucketed(Graphed[P, R]):
         larger = {key: count.made for key, count in list(self._counts_at_larger.items())}
         for (sizes, _), count in larger.items():
             made[sizes] += count
-        _, computed = rows(self._buckets, run, larger)
+        real, computed = rows(self._buckets, run, larger)
         return replace(
             super().stats(),
             sizes=histogram(made),
-            padding=padding(self._buckets, run, larger),
+            padding=1 - real / computed if computed else 0.0,
             bucket_rows=computed,
             larger_calls=sum(larger.values()),
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator as operators
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -116,18 +114,9 @@ class Followed(NamedTuple):
         return True
 
 
-@dataclass(slots=True)
-class Known:
-    """The followed buckets of a callable, by the form of their runs. A smaller bucket of the same
-    form runs at its smallest size only: a second and third point of the same lines."""
-
-    followed: dict[Form, Followed] = field(default_factory=dict)
-
-    def larger(self, form: Form | None, bucket: Sizes) -> Followed | None:
-        """Return a bucket of this form that is larger in every dimension, or None."""
-        found = None if form is None else self.followed.get(form)
-        fits = found is not None and all(map(operators.ge, found.bucket, bucket))
-        return found if fits else None
+Known = dict[Form, Followed]
+"""Form of a run -> the followed bucket of a callable with this form. A smaller bucket of the same
+form runs at its smallest size only: a second and third point of the same lines."""
 
 
 class Jitter(DecomposingMode):

@@ -9,6 +9,7 @@ over only how results follow the sizes, if its own runs agree.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
@@ -142,7 +143,9 @@ class Proving:
                 self.results[most] = self.real(most, None)
         else:
             if not isinstance(self.buckets, Ragged):  # whose rows are told apart at both ends
-                larger = self.known.larger(self.form, self.bucket)
+                larger = None if self.form is None else self.known.get(self.form)
+            if larger is not None and not all(map(operator.ge, larger.bucket, self.bucket)):
+                larger = None
             if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
                 larger = None
             if larger is None:
@@ -154,7 +157,7 @@ class Proving:
         if self.form is None:
             return proof
         if larger is None:
-            self.known.followed[self.form] = Followed(self.bucket, proof.follows, self.shapes)
+            self.known[self.form] = Followed(self.bucket, proof.follows, self.shapes)
         elif larger.follows != proof.follows:
             return self._cuts(self._pair(most))  # unlike the larger bucket's
         return proof

@@ -15,7 +15,6 @@ from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
-from onelaunch.padding.compare import Known
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import naming
 from onelaunch.padding.pad import Proof, Request, padded, varying
@@ -57,7 +56,7 @@ class BucketStrategy(Strategy):
     ) -> None:
         self._of, self._call, self._flat = of, call, flat
         self._buckets = of._buckets if buckets is None else buckets
-        self._known = of._known if buckets is None else Known()
+        self._known = of._known if buckets is None else {}
         self.bucket = bucket
         self.padded = padded(call, flat, bucket)
         self._least = self._buckets.smallest(bucket)
@@ -134,10 +133,10 @@ class BucketStrategy(Strategy):
 
     def _learn(self, attempt: Attempt) -> None:
         """Prove, and have the recording guard what the proof has read at any size."""
-        followed, entries = self._known.followed, self._of._table.entries
-        for key, found in list(followed.items()):  # in a state that is gone
+        known, entries = self._known, self._of._table.entries
+        for key, found in list(known.items()):  # in a state that is gone
             if not any(serves(e, found.bucket) and e.captured.guard.check() for e in entries):
-                del followed[key]
+                del known[key]
         self._prove(attempt)
         self._of._callee.reads = attempt.reached.reads
 

@@ -225,14 +225,6 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
     return {s[0] if len(s) == 1 else s: count for s, count in counts.items() if count}
 
 
-def padding(
-    buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
-) -> float:
-    """Return the share of padding, 0 to 1, in the rows computed for calls in buckets."""
-    real, computed = rows(buckets, counts, larger)
-    return 1 - real / computed if computed else 0.0
-
-
 def rows(
     buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
 ) -> tuple[int, int]:

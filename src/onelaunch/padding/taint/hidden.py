@@ -80,11 +80,6 @@ class Hiding:
         """That number, for a message."""
         return f"{self.number:.3g}"
 
-    @property
-    def margin(self) -> float:
-        """The most that one sum may add to a hiding number."""
-        return -self.highest / (2 * self.depth)
-
     def least_visible(self, highest: float, summed: bool) -> float:
         """Return the score beside which hidden values vanish. They are at most `highest`, or half
         of the hiding number where it is a summand."""
@@ -194,7 +189,8 @@ class HidingChecks(DecomposingMode):
         if hiding.highest == -torch.inf:  # it stays so whatever is added
             return
         if place in hiding.added:
-            self._found += _added(hiding.margin, packet_of(place[0]), args)
+            margin = -hiding.highest / (2 * hiding.depth)
+            self._found += _added(margin, packet_of(place[0]), args)
         if place in hiding.attended:
             self._found += _attended(hiding, func, args, kwargs)
 
@@ -231,7 +227,7 @@ def _attended(
 
 
 def _added(margin: float, packet: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Compare the summands of hiding numbers with their upper limit."""
+    """Compare the summands of hiding numbers with the most that one sum may add, `margin`."""
     if packet.startswith("baddbmm"):
         return [_bound(args[1], args[2]) <= margin] if args[1].numel() and args[2].numel() else []
     if packet.startswith("sub"):

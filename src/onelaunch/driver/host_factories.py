@@ -61,7 +61,7 @@ class HostFactories(UnnoticedMode):
         elif func is Tensor.__setitem__ and args[0].device.type == self._kind:
             x, index, value = args
             index = self._brought(index, x.device)
-            if _is_gathered(index) and _is_number(value):
+            if _is_gathered(index) and isinstance(value, bool | int | float | complex):
                 # Else autograd brings a number to the device too, in the backward.
                 value = torch.tensor(value, dtype=x.dtype).to(x.device)
             args = (x, index, value)
@@ -184,10 +184,6 @@ def _is_gathered(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     tensors = [part for part in parts if isinstance(part, Tensor)]
     return bool(tensors) and all(t.dtype not in (torch.bool, torch.uint8) for t in tensors)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex))
 
 
 def _brought(index: Any, device: torch.device, alike: bool) -> Any:

@@ -255,14 +255,11 @@ def _row(op: OpOverload) -> OperatorRefusal | None:
     name = op.name()
     row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
     if row is None and not operator(op).composite:  # one that is made of others is judged by these
-        return next((_tagged(op, tag) for tag in _BY_TAG if tag in op.tags), None)
+        for tag, (code, meaning, fix) in _BY_TAG.items():
+            if tag in op.tags:
+                what = f"`{name.removeprefix('aten::')}` is tagged `{tag.name}`: {meaning}"
+                return OperatorRefusal(code, fix, what=what)
     return row
-
-
-def _tagged(op: OpOverload, tag: torch.Tag) -> OperatorRefusal:
-    code, meaning, fix = _BY_TAG[tag]
-    name = op.name().removeprefix("aten::")
-    return OperatorRefusal(code, fix, what=f"`{name}` is tagged `{tag.name}`: {meaning}")
 
 
 def error_here(code: str, what: str, *, fix: str | None = None) -> CaptureError:

@@ -267,7 +267,8 @@ def region_of(
     numbers = [
         i
         for i, node in enumerate(placeholders)
-        if _is_number(inputs[i], device)
+        if isinstance(inputs[i], Tensor)
+        and is_filled(inputs[i], device)
         and all(is_on(example(user), device) for user in node.users)
     ]
     floats = [i for i, node in enumerate(placeholders) if is_float(node)]
@@ -320,7 +321,3 @@ def _is_static(node: torch.fx.Node, value: object) -> bool:
     return isinstance(value, Tensor) and (
         isinstance(value, nn.Parameter) or "_dynamo_static_input_type" in marks
     )
-
-
-def _is_number(value: object, device: torch.device) -> bool:
-    return isinstance(value, Tensor) and is_filled(value, device)

@@ -148,8 +148,9 @@ class Steps:
             before = dict(group)
             if self.capturable and group.get("fused") and not group.get("capturable"):
                 group["capturable"] = True
-            if lasts:
-                self._swap(group, self.kept(optimizer))
+            for place in places_of(group, self.kept(optimizer)) if lasts else ():
+                self.places.setdefault(place.id, place)
+                place.write(self.stand_in(place))
             self._before.append((group, before, dict(group)))
 
     def _hold(self, optimizer: Optimizer) -> None:
@@ -288,11 +289,6 @@ class Steps:
         fix = "count in a tensor beside the parameters, or call `optimizer.step()` after it"
         where = place or line_of(fn, r"\.step\(")
         return CaptureError("OL120", what, where=where, fix=fix)
-
-    def _swap(self, group: dict[str, Any], kept: Collection[str]) -> None:
-        for place in places_of(group, kept):
-            self.places.setdefault(place.id, place)
-            place.write(self.stand_in(place))
 
     def set_places(self) -> list[PlaceId]:
         """Return the places of stand-ins where a step set another number."""

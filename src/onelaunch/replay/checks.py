@@ -64,7 +64,10 @@ def _match_value(
         source.line(f"{numbers[-1]} = {value}")
         return
     if isinstance(tree, Constant):
-        _match_constant(source, tree, value)
+        if tree.by_identity or tree.value is None or isinstance(tree.value, bool):
+            source.miss_if(f"{value} is not {source.name('constant', tree.value)}")
+        else:
+            source.miss_if(f"not {source.name('matches', tree.matches)}({value})")
         return
     assert isinstance(tree, Container)
     name = f"v{len(source.lines)}"
@@ -97,13 +100,6 @@ def _match_other(
     for position, number in enumerate(numbers):
         leaves[number] = f"t{number}"
         source.line(f"t{number} = {name}.tensors[{position}]")
-
-
-def _match_constant(source: GeneratedFunction, constant: Constant, value: str) -> None:
-    if constant.by_identity or constant.value is None or isinstance(constant.value, bool):
-        source.miss_if(f"{value} is not {source.name('constant', constant.value)}")
-    else:
-        source.miss_if(f"not {source.name('matches', constant.matches)}({value})")
 
 
 def check_tensors(

@@ -126,12 +126,6 @@ class Dependencies:
             behind.append(before)
             longest.append(own + max((longest[other] for other in waits), default=0))
         self.longest = max(longest, default=0)
-        self._behind = behind
-
-    def may_overlap(self, first: int, second: int) -> bool:
-        """Tell whether two groups may run at the same time."""
-        low, high = sorted((first, second))
-        return low != high and not self._behind[high] >> low & 1
 
     def schedule(self) -> Schedule:
         """Return the lanes of the groups, for users."""

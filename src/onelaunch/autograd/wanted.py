@@ -29,6 +29,7 @@ from onelaunch.driver.function_modes import wrap_engine
 from onelaunch.errors import GraphError
 from onelaunch.source import line_of
 from onelaunch.state.hooks import read_hooks, read_last_hooks
+from onelaunch.unwinding import function_modes
 
 if TYPE_CHECKING:
     from onelaunch.autograd.accumulate import Anchors
@@ -114,8 +115,7 @@ class _Asking(TorchFunctionMode):
 
 def wanted_now() -> Wanted | None:
     """Return the leaves without edges that the backward of this thread asks for by name."""
-    for place in reversed(range(_C._len_torch_function_stack())):
-        mode = _C._get_function_stack_at(place)
+    for mode in reversed(function_modes()):
         if isinstance(mode, _Asking):
             return mode.wanted
     return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.nn import Parameter
 
 from onelaunch.uncompiled import leave_alone
-from onelaunch.unwinding import FunctionMode
+from onelaunch.unwinding import FunctionMode, function_modes
 
 _C: Any = torch._C
 _Variable: Any = Variable
@@ -104,21 +104,15 @@ _off = _Off()
 def _on_again() -> Generator[None]:
     off, _off.modes = _off.modes, []
     try:
-        with _on(off[::-1]):
+        for mode in reversed(off):
+            _C._push_on_torch_function_stack(mode)
+        try:
             yield
+        finally:
+            for _ in off:
+                _C._pop_torch_function_stack()
     finally:
         _off.modes = off
-
-
-@contextmanager
-def _on(modes: Sequence[UnnoticedMode]) -> Generator[None]:
-    for mode in modes:
-        _C._push_on_torch_function_stack(mode)
-    try:
-        yield
-    finally:
-        for _ in modes:
-            _C._pop_torch_function_stack()
 
 
 class _ModeKeepingEngine:
@@ -174,21 +168,16 @@ class _UnnoticedModes:
                 _Variable._execution_engine = wrap(_Variable._execution_engine)
 
     def _answer(self, relevant_args: Any) -> bool:
-        count = _C._len_torch_function_stack()
-        if any(not isinstance(_C._get_function_stack_at(i), UnnoticedMode) for i in range(count)):
+        modes = function_modes()
+        if not all(isinstance(mode, UnnoticedMode) for mode in modes):
             return self._asked(relevant_args)  # the callable has a mode of its own
-        with _without_modes(count):
+        for _ in modes:
+            _C._pop_torch_function_stack()
+        try:
             return self._asked(relevant_args)
-
-
-@contextmanager
-def _without_modes(count: int) -> Generator[None]:
-    modes = [_C._pop_torch_function_stack() for _ in range(count)]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            _C._push_on_torch_function_stack(mode)
+        finally:
+            for mode in modes:
+                _C._push_on_torch_function_stack(mode)
 
 
 # Dynamo sets Python's random state before it skips it itself.

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pkgutil import resolve_name
 from threading import get_ident
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.substitutes import replaced
 from onelaunch.gc_pause import importing
+from onelaunch.unwinding import listed
 
 _MAKERS: dict[str, str | Callable[[], Driver]] = {
     "cpu": "onelaunch.testing.driver:TapeDriver",
@@ -154,15 +155,9 @@ def is_stuck(seconds: float | None = None) -> bool:
     return any(beside.seen < then for beside in list(_BESIDE.values()))
 
 
-@contextmanager
-def awaiting() -> Generator[None]:
+def awaiting() -> AbstractContextManager[None]:
     """Mark this thread as one that waits for the end of a capture, which then makes way no more."""
-    thread = get_ident()
-    _awaited.append(thread)
-    try:
-        yield
-    finally:
-        _awaited.remove(thread)
+    return listed(_awaited, get_ident())
 
 
 def make_way() -> None:

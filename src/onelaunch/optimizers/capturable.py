@@ -25,6 +25,7 @@ from onelaunch.call_events import unwatched
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import ArgumentError, CaptureError, kind_of
 from onelaunch.source import loaded_at
+from onelaunch.unwinding import listed
 from onelaunch.watch.ledger import Ledger
 
 Stepper = TypeVar("Stepper", bound=Optimizer)
@@ -225,11 +226,10 @@ def _among_watches(watch: object) -> Generator[None]:
         if _forget is None:
             _kept.extend((own, own))
         torch._C._stash_obj_in_tls(_WATCHES, own)
-    own.append(watch)
     try:
-        yield
+        with listed(own, watch):
+            yield
     finally:
-        own.remove(watch)
         if not own and _forget is not None:
             _forget(_WATCHES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -115,3 +115,18 @@ def test_another_size_uses_other_tensors(device: torch.device, rand: Rand, branc
     short.fill_(1.0)
     compare(fast, f, rand, 4, 3, 1)
     assert bool(replays(fast)) is not branch
+
+
+@torch.no_grad()
+def test_attributes_of_arguments_are_read_at_each_size(device: torch.device, rand: Rand) -> None:
+    """The runs of the proof have them too, also those on random numbers."""
+
+    def f(x: Tensor) -> Tensor:
+        return x.relu() * cast(Any, x).scale
+
+    fast: Any = ol.graph(f, buckets=ol.Buckets(dim=0, sizes=(4, 8)))
+    for number, n in enumerate((3, 3, 3, 3, 3, 2, 4, 7, 8, 1) * 3):
+        x: Any = rand(number, n, 3)
+        x.scale = 2.0 if number < 13 else 5.0
+        assert_same(fast(x), f(x))
+    assert replays(fast) > 15

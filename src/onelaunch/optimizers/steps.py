@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Rational, Real
@@ -222,14 +222,10 @@ class Steps:
                 idle.update((id(group), named) for group in value.param_groups)
 
         def matters(slot: Slot) -> bool:
-            leading: Slot | None = slot
-            while leading is not None:
-                if leading.id in patched or leading.key not in idle.get(
-                    id(leading.holder), (leading.key,)
-                ):
-                    return False
-                leading = leading.via
-            return True
+            return not any(
+                at.id in patched or at.key not in idle.get(id(at.holder), (at.key,))
+                for at in _way(slot)
+            )
 
         return [
             (slot._replace(owner=states.get(id(slot.holder), slot.owner)), value)
@@ -322,13 +318,15 @@ def _parts(optimizer: Optimizer) -> list[object]:
 
 def _holder(slot: Slot, held: Mapping[int, Optimizer]) -> Optimizer | None:
     """Return the optimizer that a slot belongs to, by itself or in plain containers."""
-    leading: Slot | None = slot
-    while leading is not None:
-        found = held.get(id(leading.holder))
-        if found is not None:
-            return found
-        leading = leading.via
-    return None
+    return next((held[id(at.holder)] for at in _way(slot) if id(at.holder) in held), None)
+
+
+def _way(slot: Slot) -> Iterator[Slot]:
+    """List a slot, and the slots by way of which it was found."""
+    at: Slot | None = slot
+    while at is not None:
+        yield at
+        at = at.via
 
 
 def keys_kept(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.select import computing
-from onelaunch.padding.pad import below, bucket_shape, dense_stride, resized
+from onelaunch.padding.pad import below, bucket_shape, dense_stride, each_once, resized
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims
 
@@ -38,40 +40,41 @@ class Samples:
         positive: bool = False,
     ) -> None:
         self._padded = padded
-        self._bucket = bucket
-        self._keys = [(id(t), how) for t, how in zip(tensors, padded, strict=True)]
-        self._whole: dict[tuple[int, PaddedDims | None], Tensor] = {}
-        for seed, (t, how, key) in enumerate(zip(tensors, padded, self._keys, strict=True)):
-            if key not in self._whole:
-                made = t.detach().clone() if how is None else resized(t, how, bucket)
-                draws = random and not _is_mask(made, how)
-                self._whole[key] = drawn(made, seed, positive) if draws else made
+        seeds = itertools.count()
+
+        def made(t: Tensor, how: PaddedDims | None) -> Tensor:
+            whole, seed = (
+                t.detach().clone() if how is None else resized(t, how, bucket),
+                next(seeds),
+            )
+            return drawn(whole, seed, positive) if random and not _is_mask(whole, how) else whole
+
+        self._whole = each_once(tensors, padded, made)
 
     def real(self, sizes: Sizes) -> list[Tensor]:
         """Return new tensors of these sizes, no larger than the bucket; one for a tensor that
         occurs twice."""
-        made = {key: self._cut(key, sizes) for key in self._whole}
-        return [made[key] for key in self._keys]
+        return each_once(self._whole, self._padded, functools.partial(_cut, sizes=sizes))
 
     def grown(self, real: Sequence[Tensor]) -> list[Tensor]:
         """Return new tensors at the size of the bucket, beginning with `real`, unpadded ones
         too."""
-        made = {key: whole.clone() for key, whole in self._whole.items()}
-        for key, t in dict(zip(self._keys, real, strict=True)).items():
-            if key[1] is not None:
-                grow(made[key], t, key[1].dims, key[1].fill, repeats=False)
-        return [made[key] for key in self._keys]
-
-    def _cut(self, key: tuple[int, PaddedDims | None], sizes: Sizes) -> Tensor:
-        whole, how = self._whole[key], key[1]
-        if how is None:
-            return whole.clone()
-        shape = bucket_shape(whole, how, sizes)
-        made = whole.new_empty(0).new_empty_strided(shape, dense_stride(whole, shape))
-        made.copy_(first_rows(whole, shape))
-        if how.rows is not None:
-            made.copy_(below(made, made, how.dims[-1], sizes[how.rows]))
+        made = each_once(self._whole, self._padded, lambda t, how: t.clone())
+        for whole, t, how in zip(made, real, self._padded, strict=True):
+            if how is not None:
+                grow(whole, t, how.dims, how.fill, repeats=False)
         return made
+
+
+def _cut(whole: Tensor, how: PaddedDims | None, sizes: Sizes) -> Tensor:
+    if how is None:
+        return whole.clone()
+    shape = bucket_shape(whole, how, sizes)
+    made = whole.new_empty(0).new_empty_strided(shape, dense_stride(whole, shape))
+    made.copy_(first_rows(whole, shape))
+    if how.rows is not None:
+        made.copy_(below(made, made, how.dims[-1], sizes[how.rows]))
+    return made
 
 
 def _is_mask(t: Tensor, how: PaddedDims | None) -> bool:

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from onelaunch.autograd.engine import roots
 from onelaunch.autograd.graph_walk import AccumulateGrad
-from onelaunch.driver.function_modes import wrap_engine
+from onelaunch.driver.function_modes import EngineSubstitute, wrap_engine
 from onelaunch.errors import GraphError
 from onelaunch.source import line_of
 from onelaunch.state.hooks import read_hooks, read_last_hooks
@@ -130,11 +130,8 @@ def lead_to(leaves: Sequence[Tensor], anchors: Anchors) -> None:
     _install()
 
 
-class _LeafFindingEngine:
-    """A substitute for autograd's engine, which finds leaves without edges."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
+class _LeafFindingEngine(EngineSubstitute):
+    """An engine that finds leaves without edges."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See `torch.autograd.backward`."""
@@ -185,9 +182,6 @@ class _LeafFindingEngine:
             if g is None:
                 raise RuntimeError(_UNUSED.format(place))
         return tuple(found)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
 
 def _leaf(end: Any) -> Tensor | None:

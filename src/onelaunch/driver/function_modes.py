@@ -115,20 +115,24 @@ def _on_again() -> Generator[None]:
         _off.modes = off
 
 
-class _ModeKeepingEngine:
-    """A substitute for autograd's engine that turns the modes on again around a backward. The
-    engine's threads get the modes of the thread that calls it."""
+class EngineSubstitute:
+    """A substitute for autograd's engine, which passes on what it does not change."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+class _ModeKeepingEngine(EngineSubstitute):
+    """An engine that turns the modes on again around a backward. The engine's threads get the modes
+    of the thread that calls it."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See `torch.autograd.backward`."""
         with _on_again():
             return self.engine.run_backward(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
 
 class _UnnoticedModes:

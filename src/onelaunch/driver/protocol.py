@@ -228,10 +228,8 @@ class ScalarPatch(Protocol):
         ...
 
 
-class Launch(Protocol):
-    """A function that replays a recording: `Graph.launch`."""
-
-    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
+Launch = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""A function that replays a recording: `Graph.launch`."""
 
 
 class Graph(Protocol):

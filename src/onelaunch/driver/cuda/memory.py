@@ -8,7 +8,6 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -106,7 +105,7 @@ class CudaPool:
         """Bytes of device memory reserved for the pool now; walks all blocks of the allocator."""
         if self._id is not None:
             self.release()  # the last recording may have gone without a reset
-        self.refresh()
+        self.ranges.set([] if self._id is None else _segments(self._id))
         return self.ranges.nbytes
 
     def kept_bytes(self, graph: object, tensors: Sequence[Tensor]) -> int:
@@ -143,10 +142,6 @@ class CudaPool:
         if self._id is None or not self.recordings:
             self._id = torch.cuda.graph_pool_handle()
         return self._id
-
-    def refresh(self) -> None:
-        """Note the pool's addresses in `ranges`."""
-        self.ranges.set([] if self._id is None else _segments(self._id))
 
     def release(self) -> None:
         """Give the memory back to the device if no recording is left."""
@@ -233,21 +228,14 @@ def give_back() -> None:
         bindings._cuda_emptyCache()
 
 
-@dataclass
-class AllocatedApart:
-    """Bytes allocated in memory of its own; known at the end."""
-
-    nbytes: int = 0
-
-
 @contextlib.contextmanager
-def apart(index: int) -> Generator[AllocatedApart]:
-    """Have this thread allocate in memory of its own, and count the bytes. Tensors that outlive
-    this stay where they are, and their memory is given back once it is free."""
-    found = AllocatedApart()
+def apart(index: int) -> Generator[Ranges]:
+    """Have this thread allocate in memory of its own, whose addresses are known at the end. Tensors
+    that outlive this stay where they are, and their memory is given back once it is free."""
+    found = Ranges()
     with _pool_in_use(index) as pool_id:
         yield found
-        found.nbytes = sum(stop - start for start, stop in _segments(pool_id))
+        found.set(_segments(pool_id))
 
 
 @contextlib.contextmanager

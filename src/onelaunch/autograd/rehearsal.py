@@ -81,11 +81,7 @@ class Rehearsal:
         self.ledger.finish()
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that changed a number that it reads.
-
-        Raises:
-            CaptureError: OL118.
-        """
+        """Refuse a backward that changed a number that it reads."""
         for change in () if before.is_current() else changes(before, self.state()):
             use = before.use(change.slot)
             if use is Use.READ or (use is not None and is_unchanging(change.after)):

@@ -232,11 +232,7 @@ def edge_to(leaf: Tensor) -> GradientEdge:
 
 
 def refuse_hooks_run(leaf: Tensor, backward: int) -> None:
-    """Refuse a leaf's hook on several tensors that a run of the engine called for another.
-
-    Raises:
-        GraphError: OL112.
-    """
+    """Refuse a leaf's hook on several tensors that a run of the engine called for another."""
     for hook in (read_hooks(leaf) or {}).values():
         if _cells_of(hook).get("ran_hook", {}).get(backward):
             raise _of_late_hook(leaf, hook)

@@ -137,11 +137,7 @@ def refusing_events(kind: Any, capturing: Callable[[Any], bool]) -> Generator[No
 
     Args:
         kind: the class of the device's events.
-        capturing: tells whether a stream, or with None the current one, is being captured.
-
-    Raises:
-        CaptureError: OL109.
-    """
+        capturing: tells whether a stream, or with None the current one, is being captured."""
     ident, record, wait = get_ident(), kind.record, kind.wait
     recorded: dict[int, tuple[Any, Place | None]] = {}
     own = record.__code__.co_filename

@@ -71,11 +71,7 @@ def refuse_moved_views(
 
 
 def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
-    """Refuse a result that views memory from before the call at other places for another size.
-
-    Raises:
-        CaptureError: OL140.
-    """
+    """Refuse a result that views memory from before the call at other places for another size."""
     laid_out = big.shape == small.shape and same_layout(small, big.stride())
     if not laid_out or big.storage_offset() != small.storage_offset():
         raise moved_view(number)

@@ -56,11 +56,7 @@ def _signature(fn: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
-    """Refuse buckets that name arguments beyond the known signature of `fn`.
-
-    Raises:
-        ArgumentError: OL401, with the names of the parameters.
-    """
+    """Refuse buckets that name arguments beyond the known signature of `fn`."""
     found = _signature(fn)
     kinds = {p.kind for p in found or ()}
     several = found is None or inspect.Parameter.VAR_POSITIONAL in kinds
@@ -85,11 +81,7 @@ def check_named(buckets: Buckets, fn: Callable[..., Any], name: str) -> None:
 
 
 def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
-    """Refuse buckets that name results, or dimensions of results, that do not exist.
-
-    Raises:
-        ArgumentError: OL401.
-    """
+    """Refuse buckets that name results, or dimensions of results, that do not exist."""
     fix = "outputs={0: 0}: the dimension of each tensor in the result, by its number from 0"
     for number, dims in buckets.outputs.items():
         if not 0 <= number < len(results):

@@ -140,11 +140,7 @@ _WITHOUT_CUDNN = (
 
 
 def refuse_unchecked(proof: Proof, compiled: bool) -> None:
-    """Refuse a proof that rests on numbers that hide padding, where no call can check them.
-
-    Raises:
-        CaptureError: OL140.
-    """
+    """Refuse a proof that rests on numbers that hide padding, where no call can check them."""
     assert proof.hiding is not None
     if not (compiled or proof.lasting):
         return

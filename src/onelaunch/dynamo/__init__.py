@@ -9,8 +9,7 @@ function.py  SplitFunction: a function that `ol.graph` cannot capture whole, by 
 settings.py  `mode` and `options` of `torch.compile`
 split.py     parts that cannot be captured
 numbers.py   numbers that change from call to call, computed beside a graph
-fakes.py     the examples of its nodes
-lines.py     the user's lines behind a graph
+nodes.py     what Dynamo keeps with its nodes: examples, and the user's lines
 region.py    one compiled graph, and its recordings
 sizes.py     the inputs of a graph that follow bucketed sizes
 """

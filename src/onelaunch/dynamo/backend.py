@@ -17,7 +17,7 @@ from torch import Tensor
 from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
-from onelaunch.dynamo.fakes import example
+from onelaunch.dynamo.nodes import example
 from onelaunch.dynamo.numbers import beside
 from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings

@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from onelaunch.call.wrappers import is_wrapped
-from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of, is_on
+from onelaunch.dynamo.nodes import Graph, Node, detached, example, fake_mode, inputs_of, is_on
 
-Graph = torch.fx.GraphModule
-Node = torch.fx.Node
 _Scalar = tuple[Node, bool]
 """A number, and whether its inverse is meant."""
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)

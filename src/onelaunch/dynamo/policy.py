@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.select import select
 from onelaunch.dynamo.backend import regions
-from onelaunch.dynamo.lines import function_in, line_in
+from onelaunch.dynamo.nodes import function_in, line_in
 from onelaunch.dynamo.region import CompiledRegion, Regions
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.errors import ArgumentError, CaptureError

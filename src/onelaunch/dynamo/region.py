@@ -19,8 +19,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.compilation import Backend, compiled_graph
 from onelaunch.capture.io_plan import is_filled
-from onelaunch.dynamo.fakes import example, is_on
-from onelaunch.dynamo.lines import function_in
+from onelaunch.dynamo.nodes import example, function_in, inputs_of, is_on
 from onelaunch.dynamo.numbers import floats_elsewhere, is_float
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.sizes import Sized, sized
@@ -262,7 +261,7 @@ def region_of(
     settings: CompileSettings,
 ) -> CompiledRegion:
     """Compile a graph of Dynamo's, or a part of one."""
-    placeholders = graph.graph.find_nodes(op="placeholder")
+    placeholders = inputs_of(graph)
     static = {i: n.name for i, n in enumerate(placeholders) if _is_static(n, inputs[i])}
     numbers = [
         i

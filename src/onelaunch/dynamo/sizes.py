@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.dynamo.fakes import example
+from onelaunch.dynamo.nodes import Node, example
 from onelaunch.sizes.buckets import Buckets
-
-Node = torch.fx.Node
 
 
 @dataclass(frozen=True)

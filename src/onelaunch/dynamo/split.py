@@ -28,13 +28,10 @@ from torch.utils._pytree import tree_map_only
 from onelaunch.driver.aten import operator as operator_of
 from onelaunch.driver.aten import tensors
 from onelaunch.driver.refusals import refusal
-from onelaunch.dynamo.fakes import detached, example, fake_mode, inputs_of
-from onelaunch.dynamo.lines import line_in
+from onelaunch.dynamo.nodes import Graph, Node, detached, example, fake_mode, inputs_of, line_in
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode
 
-Graph = torch.fx.GraphModule
-Node = torch.fx.Node
 Compile = Callable[[Graph, Sequence[Any]], Callable[..., Any]]
 
 _ON = re.compile(r"_enter_|.*_increment_nesting$|_saved_tensors_hooks_disable$")

@@ -1,13 +1,17 @@
-"""The examples that Dynamo keeps with the nodes of a graph."""
+"""What Dynamo keeps with the nodes of a graph: examples, and the user's lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import linecache
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from onelaunch.source import Place, is_users
 
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
@@ -38,3 +42,22 @@ def detached(node: Node) -> Any:
     """Return the example of an input, whose sizes an operation may change."""
     value = example(node)
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def line_in(stack: str) -> str | None:
+    """Return the user's innermost line in the text of a stack, in the form of a message."""
+    for filename, number in reversed(re.findall(r'File "([^"]+)", line (\d+)', stack)):
+        if is_users(filename):
+            return str(
+                Place(filename, int(number), linecache.getline(filename, int(number)).strip())
+            )
+    return None
+
+
+def function_in(stacks: Iterable[str | None]) -> str:
+    """Return the name of the outermost function in the first of these texts of stacks."""
+    for stack in stacks:
+        found = re.findall(r"line \d+, in (\S+)", stack or "")
+        if found:
+            return found[0]
+    return "graph"

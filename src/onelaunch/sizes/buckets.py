@@ -152,7 +152,7 @@ class Buckets:
             ArgumentError: OL401 if nothing was observed.
         """
         several = _listed(dim)
-        observed = [_observed(rows) for rows in _by_dimension(histogram, several)]
+        observed = _by_dimension(histogram, several)
         most = None if max_sizes is None else _positive("max_sizes", max_sizes)
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
@@ -249,40 +249,28 @@ def shown(sizes: Sizes) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[object]:
-    if not isinstance(histogram, Mapping):
-        return [histogram]
-    rows = cast("Mapping[object, object]", histogram)
-    count = 1 if several is None else len(several)
-    each: list[dict[object, float]] = [{} for _ in range(count)]
-    for size, times in rows.items():
-        sizes: tuple[object, ...] = size if isinstance(size, tuple) else (size,)
-        if len(sizes) != count:
-            what = f"the histogram has size {size!r}, and {count} dimensions are bucketed"
-            fix = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
-            raise ArgumentError("OL401", what, fix=fix)
-        if several is None or not _is_amount(times):
-            return [histogram]
-        if 0 not in sizes:  # for size 0 nothing is computed
-            for one, part in zip(each, sizes, strict=True):
-                one[part] = one.get(part, 0) + cast(float, times)
-    return list(each)
-
-
-def _observed(histogram: object) -> dict[int, float]:
+def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[dict[int, float]]:
+    """Return size -> number of requests for each dimension, checked."""
     fix = "a mapping of size to count, of one dimension, with a positive size in it"
     if not isinstance(histogram, Mapping):
         raise ArgumentError("OL401", f"histogram={histogram!r:.60}", fix=fix)
-    rows: dict[int, float] = {}
-    for given, count in cast("Mapping[object, object]", histogram).items():
-        size = integer(given)
-        if size is None or size < 0 or not _is_amount(count):
-            raise ArgumentError("OL401", f"histogram has {given!r}: {count!r}", fix=fix)
-        if size and count:
-            rows[size] = cast(float, count)
-    if not rows:
+    count = 1 if several is None else len(several)
+    each: list[dict[int, float]] = [{} for _ in range(count)]
+    for given, times in cast("Mapping[object, object]", histogram).items():
+        sizes: tuple[object, ...] = given if isinstance(given, tuple) else (given,)
+        if len(sizes) != count:
+            what = f"the histogram has size {given!r}, and {count} dimensions are bucketed"
+            dims = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
+            raise ArgumentError("OL401", what, fix=dims)
+        found = [n for n in map(integer, (given,) if several is None else sizes) if n is not None]
+        if len(found) < count or min(found) < 0 or not _is_amount(times):
+            raise ArgumentError("OL401", f"histogram has {given!r}: {times!r}", fix=fix)
+        if times and 0 not in found:  # for size 0 nothing is computed
+            for one, n in zip(each, found, strict=True):
+                one[n] = one.get(n, 0) + cast(float, times)
+    if not all(each):
         raise ArgumentError("OL401", "the histogram has no size above 0", fix=fix)
-    return rows
+    return each
 
 
 def integer(value: object) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -63,18 +64,11 @@ def picked(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Picked
     if packet not in MOVES:
         return None
     data = _DATA.get(packet)
-    kept = [
-        _each(value, _shape if data is None or i in data else _copy) for i, value in enumerate(args)
-    ]
+    kept = (
+        _each(value, attrgetter("shape") if data is None or i in data else Tensor.clone)
+        for i, value in enumerate(args)
+    )
     return Picked(tuple(kept), kwargs)
-
-
-def _shape(t: Tensor) -> torch.Size:
-    return t.shape
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.detach().clone()
 
 
 def displaced(

@@ -54,8 +54,7 @@ class Hiding:
 
     def __bool__(self) -> bool:
         """Return whether a result rests on a finite number. Minus infinity needs no check."""
-        known = any(highest > -torch.inf for _, highest, _ in self.compared.values())
-        return known or self.highest > -torch.inf
+        return self.number > -math.inf
 
     def join(self, other: Hiding) -> None:
         for place, compared in other.compared.items():

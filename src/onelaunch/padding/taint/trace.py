@@ -129,16 +129,13 @@ def reach(step: TracedStep) -> int:
     if packet not in MOVES | _WINDOWS and "pool" not in packet:
         return 0
     # A number is an int, or its type and text.
-    numbers = [int(str(v[1] if isinstance(v, tuple) else v)) for v in step.fixed if _is_number(v)]
+    numbers = [v for v in step.fixed if type(v) is int]
+    numbers += [int(v[1]) for v in step.fixed if isinstance(v, tuple) and v[0] == "int"]
     windows = [n for shape in step.inputs[1:2] for n in shape[2:]] if packet in _WINDOWS else []
     return max(map(abs, numbers), default=1) * max(windows, default=1)
 
 
 _WINDOWS = frozenset({"convolution", "im2col", "col2im", "roll", "tril", "triu"})
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, tuple) and value[0] == "int")
 
 
 def form(steps: Sequence[TracedStep]) -> tuple[object, ...]:

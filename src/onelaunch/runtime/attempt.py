@@ -56,7 +56,7 @@ class SignatureState:
     threads: set[int] = field(default_factory=set)
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     one_warmup: OneWarmup = OneWarmup.UNASKED
-    """The answer to whether one warm-up is enough, as where a bucket of another size is recorded."""
+    """The answer to whether one warm-up is enough, as another bucket is recorded."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     misfits_in_a_row: int = 0

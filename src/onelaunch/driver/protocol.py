@@ -228,8 +228,10 @@ class ScalarPatch(Protocol):
         ...
 
 
-Launch = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
-"""A function that replays a recording: `Graph.launch`."""
+class Launch(Protocol):
+    """A function that replays a recording: `Graph.launch`."""
+
+    def __call__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None: ...
 
 
 class Graph(Protocol):

@@ -26,6 +26,7 @@ from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import MISSING
 from onelaunch.state.walk import StateWalk
 
+_ELSE = 'overflow="eager", or a larger bucket'
 _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and the batcher'
 
 
@@ -65,7 +66,9 @@ class ChunkProofs:
             guard = guard_of(reached.walk())
             dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
             try:
-                found = prove_chunks(dry_run, self._buckets, call, flat, place)
+                largest = self._buckets.largest
+                chunking = _Chunking(dry_run, self._buckets, call, flat, largest)
+                found = chunking.proven_along(place)
             except CaptureError as error:
                 if error.__cause__ is not None and not self._failures:
                     return error
@@ -112,30 +115,30 @@ def _rows(t: Tensor, how: PaddedDims | None, place: int, start: int, count: int)
     return t if dim is None else t.narrow(dim, start, count)
 
 
-def prove_chunks(dry_run: DryRun, buckets: Buckets, call: Request, flat: Flat, place: int) -> Proof:
-    """Prove that a call may be cut into chunks along the bucketed dimension number `place`. Rows
-    before a cut must not depend on rows behind it, which padding shows, nor the reverse.
-
-    Raises:
-        CaptureError: OL140, naming the operation, its line and the result.
-    """
-    for path, how in zip(flat.paths, call.padded, strict=True):
-        if how is not None and how.places.count(place) > 1:
-            what = f"`{path}` has rows and columns, which cannot be cut into chunks"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving = _Chunking(dry_run, buckets, call, flat, buckets.largest)
-    proof = proving.prove()
-    if not proof.follows:  # a single bucket with a single size
-        proof.follows = proving.unpadded()
-    for number, follows in enumerate(proof.follows):
-        if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
-            what = f"result {number} has no rows of its own for each piece"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
-    proving.check_chunks(proof, place)
-    return proof
-
-
 class _Chunking(Proving):
+    """The proof that a call may be cut into chunks of the largest bucket. Rows before a cut must
+    not depend on rows behind it, which padding shows, nor the reverse."""
+
+    def proven_along(self, place: int) -> Proof:
+        """Prove it along the bucketed dimension number `place`.
+
+        Raises:
+            CaptureError: OL140, naming the operation, its line and the result.
+        """
+        for path, how in zip(self.flat.paths, self.call.padded, strict=True):
+            if how is not None and how.places.count(place) > 1:
+                what = f"`{path}` has rows and columns, which cannot be cut into chunks"
+                raise CaptureError("OL140", what, fix=_ELSE)
+        proof = self.prove()
+        if not proof.follows:  # a single bucket with a single size
+            proof.follows = self.unpadded()
+        for number, follows in enumerate(proof.follows):
+            if not any((f.place, f.scale, f.more) == (place, 1, 0) for f in follows):
+                what = f"result {number} has no rows of its own for each piece"
+                raise CaptureError("OL140", what, fix=_ELSE)
+        self.check_chunks(proof, place)
+        return proof
+
     def unpadded(self) -> list[tuple[SizeLink, ...]]:
         """Return the dimensions that follow the sizes, for a bucket that needs no padding."""
         sizes = [self.bucket]
@@ -160,7 +163,7 @@ class _Chunking(Proving):
         changed = next((c for c in self.dry_run.found if c.before not in (MISSING, None)), None)
         if changed is not None:
             what = f"the callable changes `{changed.slot.name}`, which it would do for each chunk"
-            raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+            raise CaptureError("OL140", what, fix=_ELSE)
         inputs = self.inputs(whole)
         self.on, self.fix = "the rows before", _BY_ITSELF
         taint = TaintMode(self.dry_run.device, trace.steps, front=True)
@@ -208,4 +211,4 @@ class _Chunking(Proving):
             floats = t.is_floating_point() or t.is_complex()
             if rows.shape != small.shape or (floats and not close(rows, small)):
                 what = f"rows of result {number} depend on how many are before them"
-                raise CaptureError("OL140", what, fix='overflow="eager", or a larger bucket')
+                raise CaptureError("OL140", what, fix=_ELSE)

@@ -212,7 +212,8 @@ def _compare(
                 )
                 allocated = history.blocks()
             try:
-                alone = _alone(found, recorded, allocated)
+                outputs = dict(enumerate(recorded.outputs, len(recorded.inputs)))
+                alone = {n for n in found.outputs if _is_alone(outputs[n], allocated)}
                 if crowded or len(alone) == len(found.outputs):
                     _search(found, recorded, alone, allocated)
                     return recorded.examples
@@ -232,14 +233,6 @@ def _rooms(sizes: list[int], index: int) -> list[Tensor]:
         for size, kept in ((nbytes, free), (min(nbytes, _APART_BYTES), held)):
             kept.append(torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}"))
     return held
-
-
-def _alone(found: Found, recorded: Recorded, allocated: Sequence[tuple[int, int]]) -> set[int]:
-    """Return the outputs in whose memory nothing larger was allocated."""
-    first = len(recorded.inputs)
-    return {
-        number for number in found.outputs if _is_alone(recorded.outputs[number - first], allocated)
-    }
 
 
 def _search(

@@ -163,7 +163,7 @@ FAULTS = (
         "return [taint(t)]",
     ),
     Fault("sums up to an element", "padding/taint/rules/reduction.py", ".cumsum(dim) > 0", " > 0"),
-    Fault("gradients over padding", "padding/proof.py", "proving.check_gradients()", "pass"),
+    Fault("gradients over padding", "padding/proof.py", "self.check_gradients()", "pass"),
     # What is refused.
     Fault(
         "operators",

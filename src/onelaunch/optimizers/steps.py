@@ -322,7 +322,7 @@ def _holder(slot: Slot, held: Mapping[int, Optimizer]) -> Optimizer | None:
 
 
 def _way(slot: Slot) -> Iterator[Slot]:
-    """List a slot, and the slots by way of which it was found."""
+    """List a slot, the slot that led to it, and so on."""
     at: Slot | None = slot
     while at is not None:
         yield at

@@ -26,6 +26,7 @@ def graphed(
     fn: Callable[P, R],
     options: Options,
     pool: PoolManager | None = None,
+    root: tuple[str, object] | None = None,
     callee: Callee | None = None,
 ) -> Graphed[P, R]:
     """Return the graphed callable for these options. Padding takes 20 ms to import: it is imported
@@ -36,4 +37,4 @@ def graphed(
         where = "onelaunch.runtime.later:CompilesLater"
     if where is not None:
         kind = resolve_name(where)
-    return kind(fn, options, pool, callee=callee)
+    return kind(fn, options, pool, root, callee)

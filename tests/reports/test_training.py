@@ -24,32 +24,6 @@ def state_of(model: nn.Module) -> list[Any]:
     return [[t.clone() for t in model.state_dict().values()], grads]
 
 
-def test_micro_batches_inside_one_step(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/torchtitan/pull/4584
-
-    Gradients of several micro-batches are to be accumulated within one graph."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        model = small_model(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        @graph
-        def step(batches: list[Tensor]) -> Tensor:
-            optimizer.zero_grad()
-            losses = []
-            for x in batches:
-                loss = model(x).square().mean() / len(batches)
-                loss.backward()
-                losses.append(loss.detach())
-            optimizer.step()
-            return torch.stack(losses)
-
-        for i in range(8):
-            yield step([rand(i + 20 * j, 5, 4) for j in range(3)]), state_of(model)
-
-    side_by_side(program, device, captures=1)
-
-
 def test_a_scaler_around_the_step(device: torch.device, rand: Rand) -> None:
     """https://github.com/pytorch/pytorch/pull/55562
 

@@ -100,7 +100,7 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
 
 
 class _Answered(NamedTuple):
-    """What a run did after an answer.
+    """The result of a run after one of the answers, and its effects.
 
     Attributes:
         flat: its result, with copies of the tensors.

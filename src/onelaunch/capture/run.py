@@ -265,7 +265,8 @@ class CaptureRun:
             # The graph of this run keeps it, so that a backward that is captured later may read it.
             if now - earlier > sum(t is argument for t in flat.tensors):
                 observer.host.read(argument)
-        refuse_opaque(flat.tree)
+        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(tree))]
+        refuse_opaque(flat.tree, {*known, *map(id, values)})
         named = zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)

@@ -36,9 +36,9 @@ def compare(
     callee: Callee, attempt: Attempt, name: str, refused: CaptureError
 ) -> CaptureError | None:
     """Run a callable with either answer to its question whether it is being captured. Return the
-    error of a callable that computes something else in a capture: its results, or the state that it
-    leaves, differ by more than rounding, with the same random numbers. Return `refused` if it fails
-    there. Every run is rolled back. The last run, as in a capture, is a warm-up, unless the capture
+    error of a callable that computes something else in a capture. Its results or its state then
+    differ by more than rounding, with the same random numbers. Return `refused` if it fails there.
+    Every run is rolled back. The last run, as in a capture, is a warm-up, unless the capture
     will differ."""
     if attempt.reached.walk().runs_backward():
         return None  # no run of it can be rolled back without gradients
@@ -110,8 +110,8 @@ class _Left(NamedTuple):
 
     Attributes:
         tensors: copies of their tensors.
-        places: for each of them, its shape, its dtype, and what it is or shares memory with: an
-            argument, a tensor of the state, or the first such tensor among these.
+        places: the shape, the dtype and the owner of each tensor. The owner is an argument, a
+            tensor of the state, or the first tensor here that is the same or shares its memory.
     """
 
     tree: Tree
@@ -138,7 +138,7 @@ class _Left(NamedTuple):
 
 
 class _Answered(NamedTuple):
-    """What a run did after an answer.
+    """The outcome of a run after an answer.
 
     Attributes:
         result: its result.
@@ -151,7 +151,7 @@ class _Answered(NamedTuple):
     effects: dict[object, _Left]
 
     def distances(self, other: _Answered) -> tuple[float, float]:
-        """Return the distances of the result, and of what is the farthest in the state."""
+        """Return the distances of the results and of the states, the farthest part of each."""
         mine, others = self.effects, other.effects
         found = [mine[key].distance(others[key]) for key in mine.keys() & others.keys()]
         state = max(found, default=0.0) if mine.keys() == others.keys() else math.inf

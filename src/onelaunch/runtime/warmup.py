@@ -347,7 +347,7 @@ class NotedRun:
 
 
 def flat_result(result: Any, reached: ReachableState) -> Flat:
-    """Return what a run returned, with the objects taken apart that it made."""
+    """Return the result of a run, with the objects taken apart that the run made."""
     flat = flatten(result, "result")
     if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
         known = {id(v): Same(v, None) for _, v in reached.walk().held.values()}

@@ -3,6 +3,7 @@
 session.py      CaptureSession: attempts at one capture until one succeeds
 job.py          CaptureJob: a callable and how a call of it is to be captured
 run.py          CaptureRun: one run under capture, its inputs and its effects
+outcome.py      what a run returned and changed, and how each replay does the same
 compilation.py  code of torch.compile as a recording needs it
 callee.py       the callable, and the roots of the state that it reaches
 rolled_back.py  runs whose effects are undone

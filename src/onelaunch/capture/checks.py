@@ -6,14 +6,14 @@ import sys
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import CodeType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on, tree_difference
-from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain
+from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, unflatten
 from onelaunch.call.wrappers import is_compound, local
 from onelaunch.capture.io_plan import (
     Argument,
@@ -21,6 +21,7 @@ from onelaunch.capture.io_plan import (
     Inputs,
     Outputs,
 )
+from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError, kind_of
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.source import changed_at, loaded_at
@@ -29,7 +30,50 @@ from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
-def inspect_arguments(
+class RunArguments(NamedTuple):
+    """The arguments of a run under capture.
+
+    Attributes:
+        statics: their tensors, in the recording's memory.
+        before: (address, graph) of each tensor before the run.
+    """
+
+    tree: Tree
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    paths: Sequence[str]
+    statics: Sequence[Tensor]
+    before: Sequence[tuple[int, object]]
+
+    @staticmethod
+    def of(tree: Tree, statics: Sequence[Tensor]) -> RunArguments:
+        args, kwargs = unflatten(tree, list(statics))
+        paths = flatten_call(args, kwargs, kinds_in(tree)).paths
+        before = [(t.data_ptr(), t.grad_fn) for t in statics]
+        return RunArguments(tree, args, kwargs, paths, statics, before)
+
+    def check(self, plan: Inputs, observer: Observer, codes: Collection[CodeType]) -> None:
+        """Refuse changes other than writes into tensors, after the run.
+
+        Args:
+            codes: the code that the callable runs.
+        """
+        args = self.args, self.kwargs
+        _refuse_changed(self.tree, args, self.statics, plan, observer, codes)
+        refuse_gradients(self.paths, self.statics, plan, codes, read=False)
+        for t, spec, (address, graph) in zip(self.statics, plan.specs, self.before, strict=False):
+            if t.data_ptr() != address:
+                where = observer.memory.reshaped_at(t)
+                raise CaptureError("OL107", "an argument was given other memory", where=where)
+            if t.grad_fn is not graph:
+                what = f"an argument, {spec}, is written with values that require grad"
+                raise error_here("OL113", what, fix=_GRADED)
+
+
+_GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
+
+
+def _refuse_changed(
     tree: Tree,
     now: Any,
     statics: Sequence[Tensor],

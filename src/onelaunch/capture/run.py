@@ -11,63 +11,45 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from onelaunch.autograd.graph_walk import viewed
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.call.identity import Identities, argument_objects
-from onelaunch.call.kinds import kinds_in
-from onelaunch.call.tree import Flat, Same, Tree, flatten, flatten_call, unflatten, unique
+from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import (
-    inspect_arguments,
+    RunArguments,
     refuse_attributes,
     refuse_gradients,
-    refuse_made_parameters,
     refuse_opaque,
     refuse_parts,
-    refuse_uncovered,
 )
 from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.effects import (
-    counted_numbers,
-    growing_containers,
-    keep_results,
-    lasting_gradients,
-    rebinds,
     recurrent_state,
-    refuse_other_attributes,
-    refuse_renewed,
-    refuse_reordered,
 )
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import (
     COPIED,
-    Argument,
     CannotPadInside,
     Inputs,
-    Lasting,
     Outputs,
-    Own,
     output_ports,
-    plan_outputs,
     stage,
 )
 from onelaunch.capture.job import CaptureJob, NeedsTheCaller
 from onelaunch.capture.leaves import (
     BackwardInside,
-    is_made_leaf,
     leaves_refused,
-    mark_freed,
     refuse_leaves_of_host,
 )
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
-from onelaunch.capture.recording import Growing, NeedsGrad, StateOutput
+from onelaunch.capture.outcome import Returned, StateEffects, plan_results
+from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.host_generator import HostGenerator
 from onelaunch.driver.protocol import Capture, Travel
-from onelaunch.driver.refusals import error_here
 from onelaunch.driver.seeding import HostGenerators, watching_seeds
 from onelaunch.driver.select import begin_run, is_beside
 from onelaunch.errors import CaptureError
@@ -77,7 +59,7 @@ from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.brought import Staged
 from onelaunch.state.snapshot import StateSnapshot
-from onelaunch.state.walk import Change, Slot, StateWalk, note_uncounted
+from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
     noting_host_inputs,
@@ -96,50 +78,8 @@ class Retry(Exception):
     """A sign that a run showed a fact that the next run has to know; the text names it."""
 
 
-_GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
 _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
 """Exceptions after which the callable always runs once more for the same call."""
-
-
-@dataclass(slots=True, eq=False)
-class Returned:
-    """The result of a run.
-
-    Attributes:
-        tensors: its tensors.
-        staying: those that stay in the recording's memory.
-        tree: the structure around them.
-        output_indices: for each of them, the index of its output.
-    """
-
-    tensors: Any = None
-    staying: list[Tensor] = field(default_factory=list)
-    tree: Tree | None = None
-    output_indices: tuple[int, ...] = ()
-    outputs: Outputs | None = None
-
-
-@dataclass(slots=True, eq=False)
-class StateEffects:
-    """The effects of a run on the state.
-
-    Attributes:
-        after: the state after the run.
-        changes: the changes from the state before.
-        state: the slots that each replay writes, with their values.
-        lasting: gradients that each replay writes in place.
-        moved: changes of optimizers' numbers that no replay would make.
-        growing: containers that grow at each call.
-        stored: ids of slots that the run was seen to store to.
-    """
-
-    after: StateWalk | None = None
-    changes: list[Change] = field(default_factory=list)
-    state: list[StateOutput] = field(default_factory=list)
-    lasting: list[Tensor] = field(default_factory=list)
-    moved: list[Change] = field(default_factory=list)
-    growing: Growing = field(default_factory=Growing)
-    stored: set[tuple[int, object]] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -213,24 +153,50 @@ class CaptureRun:
 
     def execute(self, capture: Capture, tree: Tree) -> None:
         """Run the callable, and copy its results out; call `stage` first."""
-        job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
-        memory = observer.memory
+        job, snapshot, plan, codes = self.job, self.snapshot, self.plan, self.job.callee.codes
         if self.staged.changed:
             raise Retry("state that the caller replaces is reached by other ways, too")
-        arguments = plan.statics[: len(plan.statics) - len(self.state_inputs)]
         give_marks(plan.statics, plan.tensors)
-        tree = self.numbers.given(tree)
-        args, kwargs = unflatten(tree, list(arguments))
-        addresses = [(t.data_ptr(), t.grad_fn) for t in arguments]
-        paths = flatten_call(args, kwargs, kinds_in(tree)).paths
+        statics = plan.statics[: len(plan.statics) - len(self.state_inputs)]
+        given = RunArguments.of(self.numbers.given(tree), statics)
         if job.forward is None and torch.is_grad_enabled():
-            refuse_gradients(paths, arguments, plan, job.callee.codes, read=True)
-        generators = HostGenerators(snapshot.values(tree))
-        on_host = plan.going(Travel.HOST) if job.forward is not None else ()
-        kept = [plan.statics[i] for i in on_host]
-        before = references(kept)
+            refuse_gradients(given.paths, statics, plan, codes, read=True)
+        on_host = [] if job.forward is None else [plan.statics[i] for i in plan.going(Travel.HOST)]
+        referred = references(on_host)
+        result = self._called_once(given)
+        kept = [now - was for was, now in zip(referred, references(on_host), strict=True)]
+        job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.slots.values()))
+        if self.reads is not None:
+            names = [*given.paths, *(slot.name for slot in self.state_inputs)]
+            self.marks = marks_read(self.reads, plan.statics, plan.tensors, names, codes)
+        given.check(plan, self.observer, codes)
+        flat, known, identities = self._taken_apart(result, given)
+        returned = list(flat.tensors)  # stand-ins of parameters included
+        if job.forward is not None:
+            job.forward.replace_proxies(self.observer, flat.tensors, statics, plan)
+        for argument, more in zip(on_host, kept, strict=True):
+            # The graph of this run keeps it, so that a backward that is captured later may read it.
+            if more > sum(t is argument for t in flat.tensors):
+                self.observer.host.read(argument)
+        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
+        refuse_opaque(flat.tree, {*known, *map(id, values)})
+        memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
+        refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
+        self._find_changes(capture, result, returned, flat)
+        if self.missing_inputs:
+            self.returned.outputs, self.returned.tensors = Outputs(), []
+            return
+        for storage, tensors in memory.external.items():
+            snapshot.held.setdefault(storage, []).extend(tensors)
+        outputs = plan_results(self, flat, known, identities)
+        output_ports(job.driver, capture, plan, outputs, self.observer)
+
+    def _called_once(self, given: RunArguments) -> Any:
+        """Run the callable. Put back what the caller replaces, and before another run for the same
+        call the host's generators, too."""
+        generators = HostGenerators(self.snapshot.values(given.tree))
         try:
-            result = self._called(args, kwargs, generators)
+            return self._called(given.args, given.kwargs, generators)
         except BaseException as error:
             # The caller's call is still to come, and draws its numbers anew.
             if self.runs_again(error):
@@ -238,61 +204,43 @@ class CaptureRun:
             raise
         finally:
             self.staged.put_back()
-        after = references(kept)
-        job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.slots.values()))
-        codes = job.callee.codes
-        if self.reads is not None:
-            names = [*paths, *(slot.name for slot in self.state_inputs)]
-            self.marks = marks_read(self.reads, plan.statics, plan.tensors, names, codes)
-        inspect_arguments(tree, (args, kwargs), arguments, plan, observer, codes)
-        refuse_gradients(paths, arguments, plan, codes, read=False)
-        for t, spec, (address, graph) in zip(arguments, plan.specs, addresses, strict=False):
-            if t.data_ptr() != address:
-                where = memory.reshaped_at(t)
-                raise CaptureError("OL107", "an argument was given other memory", where=where)
-            if t.grad_fn is not graph:
-                what = f"an argument, {spec}, is written with values that require grad"
-                raise error_here("OL113", what, fix=_GRADED)
-        # Objects that the callable may return or store as they are; `follows` counts tensors too.
-        known = {} if job.follows else snapshot.objects() | argument_objects(tree, (args, kwargs))
+
+    def _taken_apart(
+        self, result: object, given: RunArguments
+    ) -> tuple[Flat, Mapping[int, Same], Identities]:
+        """Return the result, flattened; the objects that the callable may return or store as they
+        are; and the containers that are in several places."""
+        job = self.job
+        known: dict[int, Same] = {}
+        if not job.follows:  # which counts tensors
+            known = self.snapshot.objects() | argument_objects(
+                given.tree, (given.args, given.kwargs)
+            )
         known = job.callee.returned_before() | known
         identities = Identities()  # not kept with the run: what it holds would be read as state
         flat = flatten(result, "result", objects="made", known=known, number=identities.note)
-        returned = list(flat.tensors)
-        if job.forward is not None:
-            job.forward.replace_proxies(observer, flat.tensors, arguments, plan)
-        for argument, earlier, now in zip(kept, before, after, strict=True):
-            # The graph of this run keeps it, so that a backward that is captured later may read it.
-            if now - earlier > sum(t is argument for t in flat.tensors):
-                observer.host.read(argument)
-        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(tree))]
-        refuse_opaque(flat.tree, {*known, *map(id, values)})
-        named = zip(flat.paths, flat.tensors, strict=True)
-        refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
-        self.effects.after, self.effects.changes = job.reached.changed(snapshot.walk)
-        note_uncounted(snapshot.walk, self.effects.changes)
-        if is_beside() and self.effects.changes:
+        return flat, known, identities
+
+    def _find_changes(
+        self, capture: Capture, result: object, returned: Sequence[Tensor], flat: Flat
+    ) -> None:
+        """Find the run's effects on the state, and slots that have to be inputs for them."""
+        job, walk, effects = self.job, self.snapshot.walk, self.effects
+        effects.after, effects.changes = job.reached.changed(walk)
+        note_uncounted(walk, effects.changes)
+        if is_beside() and effects.changes:
             raise NeedsTheCaller("the callable changes state")
-        self.staged.note_handed_on([result, *(change.after for change in self.effects.changes)])
+        self.staged.note_handed_on([result, *(change.after for change in effects.changes)])
         if self.staged.changed:
             raise Retry("the callable changes state that the caller replaces, or hands it on")
         self._note_handed_on(capture, returned, flat.tree)
-        self.steps.refuse_schedule(self.effects.changes, job.callee.fn)
-        self.effects.moved = self.steps.moved(
-            self.effects.changes, snapshot.walk, self.numbers.counted()
-        )
-        state = self.state_inputs
+        self.steps.refuse_schedule(effects.changes, job.callee.fn)
+        effects.moved = self.steps.moved(effects.changes, walk, self.numbers.counted())
+        state, made = self.state_inputs, flat.tensors
         self.missing_inputs = recurrent_state(
-            job.driver, job.device, self.effects.changes, state, observer, flat.tensors
+            job.driver, job.device, effects.changes, state, self.observer, made
         )
         refuse_parts([cast(Tensor, slot.read()) for slot in self.missing_inputs], (), ())
-        if self.missing_inputs:
-            self.returned.outputs, self.returned.tensors = Outputs(), []
-            return
-        for storage, tensors in memory.external.items():
-            snapshot.held.setdefault(storage, []).extend(tensors)
-        outputs = self._plan_results(flat, known, identities)
-        output_ports(job.driver, capture, plan, outputs, observer)
 
     def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
@@ -397,95 +345,6 @@ class CaptureRun:
         else:
             known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
             refuse_handed_on(job.driver, job.device, capture, tensors, known)
-
-    def _plan_results(
-        self, flat: Flat, known: Mapping[int, Same], identities: Identities
-    ) -> Outputs:
-        """Plan how the results reach the caller, and how stored values reach their slots."""
-        job, snapshot, plan, observer = self.job, self.snapshot, self.plan, self.observer
-        forward = job.forward
-        stored = list(rebinds(self.effects.changes, snapshot.walk, observer, job.callee.codes))
-        trees = [flatten(v, slot.name, known=known, number=identities.note) for slot, v in stored]
-        if forward is not None:
-            for part in trees:
-                part.tensors[:] = map(forward.real, part.tensors)
-        every = [*flat.tensors, *(t for part in trees for t in part.tensors)]
-        refuse_parts(every, stored, {id(t) for ts in snapshot.held.values() for t in ts})
-        lasting: set[int] = set()
-        if forward is None:
-            state = self.state_inputs
-            lasting = lasting_gradients(job.driver, stored, flat.tensors, state, job.device)
-        self.returned.outputs = outputs = plan_outputs(
-            job.driver,
-            every,
-            plan,
-            observer,
-            job.device,
-            snapshot.held,
-            lasting,
-            {id(t) for _, t in snapshot.walk.tensors()},
-            viewed if forward is None else forward.viewed,
-        )
-        refuse_made_parameters(outputs, unique(every))
-        if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
-            raise BackwardInside
-        self.effects.lasting = [
-            o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)
-        ]
-        if forward is not None:
-            from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
-
-            compiled = job.accesses is not None
-            copied = self.constants.known if compiled and self.constants else ()
-            rebound = [self.staged.at_call(slot) for slot, _ in stored]
-            reads = snapshot.walk.reads
-            ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
-            forward.plan(outputs, unique(every), plan, observer, snapshot.held, ran)
-        else:
-            slots = zip((slot for slot, _ in stored), trees, strict=True)
-            mark_freed(outputs, flat.tensors, slots, observer, snapshot.held)
-        counted = self.numbers.counted()
-        # Another run may change a value that this run left equal.
-        stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
-        moved = counted_numbers(self.effects.changes, snapshot.walk, known, identities.note, stores)
-        numbers = outputs.numbers
-        for t, follows in zip(flat.tensors, job.follows, strict=False):
-            output = outputs.made[numbers[id(t)]]
-            output.follows = follows
-            if follows and not isinstance(output.memory, Own | Argument):
-                raise CannotPadInside
-        self.returned.tree = identities.shared(flat.tree)
-        self.returned.output_indices = tuple(numbers[id(t)] for t in flat.tensors)
-        self.effects.state = [
-            StateOutput(
-                slot, identities.shared(part.tree), tuple(numbers[id(t)] for t in part.tensors)
-            )
-            for (slot, _), part in zip(stored, trees, strict=True)
-        ]
-        own = {state.slot.id for state in self.effects.state}
-        moved = [s for s in moved if s.slot.id not in own]
-        for state in moved:
-            step = counted[state.slot.id][1] if state.slot.id in counted else None
-            tree = identities.shared(state.tree)
-            self.effects.state.append(state._replace(tree=tree, step=state.step or step))
-        assert self.effects.after is not None
-        covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
-        codes = job.callee.codes
-        with no_functions():
-            refuse_uncovered(
-                snapshot.walk, self.effects.after, covered, observer, job.device, codes
-            )
-        self.effects.growing = growing_containers(self.effects.changes, snapshot.walk, codes)
-        refuse_reordered(self.effects.changes, snapshot.walk, snapshot.orders)
-        refuse_other_attributes(snapshot.walk, codes)
-        own = {state.slot.id for state in self.effects.state}
-        refuse_renewed(self.effects.changes, snapshot.walk, own, codes)
-        kept = {id(t) for t in self.effects.lasting}
-        self.returned.tensors = [t for t in unique(every) if id(t) not in kept]
-        self.returned.staying = (
-            keep_results(outputs, every, self.effects.state) if job.static_outputs else []
-        )
-        return outputs
 
     def _host_generator(self) -> AbstractContextManager[None]:
         """Watch the host's default generator. A recording on the host advances it, and is seen."""

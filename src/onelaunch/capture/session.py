@@ -20,9 +20,10 @@ from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
+from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
-from onelaunch.capture.run import CaptureRun, Retry, Returned, StateEffects
+from onelaunch.capture.run import CaptureRun, Retry
 from onelaunch.capture.survivors import PassedOn, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
@@ -224,8 +225,7 @@ class CaptureSession:
         }
 
     def _release(self) -> None:
-        # Runs are in cycles. Results, and the views of an observer, keep AccumulateGrad nodes on
-        # this stream.
+        # Runs are in cycles. Results and observers' views keep AccumulateGrad nodes on this stream.
         while self._runs:
             run = self._runs.pop()
             run.observer.forget()

@@ -70,8 +70,8 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 
 def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Return the distance of the farthest element, as a part of its result's largest element. It is
-    1 for results of another shape or dtype, and for integers of other values. NaN counts as 0, and
+    """Return the distance of the farthest element of any result, as a part of the result's largest.
+    It is 1 for results of another shape or dtype, and for other integers. NaN counts as 0, and
     infinity as 1."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return 1.0

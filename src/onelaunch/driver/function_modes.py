@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.nn import Parameter
 
 from onelaunch.uncompiled import leave_alone
-from onelaunch.unwinding import FunctionMode
+from onelaunch.unwinding import FunctionMode, function_modes
 
 _C: Any = torch._C
 _Variable: Any = Variable
@@ -39,9 +39,11 @@ class UnnoticedMode(FunctionMode):
     def __enter__(self) -> Self:
         _unnoticed.begin()
         super().__enter__()
+        _join()
         return self
 
     def __exit__(self, *raised: Any) -> None:
+        _part()
         super().__exit__(*raised)
         _unnoticed.end()
 
@@ -66,6 +68,52 @@ class UnnoticedMode(FunctionMode):
     @abstractmethod
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one of the functions that concern this mode, by `call`, and return its result."""
+
+
+class _Joined(FunctionMode):
+    """Several modes of ours in the place of one: each costs 8 us a function, and few concern any.
+
+    Args:
+        modes: the outermost first.
+    """
+
+    def __init__(self, modes: Sequence[UnnoticedMode]) -> None:
+        super().__init__()
+        self.modes = modes
+        self._concerns = _BACKWARDS.union(*(mode.concerns for mode in modes))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self._concerns or _overriding(types):
+            with _on(self.modes):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def joined(mode: object) -> Sequence[UnnoticedMode]:
+    """Return the modes of ours that a mode on the stack stands for; none if it is another's."""
+    if isinstance(mode, _Joined):
+        return mode.modes
+    return [mode] if isinstance(mode, UnnoticedMode) else []
+
+
+def _join() -> None:
+    """Join the two innermost modes of this thread, if both are ours."""
+    outer, inner = ([], *map(joined, function_modes()[-2:]))[-2:]
+    if outer and inner:
+        _C._pop_torch_function_stack()
+        _C._pop_torch_function_stack()
+        _C._push_on_torch_function_stack(_Joined([*outer, *inner]))
+
+
+def _part() -> None:
+    """Put joined modes on the stack of this thread one by one, if they are the innermost."""
+    for mode in function_modes()[-1:]:
+        if isinstance(mode, _Joined):
+            _C._pop_torch_function_stack()
+            for part in mode.modes:
+                _C._push_on_torch_function_stack(part)
 
 
 def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -175,7 +223,7 @@ class _UnnoticedModes:
 
     def _answer(self, relevant_args: Any) -> bool:
         count = _C._len_torch_function_stack()
-        if any(not isinstance(_C._get_function_stack_at(i), UnnoticedMode) for i in range(count)):
+        if not all(map(joined, function_modes())):
             return self._asked(relevant_args)  # the callable has a mode of its own
         with _without_modes(count):
             return self._asked(relevant_args)
@@ -193,5 +241,6 @@ def _without_modes(count: int) -> Generator[None]:
 
 # Dynamo sets Python's random state before it skips it itself.
 leave_alone(UnnoticedMode.__torch_function__, calls=False)
+leave_alone(_Joined.__torch_function__, calls=False)
 _unnoticed = _UnnoticedModes()
 wrap_engine = _unnoticed.wrap_engine

@@ -9,6 +9,7 @@ choice of kernels.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from onelaunch.call.spec import contiguous_stride, extent_bytes
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import Operator, copy_bits, mapped, operator, tensors
+from onelaunch.driver.function_modes import joined
 from onelaunch.driver.host_reads import HostReads, is_asked_for_class
 from onelaunch.testing.arena import (
     NAME,
@@ -89,8 +91,8 @@ class TapeTensor(Tensor):
 
 
 def _read(t: Tensor, how: str) -> Tensor:
-    for mode in function_modes():  # they see torch's own functions alone
-        if isinstance(mode, HostReads):
+    for mode in itertools.chain.from_iterable(map(joined, function_modes())):
+        if isinstance(mode, HostReads):  # it sees torch's own functions alone
             mode.read(t, how)
     return t.detach().cpu()
 

@@ -1,0 +1,248 @@
+"""What a run under capture returned and changed, and the plan of how a replay does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from onelaunch.autograd.graph_walk import viewed
+from onelaunch.call.identity import Identities
+from onelaunch.call.tree import Flat, Same, Tree, flatten, unique
+from onelaunch.capture.checks import (
+    refuse_made_parameters,
+    refuse_parts,
+    refuse_uncovered,
+)
+from onelaunch.capture.effects import (
+    counted_numbers,
+    growing_containers,
+    keep_results,
+    lasting_gradients,
+    rebinds,
+    refuse_other_attributes,
+    refuse_renewed,
+    refuse_reordered,
+)
+from onelaunch.capture.io_plan import (
+    Argument,
+    CannotPadInside,
+    Lasting,
+    Outputs,
+    Own,
+    plan_outputs,
+)
+from onelaunch.capture.leaves import BackwardInside, is_made_leaf, mark_freed
+from onelaunch.capture.recording import Growing, StateOutput
+from onelaunch.driver.dispatch import no_functions
+from onelaunch.sizes.dims import SizeLink
+from onelaunch.state.slots import Slot
+from onelaunch.state.walk import Change, StateWalk
+
+if TYPE_CHECKING:
+    from onelaunch.capture.run import CaptureRun
+
+
+@dataclass(slots=True, eq=False)
+class Returned:
+    """The result of a run.
+
+    Attributes:
+        tensors: its tensors.
+        staying: those that stay in the recording's memory.
+        tree: the structure around them.
+        output_indices: for each of them, the index of its output.
+    """
+
+    tensors: Any = None
+    staying: list[Tensor] = field(default_factory=list)
+    tree: Tree | None = None
+    output_indices: tuple[int, ...] = ()
+    outputs: Outputs | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StateEffects:
+    """The effects of a run on the state.
+
+    Attributes:
+        after: the state after the run.
+        changes: the changes from the state before.
+        state: the slots that each replay writes, with their values.
+        lasting: gradients that each replay writes in place.
+        moved: changes of optimizers' numbers that no replay would make.
+        growing: containers that grow at each call.
+        stored: ids of slots that the run was seen to store to.
+    """
+
+    after: StateWalk | None = None
+    changes: list[Change] = field(default_factory=list)
+    state: list[StateOutput] = field(default_factory=list)
+    lasting: list[Tensor] = field(default_factory=list)
+    moved: list[Change] = field(default_factory=list)
+    growing: Growing = field(default_factory=Growing)
+    stored: set[tuple[int, object]] = field(default_factory=set)
+
+
+class _Stored(NamedTuple):
+    """A value that the run stored, and its parts."""
+
+    slot: Slot
+    value: object
+    flat: Flat
+
+
+def plan_results(
+    run: CaptureRun, flat: Flat, known: Mapping[int, Same], identities: Identities
+) -> Outputs:
+    """Plan how the results reach the caller, and how stored values reach their slots.
+
+    Args:
+        flat: the result.
+        known: objects that a replay returns or stores as they are, by id.
+        identities: of the containers of the result.
+    """
+    stored = _stored(run, known, identities)
+    every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
+    pairs = [(part.slot, part.value) for part in stored]
+    held = {id(t) for tensors in run.snapshot.held.values() for t in tensors}
+    refuse_parts(every, pairs, held)
+    outputs = _outputs(run, flat, pairs, every)
+    _keep_graphs(run, flat, stored, every, outputs)
+    numbers = _moved_numbers(run, known, identities)  # notes containers: before `shared`
+    _follow_sizes(run.job.follows, flat, outputs)
+    run.returned.tree = identities.shared(flat.tree)
+    run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
+    run.effects.state = _state_outputs(stored, numbers, identities, outputs)
+    _refuse_unrepeatable(run, every, pairs)
+    kept = {id(t) for t in run.effects.lasting}
+    run.returned.tensors = [t for t in unique(every) if id(t) not in kept]
+    if run.job.static_outputs:
+        run.returned.staying = keep_results(outputs, every, run.effects.state)
+    return outputs
+
+
+def _stored(
+    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+) -> Sequence[_Stored]:
+    """Return the values that each replay stores."""
+    walk, codes, forward = run.snapshot.walk, run.job.callee.codes, run.job.forward
+    found: list[_Stored] = []
+    for slot, value in list(rebinds(run.effects.changes, walk, run.observer, codes)):
+        flat = flatten(value, slot.name, known=known, number=identities.note)
+        if forward is not None:
+            flat.tensors[:] = map(forward.real, flat.tensors)
+        found.append(_Stored(slot, value, flat))
+    return found
+
+
+def _outputs(
+    run: CaptureRun,
+    flat: Flat,
+    stored: Sequence[tuple[Slot, object]],
+    every: Sequence[Tensor],
+) -> Outputs:
+    """Plan the memory of all results."""
+    job, snapshot, plan, observer = run.job, run.snapshot, run.plan, run.observer
+    forward, lasting = job.forward, set[int]()
+    if forward is None:
+        state = run.state_inputs
+        lasting = lasting_gradients(job.driver, stored, flat.tensors, state, job.device)
+    run.returned.outputs = outputs = plan_outputs(
+        job.driver,
+        every,
+        plan,
+        observer,
+        job.device,
+        snapshot.held,
+        lasting,
+        {id(t) for _, t in snapshot.walk.tensors()},
+        viewed if forward is None else forward.viewed,
+    )
+    refuse_made_parameters(outputs, unique(every))
+    if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
+        raise BackwardInside
+    run.effects.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
+    return outputs
+
+
+def _keep_graphs(
+    run: CaptureRun,
+    flat: Flat,
+    stored: Sequence[_Stored],
+    every: Sequence[Tensor],
+    outputs: Outputs,
+) -> None:
+    """Plan the graph of autograd: of a forward its backward; else results count as freed."""
+    job, snapshot = run.job, run.snapshot
+    if job.forward is None:
+        slots = ((part.slot, part.flat) for part in stored)
+        mark_freed(outputs, flat.tensors, slots, run.observer, snapshot.held)
+        return
+    from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
+
+    compiled = job.accesses is not None
+    copied = run.constants.known if compiled and run.constants else ()
+    rebound = [run.staged.at_call(part.slot) for part in stored]
+    reads = snapshot.walk.reads
+    ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
+    job.forward.plan(outputs, unique(every), run.plan, run.observer, snapshot.held, ran)
+
+
+def _moved_numbers(
+    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+) -> Sequence[StateOutput]:
+    """Return the numbers of the state that each replay moves on."""
+    counted, walk = run.numbers.counted(), run.snapshot.walk
+    # Another run may change a value that this run left equal.
+    stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
+    moved = counted_numbers(run.effects.changes, walk, known, identities.note, stores)
+    return [
+        state._replace(step=state.step or counted[state.slot.id][1])
+        if state.slot.id in counted
+        else state
+        for state in moved
+    ]
+
+
+def _follow_sizes(follows: Sequence[tuple[SizeLink, ...]], flat: Flat, outputs: Outputs) -> None:
+    """Note which dimensions of the results follow sizes of arguments."""
+    for t, links in zip(flat.tensors, follows, strict=False):
+        output = outputs.made[outputs.numbers[id(t)]]
+        output.follows = links
+        if links and not isinstance(output.memory, Own | Argument):
+            raise CannotPadInside
+
+
+def _state_outputs(
+    stored: Sequence[_Stored],
+    moved: Sequence[StateOutput],
+    identities: Identities,
+    outputs: Outputs,
+) -> list[StateOutput]:
+    """Return what each replay writes to slots: the stored values, then other numbers."""
+    found = [
+        StateOutput(slot, flat.tree, tuple(outputs.numbers[id(t)] for t in flat.tensors))
+        for slot, _, flat in stored
+    ]
+    own = {state.slot.id for state in found}
+    found += [state for state in moved if state.slot.id not in own]
+    return [state._replace(tree=identities.shared(state.tree)) for state in found]
+
+
+def _refuse_unrepeatable(
+    run: CaptureRun, every: Sequence[Tensor], stored: Sequence[tuple[Slot, object]]
+) -> None:
+    """Refuse effects on the state that no replay repeats, and find the containers that grow."""
+    job, walk, effects, codes = run.job, run.snapshot.walk, run.effects, run.job.callee.codes
+    assert effects.after is not None
+    covered = [*every, *(t for _, value in stored for t in flatten(value).tensors)]
+    with no_functions():
+        refuse_uncovered(walk, effects.after, covered, run.observer, job.device, codes)
+    effects.growing = growing_containers(effects.changes, walk, codes)
+    refuse_reordered(effects.changes, walk, run.snapshot.orders)
+    refuse_other_attributes(walk, codes)
+    own = {state.slot.id for state in effects.state}
+    refuse_renewed(effects.changes, walk, own, codes)

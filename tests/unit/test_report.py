@@ -142,9 +142,9 @@ def test_results_that_change_are_not_called_checked() -> None:
 
 def test_an_engine_that_failed_after_some_rounds_has_its_reason() -> None:
     failed = replace(timed("slow", 50.0), status="failed", reason="MemoryError: tired")
-    for text in (printed(found := Comparison("w", (failed, timed("a", 9.0)))), page_of(found)):
-        assert "failed: MemoryError: tired" in text
-        assert "50.0" in text
+    for shown in (printed(found := Comparison("w", (failed, timed("a", 9.0)))), page_of(found)):
+        assert "failed: MemoryError: tired" in shown
+        assert "50.0" in shown
 
 
 def test_empty_columns_are_left_out() -> None:

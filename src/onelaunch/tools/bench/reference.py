@@ -58,7 +58,7 @@ class Case:
         name: ``"given"``, or the draw that they are of.
         tolerance: the largest relative error that passes.
         scale: the least size that the reference counts as, so that rounding around a result of 0
-            is no error.
+            is no error. Where float64 gives 0 alone, it is of the size of eager's result.
     """
 
     inputs: Inputs
@@ -245,7 +245,7 @@ class _DrawRuns:
         return case
 
     def _made(self, name: str, inputs: Inputs, eager: Outputs, reference: Outputs) -> Case:
-        scale = LEAST_SCALE * norm(self._in_float64)
+        scale = LEAST_SCALE * (norm(self._in_float64) or norm(self._first))
         case = Case(inputs, eager, reference, name, scale=scale if math.isfinite(scale) else 0.0)
         own_error = judge(eager, case, math.inf).error
         finite = own_error if math.isfinite(own_error) else 0.0

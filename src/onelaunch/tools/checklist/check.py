@@ -92,6 +92,11 @@ def judged(found: Outputs, case: Case, max_error: float) -> tuple[float, str | N
     return verdict.error, verdict.wrong
 
 
+def finite(error: float | None) -> float | None:
+    """Return an error as JSON has it: None for infinity and NaN."""
+    return error if error is not None and math.isfinite(error) else None
+
+
 def _equal(some: Outputs, others: Outputs) -> bool:
     pairs = zip(some, others, strict=True)
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable
@@ -175,6 +176,16 @@ def test_state_and_random_numbers_are_as_before() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_as_before(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert run("no_grad").rows[0].wall is not None
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
 def test_what_changes_from_call_to_call_is_timed_but_not_checked() -> None:
     result = run("no_grad", fn=nn.Dropout(0.5).train())
     assert result.rows[0].status == "unchecked"
@@ -221,10 +232,12 @@ def test_an_interrupt_while_timing_keeps_what_was_timed() -> None:
 def test_warnings_become_notes_and_deprecations_do_not() -> None:
     def warns(workload: Workload) -> Built:
         warnings.warn("ran eagerly", UserWarning, stacklevel=1)
+        warnings.warn("", UserWarning, stacklevel=1)
         warnings.warn("old way", DeprecationWarning, stacklevel=1)
         return Built(workload.fn, notes=lambda: ["5 nodes"])
 
-    assert run(Made("warns", warns)).rows[0].notes == ("5 nodes", "UserWarning: ran eagerly")
+    notes = ("5 nodes", "UserWarning: ran eagerly", "UserWarning: no message")
+    assert run(Made("warns", warns)).rows[0].notes == notes
 
 
 BROKEN_CALLS: list[int] = []  # a global: what a function closes over is copied

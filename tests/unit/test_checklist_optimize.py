@@ -373,6 +373,23 @@ def test_a_plan_found_is_applied_again() -> None:
     assert apart(plan.apply(again, (X,))(X), again(X)) < 1e-6
 
 
+def test_a_plan_without_steps_applies_to_any_callable() -> None:
+    noise = made(()).apply(lambda x: x + torch.randn_like(x), (X,))
+    assert noise(X).shape == X.shape
+    dropout = made(("eval",)).apply(nn.Dropout(0.5).eval(), (X,))  # in eval mode already
+    assert torch.equal(dropout(X), X)
+    with pytest.raises(ValueError, match="no copy"):
+        made(()).apply(NoCopy().eval(), (X,))
+
+
+class NoCopy(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def __deepcopy__(self, memo: object) -> NoCopy:
+        raise ValueError("no copy")
+
+
 def test_a_plan_for_a_model_of_another_structure_says_which_step_and_why() -> None:
     plan = made(("inference-mode", "fold-batchnorm", "merge-branches:parallel"))
     model, x = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).eval(), torch.randn(2, 6)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onelaunch.errors import bad
+from onelaunch.gc_pause import no_collection
 from onelaunch.tools.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.tools.bench.engines.engine import Engine
 from onelaunch.tools.bench.entry import EngineEntry, isolated, reset_compiler
@@ -178,8 +179,7 @@ class _Contest:
         """Time round after round until the wall times have settled, or the time is up."""
         start = time.monotonic()
         gc.collect()
-        gc.disable()
-        try:
+        with no_collection():
             while running := self._round():
                 spent = (time.monotonic() - start) / self.seconds
                 self.tell(f"timing, round {self.rounds}", 0.7 + 0.3 * min(1.0, spent))
@@ -187,8 +187,6 @@ class _Contest:
                     break
                 if spent >= 1 and self.rounds >= LEAST_ROUNDS:
                     break
-        finally:
-            gc.enable()
 
     def _round(self) -> list[EngineEntry | IsolatedEntry]:
         """Time each engine once, another one first each round, so that a drift meets all alike."""

@@ -22,6 +22,7 @@ from onelaunch.tools.bench.reference import (
     Outputs,
     Reference,
     Verdict,
+    first_line,
     judge,
     outputs,
     said,
@@ -182,7 +183,7 @@ class EngineEntry:
         for warning in caught:
             if issubclass(warning.category, OUTDATED):
                 continue
-            note = f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
+            note = f"{warning.category.__name__}: {first_line(warning.message)}"
             if note not in self.notes:
                 self.notes.append(note)
 

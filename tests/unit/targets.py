@@ -49,6 +49,10 @@ def mismatched():
     return nn.Linear(8, 3), (torch.ones(2, 7),)
 
 
+def fewer():
+    return torch.add, (torch.ones(2),)
+
+
 def raises():
     def call(x):
         raise LookupError("no weights here")

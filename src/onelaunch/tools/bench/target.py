@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,8 +15,11 @@ from torch import nn
 
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.frames.origins import is_installed
+from onelaunch.source import PACKAGE
+from onelaunch.tools.bench.reference import said
 from onelaunch.tools.targets import FIX, Command, bad_target, located, named
 
+TOOLS = os.path.join(PACKAGE, "tools", "")
 TargetCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 DONE: dict[Command, str] = {
     "compare": "compared",
@@ -121,6 +126,29 @@ def raised(what: str, error: BaseException, target: str, command: Command) -> Ar
         where=f"{target}{_line(error)}",
         why=why,
         fix=fix,
+    )
+
+
+_CALLS = re.compile(r"(fn|call|timed|workload)\(")
+"""Lines of the tools that call the user's callable, where C raises for it: a missing argument."""
+
+
+def own_fault(error: BaseException, target: str, command: Command) -> str | None:
+    """Return the message for an exception of a line of the tools; None for one of what they call.
+
+    An exception of the callable's has frames of its own inside of the tools' frames.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not frames[-1].filename.startswith(TOOLS):
+        return None
+    line = frames[-1].line or ""
+    if _CALLS.search(line):
+        return None
+    return (
+        f"onelaunch itself failed: {said(error)}\n"
+        f"  where: {frames[-1].filename}:{frames[-1].lineno}: {line}\n"
+        "  why:   this is a fault of onelaunch, and none of the callable\n"
+        f"  fix:   report it, with what this prints: onelaunch {command} {target} --traceback"
     )
 
 

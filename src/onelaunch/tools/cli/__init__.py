@@ -31,13 +31,14 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         # Imported here, since Ctrl-C may come as early as that.
         from onelaunch.tools.cli.commands import execute
-        from onelaunch.tools.cli.streams import tell_unwritable
+        from onelaunch.tools.cli.streams import tell_unreadable, tell_unwritable
 
         try:
             code = execute(argv)
             sys.stdout.flush()
-        except OSError as error:  # of stdout: errors of the user's code and of files are told
-            tell_unwritable(error)
+        except OSError as error:  # an error of stdout names no file, and is not that none is there
+            of_stdout = error.filename is None and not isinstance(error, FileNotFoundError)
+            (tell_unwritable if of_stdout else tell_unreadable)(error)
             code = FAILED
     except KeyboardInterrupt:
         code = STOPPED

@@ -16,6 +16,10 @@ from onelaunch.tools.report.result import Result
 R = TypeVar("R", bound=Result)
 
 
+class ToolError(Exception):
+    """An error of onelaunch's own, and none of a target."""
+
+
 def _check_file(file: Path, holds: str, command: str) -> None:
     folder = file.absolute().parent
     why, fix = f"{holds} is written there", f"onelaunch {command} --help"
@@ -82,7 +86,7 @@ def tracebacks(shown: bool) -> Generator[None]:
     """Print the traceback of an exception of the user's code, if that is asked for."""
     try:
         yield
-    except GraphError as error:
+    except (GraphError, ToolError) as error:
         if shown and error.__cause__ is not None:
             print_exception(error.__cause__)
         raise

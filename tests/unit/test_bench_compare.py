@@ -18,6 +18,7 @@ from onelaunch.errors import GraphError
 from onelaunch.tools.bench import ENGINES, Comparison, Row, Timing, compare
 from onelaunch.tools.bench.comparison import DEFAULT
 from onelaunch.tools.bench.engines.engine import Built, Mode, snippet
+from onelaunch.tools.bench.isolated import Isolated
 from onelaunch.tools.bench.workload import Workload
 
 X = torch.randn(4, 8)
@@ -94,6 +95,18 @@ def test_a_failing_engine_is_a_row_and_the_run_goes_on() -> None:
     ]
     assert closed == ["later"]
     assert result.best is result["fine"]
+
+
+def test_a_package_that_does_not_import_is_a_row() -> None:
+    class Broken(Made):
+        def missing(self, device: torch.device) -> str | None:
+            raise OSError("libtvm.so: undefined symbol")
+
+    broken = Broken("broken", as_it_is)
+    isolated = Isolated(broken, "nowhere:x", worker=("nothing",))
+    why = "its package does not work here: OSError: libtvm.so: undefined symbol"
+    rows = run(broken, isolated, Made("fine", as_it_is)).rows
+    assert [(row.status, row.reason) for row in rows] == [("missing", why)] * 2 + [("ok", None)]
 
 
 @pytest.mark.parametrize(

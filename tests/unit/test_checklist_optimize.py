@@ -167,8 +167,9 @@ CANCELS = torch.arange(1, 9) * 2.0**-30
     [
         (lambda x: (x + 1.0) - 1.0 - x, CANCELS, True),
         (lambda x: x * 1e5, torch.ones(4).half(), False),
+        (lambda x: (x * 2).to(torch.float8_e4m3fn), torch.randn(8), True),
     ],
-    ids=["0 in float64", "overflow"],
+    ids=["0 in float64", "overflow", "8 bits"],
 )
 def test_a_plan_of_any_error_is_json(fn: Any, x: Tensor, finite: bool) -> None:
     plan = ol.optimize(fn, (x,), steps=["inference-mode"]).plan

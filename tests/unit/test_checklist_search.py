@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 import time
 import weakref
 from collections.abc import Callable
@@ -316,6 +317,13 @@ def test_a_check_and_a_timing_end_when_time_is_up(now: list[float]) -> None:
     with pytest.raises(TimeIsUp):
         in_turns(lambda: "before", lambda: "after", Slow(), 60.0, clock)
     assert calls == ["before", "after", "before"]
+
+
+def test_a_clock_without_an_end_rings_no_alarm() -> None:
+    clock = Clock(float("inf"))
+    with clock.alarm(), clock.limit():
+        clock.keep(3.0)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_a_compiler_is_not_begun_where_it_would_not_end(now: list[float]) -> None:

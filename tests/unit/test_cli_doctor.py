@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import linecache
+import os
 import re
 import shutil
 import subprocess
@@ -220,6 +221,19 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_read(
     assert "not read: closed: closed cannot be read: Permission denied" in err
     code, _, err = command("doctor", "closed")
     assert (code, "closed cannot be read: Permission denied" in err) == (2, True)
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "ascii"])
+def test_signs_beyond_ascii_in_any_locale(encoding: str, net: Path) -> None:
+    net.write_text(NET.replace("item()", "item()  # é"), encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **locale, "PYTHONIOENCODING": f"{encoding}:strict"}
+    for words in (["net.py", "--report", "p.html", "--json", "o.json"], ["o.json"]):
+        command = [sys.executable, "-m", "onelaunch", "doctor", *words]
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+        assert f"item()  # {'é' if encoding == 'utf8' else '?'}".encode() in done.stdout
+    assert "# é" in Path("p.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_that_is_gone(command: Any, net: Path) -> None:

@@ -85,6 +85,8 @@ MISTAKES = [
     ("doctor FILE:modle", "/targets.py:model\n"),
     ("doctor FILE:broken", "fix:   onelaunch doctor /"),
     ("doctor FILE:mismatched", "the callable raised RuntimeError: "),
+    ("doctor FILE:mute", "the callable raised Mute: its message cannot be made\n"),
+    ("profile FILE:mute", "the callable raised Mute: its message cannot be made\n"),
     ("doctor FILE:quits", "the callable raised SystemExit: 0\n"),
     ("doctor FILE:model --select host-raed", "no rule is called 'host-raed'\n  where: --select\n"),
     ("doctor FILE:model --select host-raed", "fix:   --select host-read\n"),

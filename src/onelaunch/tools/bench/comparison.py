@@ -17,7 +17,7 @@ from onelaunch.errors import bad
 from onelaunch.gc_pause import no_collection
 from onelaunch.tools.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.tools.bench.engines.engine import Engine
-from onelaunch.tools.bench.entry import EngineEntry, isolated, reset_compiler
+from onelaunch.tools.bench.entry import EngineEntry, isolated, reset_compiler, why_missing
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.isolated import Isolated, IsolatedEntry
 from onelaunch.tools.bench.profile import Limit, count_kernels, find_limit
@@ -234,7 +234,7 @@ def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
 def _too_large(workload: Workload, engines: tuple[Engine | Isolated, ...]) -> bool:
     """Return True if a copy of the parameters for each engine takes half of the free memory."""
     device = workload.device
-    running = sum(engine.missing(device) is None for engine in engines)
+    running = sum(why_missing(engine.missing, device) is None for engine in engines)
     copies = running + 2  # for the reference, which is twice as wide
     needed = copies * sum(p.nbytes for p in workload.parameters())
     if device.type == "cuda":

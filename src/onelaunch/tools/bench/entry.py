@@ -24,6 +24,7 @@ from onelaunch.tools.bench.reference import (
     Verdict,
     first_line,
     judge,
+    message_of,
     outputs,
     said,
     snapshot,
@@ -74,7 +75,7 @@ class EngineEntry:
         Args:
             tell: is told what is done, `"building"` or `"checking"`.
         """
-        why = self.engine.missing(self.workload.device)
+        why = why_missing(self.engine.missing, self.workload.device)
         if why is not None:
             self.status, self.reason = "missing", why
             return
@@ -223,6 +224,14 @@ class EngineEntry:
         )
 
 
+def why_missing(missing: Callable[[torch.device], str | None], device: torch.device) -> str | None:
+    """Ask an engine why it cannot run, or None; a package that does not import is a reason, too."""
+    try:
+        return missing(device)
+    except Exception as error:  # noqa: BLE001  a package may raise anything
+        return f"its package does not work here: {said(error)}"
+
+
 @contextlib.contextmanager
 def isolated(device: torch.device, compiles: bool = True) -> Generator[None]:
     """Leave the random state, and the limits of the compiler, as they were; free what was held.
@@ -270,7 +279,7 @@ def only_errors(*names: str) -> Generator[None]:
 def _out_of_memory(error: Exception) -> bool:
     """Return True for an error of an allocator, torch's for the CPU included."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or "DefaultCPUAllocator" in str(error)
+    return known or "DefaultCPUAllocator" in message_of(error)
 
 
 def _differ(some: Outputs, others: Outputs) -> bool:

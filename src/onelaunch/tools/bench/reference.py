@@ -95,7 +95,7 @@ class Reference:
     def doubt(self) -> str:
         """The reason why nothing can be checked, where eager does not repeat its own result."""
         floats = [t for t in self.cases[0].eager if is_inexact(t)]
-        if any(bool(t.isnan().any()) for t in floats):
+        if any(bool(_wide(t).isnan().any()) for t in floats):
             return "eager's own result has NaN in it"
         return "the callable's own results change"
 
@@ -281,10 +281,16 @@ class _DrawRuns:
 
     def _only_as_wild(self, found: Outputs) -> None:
         """Refuse results that are not finite, where those of the inputs given are."""
-        for mine, first in zip(found, self._first, strict=False):
+        for pair in zip(found, self._first, strict=False):
+            mine, first = map(_wide, pair)
             for what, test in (("NaN", torch.isnan), ("infinity", torch.isinf)):
                 if bool(test(mine).any()) and not bool(test(first).any()):
                     raise _NoCase(f"eager's result has {what} in it")
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Return floats in float64: those of 8 bits are asked nothing as they are."""
+    return t.double() if t.is_floating_point() else t
 
 
 def said(error: BaseException) -> str:
@@ -339,7 +345,15 @@ def _form(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
+def message_of(error: BaseException | str) -> str:
+    """Return the text of an exception, whose class may fail to make it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  code of the user's
+        return "its message cannot be made"
+
+
 def first_line(error: BaseException | str) -> str:
     """Pick the first line of a message that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[0] if lines else "no message"

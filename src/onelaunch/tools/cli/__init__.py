@@ -18,6 +18,7 @@ not do its work; 130, stopped.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -52,4 +53,6 @@ def main() -> None:
     # torch 2.13's profiler writes a line to stderr for each start and stop (pytorch/kineto#1325);
     # this is above all its levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # ASCII lacks bars, and the sign for micro
     sys.exit(run())

@@ -11,7 +11,7 @@ from onelaunch.errors import bad
 from onelaunch.tools.cli import FAILED, OK, STOPPED, WRONG
 from onelaunch.tools.cli.apart import Apart
 from onelaunch.tools.cli.mistakes import check_files, read_saved
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports
+from onelaunch.tools.cli.progress import console_for_reports
 from onelaunch.tools.cli.target import (
     Json,
     Report,
@@ -26,7 +26,7 @@ from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench import Comparison
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 ENGINES = (
     *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),

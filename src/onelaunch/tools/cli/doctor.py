@@ -18,7 +18,7 @@ from rich.console import Console
 from onelaunch.errors import ArgumentError, bad
 from onelaunch.tools.cli import FAILED, FOUND, OK
 from onelaunch.tools.cli.mistakes import check_files, read_saved
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports, progress
+from onelaunch.tools.cli.progress import console_for_reports, progress
 from onelaunch.tools.cli.target import (
     Json,
     Report,
@@ -34,7 +34,7 @@ from onelaunch.tools.rules.selection import chosen, named, nearest
 from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 _CODES = "codes, names or severities, with commas"
 

@@ -52,9 +52,9 @@ def check_files(holds: str, command: str, *files: Path | None, report: Path | No
 
 def write(file: Path, text: str, command: str) -> None:
     try:
-        file.write_text(text)
-    except OSError as error:
-        what = f"{file} could not be written: {error.strerror}"
+        file.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        what = f"{file} could not be written: {getattr(error, 'strerror', None) or 'no text'}"
         raise bad(what, str(file), str(error), f"onelaunch {command} --help") from error
 
 
@@ -68,8 +68,8 @@ def read_saved(file: Path, kind: type[R], fix: str) -> R:
         ArgumentError: OL401: there is no such file, or it is something else.
     """
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
         said, why = getattr(error, "strerror", None) or "it is no text", f"it is {kind.noun}"
         raise bad(f"{file} cannot be read: {said}", str(file), why, fix) from error
     try:

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from onelaunch.errors import GraphError
 from onelaunch.tools.cli.mistakes import ToolError, tracebacks, write
-from onelaunch.tools.cli.progress import OnProgress, ended_by_interrupts, progress, told
+from onelaunch.tools.cli.progress import ended_by_interrupts, progress, told
 from onelaunch.tools.cli.streams import unshown
 from onelaunch.tools.report.result import Result
 from onelaunch.tools.targets import Command
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 T = TypeVar("T")
 Target = Annotated[

@@ -28,8 +28,8 @@ def scan(paths: Iterable[str | Path], unread: list[ArgumentError] | None = None)
     """Find faults in files, and in the Python files of folders; nothing is run.
 
     Args:
-        unread: is given the errors of what in folders cannot be read or is not Python, instead of
-            raising.
+        unread: is given the errors of files in folders that cannot be read or are not Python,
+            instead of raising.
 
     Raises:
         ArgumentError: OL401: there is no such file, it cannot be read, or it is not Python.

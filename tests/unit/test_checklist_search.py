@@ -20,6 +20,7 @@ from onelaunch.tools.bench.timers import TimerName
 from onelaunch.tools.bench.workload import Workload
 from onelaunch.tools.checklist import search as module
 from onelaunch.tools.checklist.build import ChangedCall
+from onelaunch.tools.checklist.check import check
 from onelaunch.tools.checklist.clock import Clock, TimeIsUp
 from onelaunch.tools.checklist.search import Search
 from onelaunch.tools.checklist.step import Step
@@ -270,6 +271,16 @@ def test_a_result_that_the_next_call_overwrites_is_wrong() -> None:
 
     found = searched([Step("a", "A", take)], additive(a=50))
     assert found.trials[0].reason == "the next call overwrites its result"
+
+
+def test_a_result_is_overwritten_by_a_draw_that_changes_it() -> None:
+    """Shuffled integers have the same sum: the draws after them tell."""
+    workload = Workload(lambda ids: ids.sum()[None], (torch.arange(4),))
+    reference = make_reference(workload, torch.Generator().manual_seed(0))
+    held = torch.zeros(1, dtype=torch.int64)
+    found = check(lambda ids: held.copy_(ids.sum()), workload, reference, 0.0)
+    assert found.wrong == "the next call overwrites its result"
+    assert check(workload.fn, workload, reference, 0.0).wrong is None
 
 
 def test_what_is_required_is_kept_whatever_it_costs() -> None:

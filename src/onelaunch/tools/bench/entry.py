@@ -22,12 +22,14 @@ from onelaunch.tools.bench.reference import (
     Outputs,
     Reference,
     Verdict,
+    equal,
     first_line,
     judge,
     message_of,
     outputs,
     said,
     snapshot,
+    survived,
 )
 from onelaunch.tools.bench.rows import Row, Status
 from onelaunch.tools.bench.timeline import Timeline, record_timeline
@@ -117,8 +119,8 @@ class EngineEntry:
             verdicts.append(judge(outputs(result), case, case.tolerance))
             if kept is None:
                 kept, before = result, snapshot(result)
-            elif self.fresh_output is None and _differ(case.eager, reference.cases[0].eager):
-                self.fresh_output = _survived(kept, before)
+            elif self.fresh_output is None and not equal(case.eager, reference.cases[0].eager):
+                self.fresh_output = survived(kept, before)
             if verdicts[-1].wrong is not None and reference.repeatable:
                 break
         self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
@@ -280,19 +282,6 @@ def _out_of_memory(error: Exception) -> bool:
     """Return True for an error of an allocator, torch's for the CPU included."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or "DefaultCPUAllocator" in message_of(error)
-
-
-def _differ(some: Outputs, others: Outputs) -> bool:
-    return not all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
-
-
-def _survived(kept: Any, before: Outputs) -> bool:
-    """Return True if a result still holds its values after the next call."""
-    try:
-        return not _differ(snapshot(kept), before)
-    except RuntimeError:
-        # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
-        return False
 
 
 def _reserved(device: torch.device) -> int | None:

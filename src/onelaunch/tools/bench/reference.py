@@ -132,6 +132,20 @@ def snapshot(result: Any) -> Outputs:
     return [t.clone() for t in outputs(result)]
 
 
+def equal(some: Outputs, others: Outputs) -> bool:
+    """Return whether results are the same, bit for bit and without NaN."""
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def survived(kept: Any, before: Outputs) -> bool:
+    """Return True if a result still holds its values after the next call."""
+    try:
+        return equal(snapshot(kept), before)
+    except RuntimeError:
+        # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
+        return False
+
+
 @torch.no_grad()
 def make_reference(
     workload: Workload, generator: torch.Generator, seconds: float = SECONDS

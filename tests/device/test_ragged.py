@@ -126,8 +126,9 @@ def test_a_bucket_has_a_spare_row_of_what_is_named(rand: Rand) -> None:
             same(fast(*given), summed(*given))
         assert fast.recordings[0].spec.tensors[0].shape[0] == bucket[0]
     above = batch_of(rand, 1, 16, 16, 1)[:3]
-    with pytest.warns(ol.GraphWarning, match="size 16 x 16, above 15 x 32"):
+    with pytest.warns(ol.GraphWarning, match="size 16 x 16, above 15 x 32") as told:
         same(fast(*above), summed(*above))
+    assert "chunk" not in str(told[0].message)  # which Ragged has not
 
 
 @pytest.mark.parametrize("wrong", ["beyond", "negative", "far"])
@@ -183,6 +184,16 @@ def test_refused_by_line(rand: Rand, name: str) -> None:
         fast(*given)
     assert caught.value.code == "OL140"
     assert "test_ragged" in str(caught.value.where)
+    assert "Buckets" not in str(caught.value)  # the fix is of Ragged
+
+
+def test_a_forgotten_index_is_the_fix(rand: Rand) -> None:
+    buckets = ol.Ragged({"nodes": (8,), "edges": (16,)}, {"x": "nodes", "edges": (None, "edges")})
+    fast = ol.graph(lambda x, edges: x[edges[0]], buckets=buckets)
+    given = batch_of(rand, 1, 5, 9, 1)[:2]
+    with pytest.raises(ol.CaptureError, match="OL140") as caught:
+        fast.warm_up([tuple(given)])
+    assert 'index={"edges": "nodes"}' in str(caught.value)
 
 
 def test_an_index_that_is_not_said_to_be_one_is_refused(rand: Rand) -> None:

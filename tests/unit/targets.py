@@ -125,5 +125,9 @@ def quits():
     return lambda x: exit(0), (torch.ones(2),)
 
 
+def sized(width: int, *rest: int, depth: int = 1) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return nn.Linear(width, depth), (torch.ones(2, width),)
+
+
 number = 3
 net = nn.Linear(8, 3)

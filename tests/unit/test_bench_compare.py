@@ -217,6 +217,7 @@ def test_an_interrupt_gives_the_rows_so_far() -> None:
     assert [row.status for row in result.rows] == ["ok", "interrupted", "interrupted"]
     assert result.rows[0].wall is not None
     assert result.rows[0].noisy
+    assert result.rows[1].reason == "stopped while it was built or checked"
     assert result.rows[2].reason == "stopped before its turn"
 
 

@@ -150,7 +150,8 @@ def test_columns_count_letters(net: Path, command: Any) -> None:
 
 def test_it_finds_nothing_in_a_file(net: Path, command: Any) -> None:
     net.write_text(NET.replace(".item()", ""))
-    assert command("doctor", "net.py")[:2] == (0, "net.py: nothing found in the source.\n")
+    more = "Nothing was run: a callable, path.py:name, shows more than its file.\n"
+    assert command("doctor", "net.py")[:2] == (0, f"net.py: nothing found in the source.\n{more}")
 
 
 def test_it_takes_files_and_callables(net: Path, targets: Path, command: Any) -> None:

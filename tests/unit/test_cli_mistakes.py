@@ -42,6 +42,7 @@ MISTAKES = [
     ("compare FILE:trains", "the engines are compared in inference, without grad, and this runs"),
     ("compare FILE:net", "`net` is a Linear, not a function"),
     ("compare FILE:number", "`number` is not callable"),
+    ("compare FILE:sized", "`sized` needs width\n"),
     ("compare FILE:modle", "targets.py:model\n"),
     ("compare FILE:modle", "has no `modle`"),
     ("compare FILE:broken --engines eagre", "fix:   --engines eager\n"),  # before it is made

@@ -266,7 +266,12 @@ def test_several_as_one() -> None:
     assert both.replayed is True
     assert both.means == ("source", "run", "capture")
     assert both.environment == {"torch": "2"}
-    assert together([first, replace(first, replayed=False)]).replayed is False
+    blocked = replace(first, target="b", replayed=False, pieces=Pieces(2, ("b.py:1: f(x)",)))
+    one = together([first, blocked])
+    assert one.replayed is False
+    assert one.summary.endswith("Graphed, not every call is one launch.")
+    assert one.in_pieces.startswith('With on_refusal="split" a call is 2 launches')
+    assert together([blocked, blocked]).in_pieces.startswith("Diagnose one alone")
 
 
 def test_a_fault_that_two_rules_name_is_one_finding(model: Path) -> None:

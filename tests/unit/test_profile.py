@@ -104,6 +104,8 @@ def test_a_backward() -> None:
     net, x = nn.Linear(16, 8), torch.ones(4, 16)
     found = counted(lambda: net(x).sum().backward(), grad=True)
     assert found.flops == 2 * (2 * 4 * 16 * 8)  # the weight's gradient; the input needs none
+    assert found.backward
+    assert not counted(lambda: net(x)).backward
 
 
 @pytest.mark.parametrize(
@@ -316,10 +318,12 @@ def test_what_a_gpu_shows_is_printed() -> None:
 # What can be gained.
 
 
-def remedies(parts: tuple[Part, ...], wall: float, launches: float = 2) -> dict[str, Remedy]:
+def remedies(
+    parts: tuple[Part, ...], wall: float, launches: float = 2, trains: bool = False
+) -> dict[str, Remedy]:
     work = Work("aten::mm", 20_000, 12_000, "float32")
     roof = roofline(CallWork([work], least_bytes=6_000), PEAKS)
-    found = remedies_on_gpu(parts, wall, launches, roof, PEAKS, "net.py:model")
+    found = remedies_on_gpu(parts, wall, launches, roof, PEAKS, "net.py:model", trains)
     assert [r.at_most for r in found] == sorted((r.at_most for r in found), reverse=True)
     return {remedy.name: remedy for remedy in found}
 
@@ -337,6 +341,8 @@ def test_what_each_remedy_can_gain_at_most() -> None:
     assert left["no waits"] == pytest.approx(147.0)
     assert found["half precision"].how == "onelaunch optimize net.py:model --max-error 1e-2"
     assert found["no waits"].how == "onelaunch doctor net.py:model"
+    half = remedies(parts, wall, trains=True)["half precision"]
+    assert "optimize" not in half.how  # which refuses a step
 
 
 def test_one_launch_takes_as_long_as_a_launch() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from onelaunch.call.ambient import note_mode
 from onelaunch.call.spec import extent_bytes, has_strides
 from onelaunch.driver import dependent_launch
+from onelaunch.driver.function_modes import torch_asked
 from onelaunch.driver.protocol import Driver, Region
 from onelaunch.errors import CaptureError
 from onelaunch.unwinding import DispatchMode, FunctionMode, dispatch_modes, unnoticed
@@ -99,7 +100,8 @@ def _unnoticed_modes() -> Generator[None]:
         note_mode(False)
     unnoticed.by_dynamo = ours
     try:
-        yield
+        with torch_asked():
+            yield
     finally:
         unnoticed.by_dynamo = False
         note_mode(bool(dispatch_modes()))

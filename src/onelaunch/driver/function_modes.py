@@ -194,24 +194,49 @@ class _UnnoticedModes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._active = 0
+        self._off = 0
+        """As many of the active modes are off, around compiled code."""
         self._asked = torch.overrides.has_torch_function
+        self._answers = False
         self._engine = _Variable._execution_engine
 
     def begin(self) -> None:
         with self._lock:
             self._active += 1
+            self._switch()
             if self._active == 1:
-                self._asked = torch.overrides.has_torch_function
-                torch.overrides.has_torch_function = self._answer
                 self._engine = _Variable._execution_engine
                 _Variable._execution_engine = _ModeKeepingEngine(self._engine)
 
     def end(self) -> None:
         with self._lock:
             self._active -= 1
+            self._switch()
             if not self._active:
-                torch.overrides.has_torch_function = self._asked
                 _Variable._execution_engine = self._engine
+
+    @contextmanager
+    def torch_asked(self) -> Generator[None]:
+        """Put torch's own function back while the modes are off. Dynamo guards which it is."""
+        with self._lock:
+            before, self._off = self._off, self._active
+            self._switch()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._off = before
+                self._switch()
+
+    def _switch(self) -> None:
+        """Put the substitute there, or torch's function, as the modes say."""
+        answers = self._active > self._off
+        if answers and not self._answers:
+            self._asked = torch.overrides.has_torch_function
+            torch.overrides.has_torch_function = self._answer
+        elif self._answers and not answers:
+            torch.overrides.has_torch_function = self._asked
+        self._answers = answers
 
     def wrap_engine(self, wrap: Callable[[Any], Any]) -> None:
         """Put a substitute for the engine below this one, for the process."""
@@ -244,3 +269,4 @@ leave_alone(UnnoticedMode.__torch_function__, calls=False)
 leave_alone(_Joined.__torch_function__, calls=False)
 _unnoticed = _UnnoticedModes()
 wrap_engine = _unnoticed.wrap_engine
+torch_asked = _unnoticed.torch_asked

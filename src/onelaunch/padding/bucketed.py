@@ -40,6 +40,7 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, padding, rows, shown
+from onelaunch.sizes.ragged import Ragged
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,7 +189,7 @@ class Bucketed(Graphed[P, R]):
             for i, (n, b) in enumerate(zip(call.sizes, self._buckets.largest, strict=True))
             if n > b
         ]
-        fix = None
+        fix = "add a larger size" if isinstance(self._buckets, Ragged) else None
         if self._buckets.overflow == "chunk" and len(places) > 1:
             dims = " and ".join(str(self._buckets.dim[place]) for place in places)
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"

@@ -15,6 +15,12 @@ from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.ragged import Ragged
 
+NAMED = 'name each argument whose numbers are places of rows: `index={"edges": "nodes"}` of Ragged'
+GROUPED = (
+    f"{NAMED}; bring rows together by such an argument, as `index_add` does; or mask the padding"
+)
+"""The fix for an operation that brings rows together."""
+
 
 def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
     """Return the sizes whose last row is in no call a real row, as far as no other size has the
@@ -78,3 +84,9 @@ class NamingCall:
         for t, rows in named:
             torch._assert_async((t.clamp(0, rows - 1) == t).all(), "an index out of bounds")
         return self.call(args, kwargs)
+
+
+def fix_of_failure(error: Exception) -> str:
+    """Return the fix for a run that fails at another size of the bucket."""
+    such = "leave out the buckets that serve such sizes"
+    return f"{NAMED}; or {such}" if isinstance(error, IndexError) else such

@@ -36,7 +36,7 @@ from onelaunch.padding.compare import (
     stored_otherwise,
 )
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.named_rows import ends, spare
+from onelaunch.padding.named_rows import GROUPED, ends, fix_of_failure, spare
 from onelaunch.padding.pad import (
     Proof,
     Request,
@@ -200,7 +200,7 @@ class Proving:
             at = f"padded to {shown(self.bucket)}" if padded else f"at size {shown(sizes)}"
             what = f"the callable fails {at}: {error}"
             lone = _lacks_a_batch(error)
-            fix = self._of_norm() if lone else "leave out the buckets that serve such sizes"
+            fix = self._of_norm() if lone else fix_of_failure(error)
             if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
@@ -426,7 +426,8 @@ class Proving:
         at_one = _ALONE if alone and reason in (DIVERGES, NUMBER) else None
         if packet_of(found.name) in _BATCH_NORMS:
             fix = self._of_norm()
-        fix = fix or self.fix or (_UNDRAWN if reason == DRAWN else at_one)
+        grouped = GROUPED if isinstance(self.buckets, Ragged) and not found.reason else at_one
+        fix = fix or self.fix or (_UNDRAWN if reason == DRAWN else grouped)
         return CaptureError(
             "OL140",
             f"{what} depends on {on}, by `{found.name}`: {reason}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,9 +32,19 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
+class OneWarmup(enum.Enum):
+    """Answers to whether one warm-up call is enough before a capture."""
+
+    UNASKED = enum.auto()
+    ENOUGH = enum.auto()
+    FAILED = enum.auto()
+    """A capture after one failed."""
+
+
 @dataclass(slots=True, eq=False)
 class SignatureState:
-    """The known facts about a signature, recorded or not."""
+    """The facts about one signature: what its warm-ups showed, why it may be refused, and how often
+    a recording of it did not pay."""
 
     warmups: int = 0
     """The warm-up calls since its last recording, or of all time; `Warmup.run` counts them."""
@@ -44,9 +55,8 @@ class SignatureState:
     grad. A step stores such a tensor with its graph."""
     threads: set[int] = field(default_factory=set)
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
-    settled: bool | None = None
-    """True if one warm-up call is enough, as a bucket of another size is recorded. False if its
-    capture failed then; None if it was not asked yet."""
+    one_warmup: OneWarmup = OneWarmup.UNASKED
+    """The answer to whether one warm-up is enough, as another bucket is recorded."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
     misfits_in_a_row: int = 0
@@ -97,11 +107,13 @@ class SignatureState:
 
     def enough_warmups(self, option: int) -> int:
         """Return the number of warm-up calls, where the options ask for `option`."""
-        return max(1 if self.settled else option, self.least)
+        return max(1 if self.one_warmup is OneWarmup.ENOUGH else option, self.least)
 
     def begin_anew(self) -> None:
         """Forget what the warm-ups have shown. The next calls warm up in full."""
         self.asking, self.warmups, self.ledger = Asking(), 0, None
+        if self.one_warmup is OneWarmup.ENOUGH:
+            self.one_warmup = OneWarmup.FAILED
 
     def agreed(self) -> None:
         """Note a capture that did and read no more than the runs before it. The next one may be of
@@ -109,13 +121,17 @@ class SignatureState:
         self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
         self.asking = Asking()
 
-    def for_mode(self, training: bool | None) -> SignatureState:
-        """Return the state for training or for inference: a refusal in one mode leaves the
-        other."""
-        if self.training is None or self.training == training:
-            return self
-        self.other_mode = self.other_mode or SignatureState(worth=self.worth)
-        return self.other_mode
+    def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
+        """Return the state for training or for inference, as a refusal in one leaves the other; and
+        for the leaves that have a gradient now, if that matters.
+
+        Args:
+            training: whether the module is training; None if it has no such flag.
+        """
+        state = self
+        if self.training is not None and self.training != training:
+            self.other_mode = state = self.other_mode or SignatureState(worth=self.worth)
+        return state if state.by_gradients is None else state._for_gradients(reached.walk())
 
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
@@ -125,10 +141,9 @@ class SignatureState:
             self.launches[0] if self.launches else 0
         )
 
-    def for_gradients(self, walked: StateWalk) -> SignatureState:
-        """Return the state for the leaves that have a gradient now, if that matters."""
-        if self.by_gradients is None:
-            return self
+    def _for_gradients(self, walked: StateWalk) -> SignatureState:
+        """Return the state for the leaves that have a gradient now."""
+        assert self.by_gradients is not None
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.requires_grad and is_leaf(t))
         if empty not in self.by_gradients:  # the first goes on where this one was
             part = SignatureState(

@@ -30,7 +30,7 @@ from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, OneWarmup, SignatureState, Strategy
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
@@ -307,9 +307,8 @@ class Graphed(Service, Generic[P, R]):
     ) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
         signature = attempt.signature
-        if not signature.settled or error.code == "OL140":  # which no warm-up changes
-            return self._refused(signature, error)
-        signature.settled = False
+        if signature.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
+            return self._refused(signature, error)  # no warm-up changes it
         signature.begin_anew()
         return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
 
@@ -322,7 +321,8 @@ class Graphed(Service, Generic[P, R]):
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
         signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
-        signature.settled = signature.settled and None  # asked again
+        if signature.one_warmup is OneWarmup.ENOUGH:
+            signature.one_warmup = OneWarmup.UNASKED
         result = entry.call(args, kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)

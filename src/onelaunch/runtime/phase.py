@@ -19,7 +19,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import UNPADDED, Attempt, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, OneWarmup, SignatureState, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.ranks import Later, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
@@ -132,12 +132,10 @@ class Phases:
             return found
         spec, signature = found
         reached = self._callee.reached(flat)
-        signature = signature.for_mode(self._callee.training)
-        if signature.by_gradients is not None:
-            signature = signature.for_gradients(reached.walk())
-        if signature.backoff.waits():
+        signature = signature.part(self._callee.training, reached)
+        if signature.backoff.take_turn():
             return Unrecorded(reason=signature.eager_code or "OL304")
-        if signature.worth.waits() or signature.eager_code is not None:
+        if signature.worth.take_turn() or signature.eager_code is not None:
             return Unrecorded(reason=signature.eager_code or "OL301")
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
@@ -152,8 +150,8 @@ class Phases:
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
             return Unrecorded("OL305", still_waiting(self._name, waiting))
-        if signature.settled is None and self._is_settled(driver, spec, strategy):
-            signature.settled = True
+        if signature.one_warmup is OneWarmup.UNASKED and self._is_settled(driver, spec, strategy):
+            signature.one_warmup = OneWarmup.ENOUGH
         attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
         cold = (
             signature.warmups < signature.enough_warmups(self._options.enough_warmups)

@@ -83,8 +83,8 @@ class Backoff:
         """Run eagerly for a while: there will be room later."""
         self.wait = _WORTH_LAUNCHES
 
-    def waits(self) -> bool:
-        """Return whether this call is to run eagerly, and count it."""
+    def take_turn(self) -> bool:
+        """Count a call. Return True while calls still have to run eagerly."""
         self.wait = max(0, self.wait - 1)
         return self.wait > 0
 

@@ -299,8 +299,7 @@ class Recorder:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
             spec = spec_of(driver, flat, device)
-            known = self._signatures.state(spec)
-            signature = known.for_mode(self._callee.training)
+            signature = self._signatures.state(spec).part(self._callee.training, reached)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
             self._table.drop_stale(spec, signature)

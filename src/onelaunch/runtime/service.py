@@ -148,7 +148,8 @@ class Service:
     ) -> CaptureError | None:
         """Capture a call; else note why not, and return the refusal if it is no limit's."""
         args, kwargs = make()
-        driver, _ = self._callee.driver_and_device(self._signatures.flat(args, kwargs))
+        flat = self._signatures.flat(args, kwargs)
+        driver, _ = self._callee.driver_and_device(flat)
         graphed, planned = cast(Any, self), self._signatures.planned
         try:
             # Other threads capture nothing meanwhile, so the limit holds for this call alone.
@@ -164,8 +165,8 @@ class Service:
             planned[spec] = RefusedCall(str(spec), error.code, error.what, error.where)
             # A call that makes lasting state (OL110) is captured once it has run.
             if self.options.on_refusal != "raise" and error.code != "OL110":
-                state = self._signatures.state(spec).for_mode(self._callee.training)
-                graphed._ungraphed(state, error)
+                state, reached = self._signatures.state(spec), self._callee.reached(flat)
+                graphed._ungraphed(state.part(self._callee.training, reached), error)
             return error
         planned[spec] = PendingCall(str(spec), _FREED)  # if it has no recording any more
         return None

@@ -43,7 +43,7 @@ from onelaunch.optimizers.capturable import (
     settle,
     watching_steps,
 )
-from onelaunch.runtime.attempt import Attempt, SignatureState
+from onelaunch.runtime.attempt import Attempt, OneWarmup, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
@@ -150,7 +150,9 @@ class Warmup:
         if last:
             run = NotedRun(attempt, run)
             step_aside = run.step_aside
-        first = not (attempt.signature.warmups or attempt.signature.settled)
+        first = (
+            not attempt.signature.warmups and attempt.signature.one_warmup is not OneWarmup.ENOUGH
+        )
         if first or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
         return run

@@ -57,8 +57,8 @@ class Worth:
         """Do not judge the newest recording: it went for want of room, or is still in use."""
         self._unused = None
 
-    def waits(self) -> bool:
-        """Return whether this call is to run eagerly, and count it."""
+    def take_turn(self) -> bool:
+        """Count a call. Return True while calls still have to run eagerly."""
         self._wait = max(0, self._wait - 1)
         return self._wait > 0
 

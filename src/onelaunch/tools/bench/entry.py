@@ -82,6 +82,7 @@ class EngineEntry:
             self.status, self.reason = "missing", why
             return
         with self._guarded():
+            self.reason = "stopped while it was built or checked"
             tell("building")
             own = self.workload.copy()
             held = _reserved(own.device)

@@ -94,6 +94,7 @@ class IsolatedEntry:
         except OSError as error:
             self._fail(f"{self._python} does not start: {error.strerror}")
             return
+        self.found = replace(self.found, reason="stopped while it was built or checked")
         tell("in a process of its own: building and checking")
         self._ask("prepare")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -55,11 +56,25 @@ def load(target: str, command: Command = "compare") -> TargetCall:
         raise bad_target(
             target, f"`{name}` is not callable", "the factory is called without arguments"
         )
+    if needed := _needed(factory):
+        raise bad_target(
+            target, f"`{name}` needs {needed}", "the factory is called without arguments"
+        )
     try:
         made = factory()
     except (Exception, SystemExit) as error:
         raise raised(f"`{name}()`", error, target, command) from error
     return _checked(target, name, made)
+
+
+def _needed(factory: Callable[..., Any]) -> str:
+    """Return the names of the parameters that a factory cannot do without; "" for none."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of a function in C
+        return ""
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in kinds)
 
 
 def _unknown(target: str, place: str, name: str, module: Any, command: Command) -> ArgumentError:

@@ -8,20 +8,21 @@ from onelaunch.tools.checklist.plan import Plan, Trial
 from onelaunch.tools.report.document import Bars, Document, Layer, ReportTable, Style
 from onelaunch.tools.report.units import us
 
-HEAD = ("step", "outcome", "error", "before", "after", "gain", "remark")
+HEAD = ("step", "outcome", "error", "before", "after", "gain")
 _STYLES: dict[str, Style] = {
     "kept": "best",
     "wrong": "bad",
     "failed": "warn",
-    "not possible": "dim",
 }
-_AGAIN = {"first": "", "recheck": ", again", "final": ""}
+_KEPT = "all that is kept"
 
 
 def document(plan: Plan) -> Document:
     """Show the gain and the code that applies the plan, then each step with its reason."""
+    tried = [trial for trial in plan.trials if trial.outcome != "not possible"]
+    said = [(_name(t), f"{_title(t)}: {t.reason}") for t in plan.trials if t.reason]
     allowed = f" ({plan.max_error:.0e} is allowed)" if plan.max_error else ""
-    limit = f"up to {plan.max_error:.0e}" if plan.max_error else "0: bit for bit"
+    limit = f"up to {plan.max_error:.0e}" if plan.max_error else "eager's, bit for bit"
     return Document(
         command="optimize",
         title=plan.workload,
@@ -36,11 +37,11 @@ def document(plan: Plan) -> Document:
             _waterfall(plan),
             ReportTable(
                 "All that was tried",
-                HEAD,
-                tuple(map(_cells, plan.trials)),
-                (6,),
-                tuple(_STYLES.get(trial.outcome, "") for trial in plan.trials),
+                HEAD if tried else (),
+                tuple(map(_cells, tried)),
+                styles=tuple(_STYLES.get(trial.outcome, "") for trial in tried),
             ),
+            ReportTable("Reasons", (), tuple(said)),
         ),
         context=(
             f"{plan.workload} on {machine_of(plan.environment)}. Relative error against float64: "
@@ -57,7 +58,7 @@ def code(file: str = "") -> str:
     Args:
         file: where the plan is saved, if it is.
     """
-    note = "" if file else "  # of --plan plan.json"
+    note = "" if file else "  # which --plan plan.json writes"
     return (
         "import onelaunch as ol\nfrom pathlib import Path\n\n"
         f'plan = ol.Plan.from_json(Path("{file or "plan.json"}").read_text()){note}\n'
@@ -74,13 +75,18 @@ def kept(plan: Plan) -> list[Trial]:
 
 def _cells(trial: Trial) -> tuple[str, ...]:
     return (
-        f"{trial.step}{_AGAIN[trial.round]}",
+        _name(trial),
         trial.outcome,
         "" if trial.error is None else f"{trial.error:.1e}",
         "" if trial.before is None else us(trial.before.median_us),
         timing(trial.after),
         "" if trial.gain is None else f"{trial.gain:.2f}x",
-        f"{_title(trial)}: {trial.reason}" if trial.reason else _title(trial),
+    )
+
+
+def _name(trial: Trial) -> str:
+    return (
+        _KEPT if trial.round == "final" else f"{trial.step}{', again' * (trial.round != 'first')}"
     )
 
 

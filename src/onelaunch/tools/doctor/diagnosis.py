@@ -29,6 +29,7 @@ _UNKNOWN = (
     'What on_refusal="split" makes of it is not known here: Dynamo fails on it, or its pieces are '
     "others in each call"
 )
+_SEVERAL = 'Diagnose one alone to see what on_refusal="split" makes of it.'
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Diagnosis(Result):
         looked = listed(self.means)
         text = ", ".join(said) or (f"nothing found in {looked}" if looked else "nothing found")
         if self.replayed is not None:
-            text += f". Graphed, a call is {'' if self.replayed else 'not '}one launch"
+            calls = "not every call is" if ", " in self.target else "a call is not"
+            text += f". Graphed, {'a call is' if self.replayed else calls} one launch"
         first, *others = self.target.split(", ")
         target = self.target if len(others) < 3 else f"{first} and {len(others)} more"
         return f"{target}: {text}."
@@ -96,7 +98,8 @@ class Diagnosis(Result):
         blocked."""
         if self.pieces is None:
             blocked = any(f.severity == "blocks-capture" for f in self.findings)
-            return _UNKNOWN if blocked and self.replayed is False else ""
+            unknown = _SEVERAL if ", " in self.target else _UNKNOWN
+            return unknown if blocked and self.replayed is False else ""
         count = self.pieces.launches
         launched = f"{count} launch{'es' * (count > 1)}" if count else "no launch"
         text = f'With on_refusal="split" a call is {launched}'
@@ -132,12 +135,13 @@ def together(diagnoses: Iterable[Diagnosis]) -> Diagnosis:
     """Return several diagnoses as one, each fault once."""
     found = list(diagnoses)
     ran = [diagnosis for diagnosis in found if diagnosis.replayed is not None]
+    blocked = [diagnosis for diagnosis in ran if not diagnosis.replayed]
     return Diagnosis(
         target=", ".join(diagnosis.target for diagnosis in found),
         findings=tuple(merged([f for diagnosis in found for f in diagnosis.findings])),
         replayed=all(diagnosis.replayed for diagnosis in ran) if ran else None,
         means=tuple(m for m in MEANS if any(m in diagnosis.means for diagnosis in found)),
-        pieces=ran[0].pieces if len(ran) == 1 else None,
+        pieces=blocked[0].pieces if len(blocked) == 1 else None,
         environment={k: v for diagnosis in found for k, v in diagnosis.environment.items()},
     )
 

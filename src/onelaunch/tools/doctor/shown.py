@@ -31,7 +31,12 @@ def document(diagnosis: Diagnosis) -> Document:
         for severity, title in SEVERITIES.items()
     )
     pieces = diagnosis.in_pieces
-    command = f"onelaunch explain {min(explained, default='')}"
+    more = f"onelaunch explain {min(explained, default='')} prints the whole rule, with an example."
+    if not explained:
+        read = diagnosis.means == ("source",)
+        more = (
+            "Nothing was run: a callable, path.py:name, shows more than its file." if read else ""
+        )
     return Document(
         command="doctor",
         title=diagnosis.target,
@@ -39,7 +44,7 @@ def document(diagnosis: Diagnosis) -> Document:
         good=diagnosis.clean and diagnosis.replayed is not False,
         parts=(*parts, *((Text("In pieces", pieces),) if pieces else ())),
         environment=tuple(diagnosis.environment.items()),
-        more=f"{command} prints the whole rule, with an example." if explained else "",
+        more=more,
     )
 
 

@@ -60,11 +60,13 @@ class CallWork:
         least_bytes: the bytes that the call reads from outside and leaves behind, each element
             once: the traffic if nothing in between went through memory.
         unknown: operators whose arithmetic no formula tells.
+        backward: whether the call runs a backward.
     """
 
     works: list[Work] = field(default_factory=list)
     least_bytes: int = 0
     unknown: list[str] = field(default_factory=list)
+    backward: bool = False
 
     @property
     def flops(self) -> int:
@@ -127,6 +129,7 @@ class _Counter(Watching):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
+        self.count.backward |= torch._C._current_graph_task_id() != -1
         self._note(operator(func), args, kwargs, result)
         return result
 

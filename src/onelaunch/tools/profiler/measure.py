@@ -161,9 +161,9 @@ def laid_out(
         heaviest=heaviest,
         roofline=roof,
         peaks=peaks,
-        remedies=remedies_on_gpu(parts, wall, seen.launches, roof, peaks, target)
+        remedies=remedies_on_gpu(parts, wall, seen.launches, roof, peaks, target, work.backward)
         if on_gpu
-        else remedies_on_cpu(parts, wall, roof, peaks, target),
+        else remedies_on_cpu(parts, wall, roof, peaks, target, work.backward),
         unseen=() if on_gpu else (UNSEEN,),
         remarks=tuple(remarks),
         environment=environment(),

@@ -51,6 +51,7 @@ def remedies_on_gpu(
     roof: Roofline,
     peaks: Peaks,
     target: str | None,
+    trains: bool = False,
 ) -> tuple[Remedy, ...]:
     """Bound the gain of each remedy for a call on a GPU, the largest first."""
     took: dict[PartName, float] = {part.name: part.us for part in parts}
@@ -65,11 +66,16 @@ def remedies_on_gpu(
         "no copies": wall_us - took["copies"],
         "no waits": max(wall_us - took["waits"], busy),
     }
-    return _bounded(left, wall_us, target, "ol.graph(model, compile=True)")
+    return _bounded(left, wall_us, target, trains, "ol.graph(model, compile=True)")
 
 
 def remedies_on_cpu(
-    parts: tuple[Part, ...], wall_us: float, roof: Roofline, peaks: Peaks, target: str | None
+    parts: tuple[Part, ...],
+    wall_us: float,
+    roof: Roofline,
+    peaks: Peaks,
+    target: str | None,
+    trains: bool = False,
 ) -> tuple[Remedy, ...]:
     """Bound the gain of each remedy for a call on a CPU, the largest first."""
     took: dict[PartName, float] = {part.name: part.us for part in parts}
@@ -78,7 +84,7 @@ def remedies_on_cpu(
         "half precision": wall_us - took["operators"] * (1.0 - _shrinks(roof)),
         "no copies": wall_us - took["copies"],
     }
-    return _bounded(left, wall_us, target, "torch.compile(model)")
+    return _bounded(left, wall_us, target, trains, "torch.compile(model)")
 
 
 def _shrinks(roof: Roofline) -> float:
@@ -87,19 +93,22 @@ def _shrinks(roof: Roofline) -> float:
 
 
 def _bounded(
-    left: Mapping[RemedyName, float], wall_us: float, target: str | None, fused: str
+    left: Mapping[RemedyName, float], wall_us: float, target: str | None, trains: bool, fused: str
 ) -> tuple[Remedy, ...]:
     """Make the remedies that are worth it, the largest first.
 
     Args:
         left: remedy -> the time that it leaves at least.
         target: as a command has it, or None.
+        trains: whether the call runs a backward, which `optimize` refuses.
         fused: the code that fuses kernels.
     """
     doctor = "ol.diagnose(model, args)" if target is None else f"onelaunch doctor {target}"
     # Under the default error, 0, `optimize` does not try half precision.
     half = "ol.optimize(model, args, max_error=1e-2)"
-    if target is not None:
+    if trains:
+        half = "torch.autocast(x.device.type, torch.bfloat16) around the forward"
+    elif target is not None:
         half = f"onelaunch optimize {target} --max-error 1e-2"
     how = {"one launch": "ol.graph(model)", "fused kernels": fused, "half precision": half}
     found: list[Remedy] = []

@@ -21,12 +21,13 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
     - Plain CPU tensors beside a device: the first case of each file, and tests marked `cpu`.
     - Ways to record compiled code: all on `backend`, each other way on one combination of the rest.
+    - Tests of another file that run once more, with an option on: one combination of each.
     - Of seeds and parts the first.
     - Two parameters: cases in which each value occurs; three and more: each pair of values.
     - Nothing that is marked `thorough`.
     """
     kept = [item for item in items if item.get_closest_marker("thorough") is None]
-    for choose in (_first_seeds, _on_devices, _ways, _covering_cases):
+    for choose in (_first_seeds, _on_devices, _ways, _once_more, _covering_cases):
         kept = choose(kept)
     return kept
 
@@ -85,9 +86,23 @@ def _ways(items: list[pytest.Item]) -> list[pytest.Item]:
         params = params_of(item)
         if params.get(WAY, "backend") != "backend":
             groups[(_function(item), params.get("device"), params[WAY])].append(item)
+    return _rotated(items, groups.values())
+
+
+def _once_more(items: list[pytest.Item]) -> list[pytest.Item]:
+    groups: defaultdict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        made_in, module = getattr(item, "function", None), getattr(item, "module", None)
+        if getattr(made_in, "__module__", None) != getattr(module, "__name__", None):
+            groups[(_function(item), params_of(item).get("device"))].append(item)
+    return _rotated(items, groups.values())
+
+
+def _rotated(items: list[pytest.Item], groups: Iterable[list[pytest.Item]]) -> list[pytest.Item]:
+    """The tests of no group, and one of each group: of the first its first, and so on in turn."""
     dropped = {
         item
-        for number, group in enumerate(groups.values())
+        for number, group in enumerate(groups)
         for item in group
         if item is not group[number % len(group)]
     }

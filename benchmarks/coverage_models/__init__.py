@@ -7,7 +7,7 @@ inputs.py             their inputs, by the names of a forward's parameters
 by_hand.py            what the two do not find
 from_timm.py          a model of each family of timm
 from_torchvision.py   the models of torchvision
-error_catalogue.py          all of them by name
+catalogue.py          all of them by name
 engines.py            what runs a model
 case.py               one model under each engine, compared with eager
 worker.py             a process that runs cases

@@ -54,9 +54,10 @@ def random_tensor(
 
 def bits(t: Tensor) -> Tensor:
     """The tensor's values as bytes on the host; equal for equal bits, NaN and -0.0 included."""
-    host = t.detach().cpu().resolve_conj().resolve_neg()
-    # A dimension of one element may have any stride, and view(uint8) minds.
-    return torch.empty(host.numel(), dtype=host.dtype).copy_(host.reshape(-1)).view(torch.uint8)
+    with torch.no_grad():  # half the time of a `detach` on the emulated device
+        host = t.cpu().resolve_conj().resolve_neg()
+        # A dimension of one element may have any stride, and view(uint8) minds.
+        return torch.empty(host.numel(), dtype=host.dtype).copy_(host.reshape(-1)).view(torch.uint8)
 
 
 def describe(t: Tensor) -> dict[str, object]:

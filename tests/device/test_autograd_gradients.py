@@ -39,20 +39,10 @@ def test_gradients_accumulate_over_backwards(device: torch.device, rand: Rand, c
         optimizer.zero_grad()
         for k in range(count):
             loss_of(model(rand(10 * i + k, 5, 4))).backward()
-        grads = [p.grad.clone() for p in model.parameters()]
         optimizer.step()
-        return grads
+        return [p.grad for p in model.parameters()]  # kept: compared again after all steps
 
-    train(Net(device), Optimized(lambda p: torch.optim.SGD(p, 0.1), step))
-
-
-def test_gradients_that_the_caller_keeps_stay(device: torch.device, rand: Rand) -> None:
-    def program(model: Any, i: int) -> list[Tensor]:
-        model.zero_grad()
-        loss_of(model(rand(i, 5, 4))).backward()
-        return [p.grad for p in model.parameters()]  # compared again after all steps
-
-    train(Net(device), program, steps=7)
+    train(Net(device), Optimized(lambda p: torch.optim.SGD(p, 0.1), step), steps=7)
 
 
 def test_gradients_written_in_place_by_the_caller(device: torch.device, rand: Rand) -> None:
@@ -215,64 +205,45 @@ def test_retain_graph_and_a_second_backward(device: torch.device, rand: Rand) ->
     train(Net(device), program)
 
 
-def test_autograd_grad(device: torch.device, rand: Rand) -> None:
+def test_gradients_of_some_alone(device: torch.device, rand: Rand) -> None:
     def program(model: Any, i: int) -> Any:
+        model.zero_grad()
         x = rand(i, 5, 4).requires_grad_()
         y = model(x)
         chosen = [x, model.out.weight]
-        grads = torch.autograd.grad(y, chosen, torch.ones_like(y))
-        assert x.grad is None
-        assert model.inner.weight.grad is None
+        grads = torch.autograd.grad(y, chosen, torch.ones_like(y), retain_graph=i % 2 > 0)
+        assert x.grad is model.inner.weight.grad is None
+        if i % 2 == 0:
+            y = model(x)
+        loss_of(y).backward(inputs=[model.out.bias])
+        assert x.grad is model.inner.weight.grad is None
         return grads
 
-    train(Net(device), program)
+    train(Net(device), program, recordings=None, steps=8)
 
 
-def test_backward_of_some_inputs(device: torch.device, rand: Rand) -> None:
-    def program(model: Any, i: int) -> Any:
-        model.zero_grad()
-        x = rand(i, 5, 4).requires_grad_()
-        loss_of(model(x)).backward(inputs=[model.out.bias])
-        return x.grad is None, model.inner.weight.grad is None
+LAYOUTS: dict[str, Callable[[Tensor, int, Rand], Tensor | None]] = {
+    "sum": lambda y, i, rand: torch.ones((), device=y.device).expand_as(y),
+    "sliced": lambda y, i, rand: rand(i, len(y), 12)[:, ::4],
+    "transposed": lambda y, i, rand: rand(i, 3, len(y)).t(),
+    "scalar": lambda y, i, rand: None,
+    # As the stages of `torchdiffeq`'s dopri8 get, which it writes into one tensor: their bytes are
+    # too many for a copy of all, gaps included.
+    "mostly gaps": lambda y, i, rand: rand(i, len(y), 3, 14)[..., 2],
+    "varies": lambda y, i, rand: rand(i, 1, 3).expand_as(y) if i % 2 else rand(i, *y.shape),
+}
+"""name -> the gradient that a backward begins with; None for one of a mean."""
 
-    train(Net(device), program)
 
-
-@pytest.mark.parametrize("kind", ["sum", "sliced", "transposed", "scalar"])
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_gradients_of_every_layout(device: torch.device, rand: Rand, kind: str) -> None:
     def program(model: Any, i: int) -> None:
         model.zero_grad()
-        y = model(rand(i, 5, 4))
-        if kind == "sum":
-            y.sum().backward()
-        elif kind == "scalar":
-            y.mean().backward()
-        elif kind == "sliced":
-            y.backward(rand(i, 5, 12)[:, ::4])
-        else:
-            y.backward(rand(i, 3, 5).t())
+        y = model(rand(i, 40 if kind == "mostly gaps" else 5, 4))
+        gradient = LAYOUTS[kind](y, i, rand)
+        y.mean().backward() if gradient is None else y.backward(gradient)
 
-    train(Net(device), program)
-
-
-def test_a_gradient_that_is_mostly_gaps(device: torch.device, rand: Rand) -> None:
-    """As the stages of `torchdiffeq`'s dopri8 get, which it writes into one tensor: their bytes are
-    too many for a copy of all, gaps included."""
-
-    def program(model: Any, i: int) -> None:
-        model.zero_grad()
-        model(rand(i, 40, 4)).backward(rand(i, 40, 3, 14)[..., 2])
-
-    train(Net(device), program, steps=10)
-
-
-def test_the_layout_of_the_gradient_varies(device: torch.device, rand: Rand) -> None:
-    def program(model: Any, i: int) -> None:
-        model.zero_grad()
-        y = model(rand(i, 5, 4))
-        (y.sum() if i % 2 else y.square().sum()).backward()
-
-    train(Net(device), program, steps=10)
+    train(Net(device), program, steps=10 if kind in ("mostly gaps", "varies") else 6)
 
 
 def test_a_gradient_that_is_passed_on_is_nobody_elses(device: torch.device, rand: Rand) -> None:

@@ -245,6 +245,74 @@ def test_a_number_that_it_moves_on_is_refused(rand: Rand, on_refusal: Any) -> No
             train()
 
 
+KEPT: dict[str, Callable[[Tensor], Any]] = {
+    "a gradient": lambda g: g,
+    "a tensor that it makes": lambda g: g * 3,
+    "in a list": lambda g: [g * 3],
+    "in a closure": lambda g: lambda: g,
+    "a list": lambda g: [g.shape[0]],
+}
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_a_backward_that_stores_is_refused(rand: Rand, keep: Callable[[Tensor], Any]) -> None:
+    """No replay would store another."""
+    store: dict[str, Any] = {"last": None}
+
+    def change(grad: Tensor) -> Tensor:
+        store["last"] = keep(grad)
+        return grad * 2
+
+    train_and_refuse(with_gradient(change), rand)
+
+
+def test_a_backward_that_stores_what_the_forward_saved_is_refused(rand: Rand) -> None:
+    store: dict[str, Any] = {"last": None}
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (store["last"],) = ctx.saved_tensors
+            return grad * 2 * store["last"]
+
+    train_and_refuse(Square.apply, rand)
+
+
+def test_a_checkpoint_whose_part_stores_is_refused(device: torch.device, rand: Rand) -> None:
+    """A router does so with its loss, in its forward and once more in the backward."""
+
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.last: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            self.last = y.detach()
+            return y.sin()
+
+    router = Router().to(device)
+    train_and_refuse(lambda x: checkpoint(router, x, use_reentrant=False), rand)
+
+
+def train_and_refuse(f: Callable[[Tensor], Tensor], rand: Rand) -> None:
+    fast = ol.graph(f, warmup=1)
+
+    def train() -> None:
+        for i in range(6):
+            fast(rand(i, 2, 3).requires_grad_()).sum().backward()
+
+    with pytest.raises(ol.CaptureError, match="a backward stores") as caught:
+        train()
+    assert caught.value.code == "OL118"
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("values", [40, 2])
 def test_a_number_that_the_caller_changes_before_each_backward(rand: Rand, values: int) -> None:

@@ -504,7 +504,9 @@ def test_data_that_is_replaced_is_named_where_it_is_assigned(
         return y
 
     with torch.no_grad():
-        check(refused_step(step, rand), "OL105", "# assigned here")
+        error = refused_step(step, rand)
+    check(error, "OL105", "# assigned here")
+    assert "copy_" in error.fix
 
 
 @pytest.mark.parametrize(

@@ -592,7 +592,7 @@ def test_a_bucket_that_small_calls_warm_up_fits_as_often_as_it_comes(
     pool = ol.Pool(max_bytes=budget_for(rand(1, 16, width), buckets=buckets) + (2 << 20))
     fast: Any = ol.graph(pointwise, pool=pool, warmup=1, buckets=buckets)
     row = rand(0, 1, width)
-    for i in range(6):
+    for i in range(3):
         calls(fast, row, pointwise(row), 2)
         assert len(fast.recordings) == 1
         evict_all(pool)

@@ -572,6 +572,9 @@ RESULTS = {
     "a name": lambda y, asked: (y, "asked" if asked else "not"),
     "of an object": lambda y, asked: types.SimpleNamespace(y=y, asked=asked),
     "another dtype": lambda y, asked: y if asked else y.double(),
+    "another container": lambda y, asked: [y] if asked else (y,),
+    "a function": lambda y, asked: (y, torch.relu if asked else torch.tanh),
+    "a view": lambda y, asked: (y, y[:1] if asked else y[:1].clone()),
 }
 
 
@@ -594,7 +597,7 @@ def test_another_way_that_computes_something_else_changes_no_answer(
         refused_as_different(calls)
 
 
-def refused_as_different(calls: Callable[[], None]) -> None:
+def refused_as_different(calls: Callable[[], object]) -> None:
     with pytest.raises(ol.CaptureError, match="something else where it is captured"):
         calls()
 
@@ -653,6 +656,35 @@ def test_code_that_counts_unless_it_is_captured(
 
     with torch.set_grad_enabled(grad):
         refused_as_different(calls)
+
+
+def _writes(model: Any, y: Tensor, asked: bool) -> None:
+    model.kept.copy_(y if asked else -y)
+
+
+def _stores(model: Any, y: Tensor, asked: bool) -> None:
+    model.kept = y * 2 if asked else y * 3
+
+
+def _stores_a_list(model: Any, y: Tensor, asked: bool) -> None:
+    model.seen = [y * 2] if asked else [y * 2, y]
+
+
+@pytest.mark.usefixtures("answered")
+@pytest.mark.parametrize("write", [_writes, _stores, _stores_a_list])
+def test_code_that_leaves_other_state_where_it_is_captured(
+    device: torch.device, rand: Rand, write: Callable[[Any, Tensor, bool], None]
+) -> None:
+    class Model(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            write(self, x, reads(x))
+            return x * 2
+
+    model = Model().to(device)
+    model.register_buffer("kept", torch.zeros(4, device=device))
+    fast = ol.graph(model)
+    with torch.no_grad():
+        refused_as_different(lambda: [fast(rand(i, 4)) for i in range(6)])
 
 
 @pytest.mark.usefixtures("answered")

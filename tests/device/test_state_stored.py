@@ -64,10 +64,14 @@ STORED: dict[str, Callable[[Tensor], Any]] = {
     "a dataclass": lambda x: Size(x.shape[0]),
     "an object of the call": lambda x: Plain(x.shape[0]),
     "an object with slots": lambda x: Closed(x.shape[0]),
-    "a function of the call": lambda x: lambda: x.shape[0],
+    "a function of the call": lambda x: _reader(x.shape[0]),
     "a partial": lambda x: functools.partial(max, x.shape[0]),
     "objects in a tuple": lambda x: (CONFIG, torch.relu, [x.shape[0]]),
 }
+
+
+def _reader(rows: int) -> Callable[[], int]:
+    return lambda: rows
 
 
 def shown(value: Any) -> Any:

@@ -82,16 +82,18 @@ def test_a_method_of_a_trainer(device: torch.device) -> None:
     assert replays(fast) == 21
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "cache"), [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float16, True)]
+)
 @on_cpu_and_cuda
-def test_autocast_inside(device: torch.device, dtype: torch.dtype) -> None:
+def test_autocast_inside(device: torch.device, dtype: torch.dtype, cache: bool) -> None:
     def job() -> Training:
         made = training(device, sgd)
         optimizer = made.optimizers[0]
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
-            with torch.autocast(device.type, dtype):
+            with torch.autocast(device.type, dtype, cache_enabled=cache):
                 loss = nn.functional.mse_loss(made.model(x).float(), y)
                 loss = loss + made.model(x).float().square().mean()
             loss.backward()
@@ -293,6 +295,20 @@ def test_two_steps_in_one_call(device: torch.device) -> None:
         return made
 
     as_eager(job, device)
+
+
+def test_two_networks_share_a_pool(device: torch.device) -> None:
+    pool, replayed = ol.Pool(), list[int]()
+
+    def trained(wrap: Callable[[Any], Any]) -> list[Any]:
+        jobs = [training(device, sgd) for _ in range(2)]
+        steps = [wrap(job.step) for job in jobs]
+        losses = [step(*batch(i, device)) for i in range(8) for step in steps]
+        replayed.append(pool.stats().replays)
+        return [*losses, *(dict(job.model.state_dict()) for job in jobs)]
+
+    assert_same(trained(lambda step: ol.graph(step, pool=pool)), trained(lambda step: step))
+    assert replayed[0] >= 10
 
 
 def test_batch_sizes_that_change(device: torch.device) -> None:

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .harness import Run, inference
-from .programs_training import MiniGPT, mlp
-
-
-@inference()
-def a_classifier_in_batches(run: Run) -> None:
-    fast = run.graph(mlp(run).eval())
-    with torch.inference_mode():
-        for i in range(8):
-            run.see(fast(run.rand(i, 16, 8)).softmax(-1))
-
-
-@inference(recordings=2)
-def results_of_a_generator_function_over_batches(run: Run) -> None:
-    fast = run.graph(mlp(run).eval())
-
-    @torch.no_grad()
-    def predict(batches: Any) -> Any:
-        for x in batches:
-            yield fast(x).argmax(-1)
-
-    sizes = [16, 16, 16, 16, 16, 8, 8, 8, 8, 16]
-    run.see(torch.cat(list(predict(run.rand(i, n, 8) for i, n in enumerate(sizes)))))
+from .programs_training import MiniGPT
 
 
 @inference()
@@ -87,38 +64,6 @@ class Cached(nn.Module):
 
 
 @inference()
-def a_static_cache_by_hand(run: Run) -> None:
-    model = Cached().to(run.device).eval()
-    fast = run.graph(model)
-    with torch.inference_mode():
-        at = torch.arange(4, device=run.device)
-        token = fast(run.ints(0, 40, 1, 4), at)[:, -1:].argmax(-1)
-        for i in range(4, 16):
-            token = fast(token, torch.tensor([i], device=run.device))[:, -1:].argmax(-1)
-            run.see(token)
-    run.see(model.keys, model.values)
-
-
-@inference(recordings=2)
-def a_cache_in_a_dict_of_arguments(run: Run) -> None:
-    out = nn.Linear(8, 8).to(run.device)
-
-    @run.graph
-    def step(x: Tensor, cache: dict[str, Tensor], at: Tensor) -> Tensor:
-        cache["k"].index_copy_(1, at, x)
-        scores = (cache["k"] @ x.transpose(1, 2)).softmax(1)
-        return out((scores * cache["k"]).sum(1, keepdim=True))
-
-    cache = {"k": torch.zeros(2, 16, 8, device=run.device)}
-    x = run.rand(0, 2, 1, 8)
-    with torch.no_grad():
-        for i in range(10):
-            x = step(x, cache, torch.tensor([i], device=run.device))
-            run.see(x)
-    run.see(cache)
-
-
-@inference()
 def a_cache_that_counts_in_a_tensor(run: Run) -> None:
     class Ring(nn.Module):
         place: Tensor
@@ -140,57 +85,6 @@ def a_cache_that_counts_in_a_tensor(run: Run) -> None:
         for i in range(14):
             run.see(fast(run.rand(i, 8)))
     run.see(ring)
-
-
-@inference(replays=20)
-def a_cache_that_counts_in_python(run: Run) -> None:
-    """The number says where to write, and each of its four values has a recording."""
-
-    class Ring(nn.Module):
-        memory: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("memory", torch.zeros(4, 8))
-            self.place = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.memory[self.place] = x
-            self.place = (self.place + 1) % 4
-            return self.memory.mean(0)
-
-    ring = Ring().to(run.device)
-    fast = run.graph(ring)
-    with torch.no_grad():
-        for i in range(40):
-            run.see(fast(run.rand(i, 8)), ring.place)
-    run.see(ring)
-
-
-@inference(recordings=4)
-def a_position_passed_as_a_number(run: Run) -> None:
-    model = Cached().to(run.device).eval()
-
-    @run.graph
-    def at_place(token: Tensor, place: int) -> Tensor:
-        return model(token, torch.arange(place, place + 1, device=token.device))
-
-    with torch.no_grad():
-        for _ in range(5):
-            for place in range(3):
-                run.see(at_place(run.ints(place, 40, 1, 1), place))
-    run.see(model.keys)
-
-
-@inference()
-def streaming_gru_with_its_state_returned(run: Run) -> None:
-    rnn = nn.GRU(8, 12, num_layers=2).to(run.device).eval()
-    fast = run.graph(rnn)
-    state = torch.zeros(2, 1, 12, device=run.device)
-    with torch.no_grad():
-        for i in range(10):
-            y, state = fast(run.rand(i, 4, 1, 8), state)
-            run.see(y, state)
 
 
 @inference()

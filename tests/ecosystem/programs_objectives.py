@@ -199,26 +199,6 @@ def sharpness_aware_minimisation(run: Run) -> None:
     run.see(model)
 
 
-@training()
-def weight_and_spectral_norm(run: Run) -> None:
-    parametrizations = nn.utils.parametrizations
-    model = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(8, 16)),
-        nn.Tanh(),
-        parametrizations.spectral_norm(nn.Linear(16, 3)),
-    ).to(run.device)
-    fast = run.graph(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(fast(x), y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss)
-    run.see(model)
-
-
 class Snake(torch.autograd.Function):
     """An activation with a backward written by hand."""
 
@@ -282,27 +262,6 @@ def progressive_resizing(run: Run) -> None:
     run.see(model)
 
 
-@training()
-def checkpoint_files_saved_and_resumed(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    saved: Any = None
-    for i in range(14):
-        if i == 5:
-            saved = copy.deepcopy((fast.state_dict(), optimizer.state_dict()))
-        if i == 9:
-            fast.load_state_dict(saved[0])
-            optimizer.load_state_dict(saved[1])
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(fast(x), y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss)
-    run.see(model, optimizer.state_dict())
-
-
 @training(recordings=6)
 def early_stopping_with_validation(run: Run) -> None:
     model = mlp(run)
@@ -332,24 +291,6 @@ def early_stopping_with_validation(run: Run) -> None:
         run.see(fast(held_out[0]), best)
 
 
-@training()
-def gradient_penalty_on_inputs(run: Run) -> None:
-    """The gradient of an input, as a result and not differentiated again."""
-    model = mlp(run, outputs=1, dropout=0.0)
-    fast = run.graph(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for i in range(8):
-        x = run.rand(i, 16, 8).requires_grad_()
-        (slope,) = torch.autograd.grad(fast(x).sum(), x)
-        attacked = (x + 0.1 * slope.sign()).detach()
-        loss = fast(attacked).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        run.see(loss, slope)
-    run.see(model)
-
-
 @training(recordings=2)
 def lbfgs_with_a_closure(run: Run) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to(run.device)
@@ -365,40 +306,6 @@ def lbfgs_with_a_closure(run: Run) -> None:
 
     for _ in range(4):
         run.see(optimizer.step(closure).item())
-    run.see(model)
-
-
-@training()
-def hooks_that_log_gradients(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    norms: list[float] = []
-    for p in model.parameters():
-        p.register_hook(lambda g: norms.append(g.norm().item()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        F.cross_entropy(fast(x), y).backward()
-        optimizer.step()
-        run.see(sorted(norms))
-        norms.clear()
-    run.see(model)
-
-
-@training()
-def gradients_direct(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model, gradients="direct")
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for i in range(10):
-        x, y = labelled(run, i)
-        loss = F.cross_entropy(fast(x), y) / 2
-        loss.backward()
-        if i % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-        run.see(loss)
     run.see(model)
 
 

@@ -7,8 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from .harness import Run, training
@@ -67,63 +67,6 @@ def epochs_over_a_loader_with_a_smaller_last_batch(run: Run) -> None:
     run.see(model)
 
 
-@training()
-def accumulated_gradients_and_clipping(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for i in range(12):
-        x, y = labelled(run, i)
-        loss = F.cross_entropy(fast(x), y) / 3
-        loss.backward()
-        if i % 3 == 2:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            run.see(norm)
-        run.see(loss)
-    run.see(model, [p.grad for p in model.parameters()])
-
-
-@training()
-def bfloat16_autocast(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        with torch.autocast(run.device.type, dtype=torch.bfloat16):
-            logits = fast(x)
-            loss = F.cross_entropy(logits, y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss, logits)
-    run.see(model)
-
-
-@training()
-def half_precision_with_a_scaler(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scaler = torch.amp.GradScaler(run.device.type, init_scale=1024.0, growth_interval=3)
-    for i in range(9):
-        x, y = labelled(run, i)
-        if i == 6:
-            x = x * 1e6  # overflows half precision: this step is skipped
-        optimizer.zero_grad()
-        with torch.autocast(run.device.type, dtype=torch.float16):
-            loss = F.cross_entropy(fast(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        run.see(scaler.get_scale(), bool(torch.isfinite(norm)))
-    run.see(model)
-
-
 class Residual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -149,55 +92,6 @@ class Checkpointed(nn.Module):
 
 
 @training()
-def checkpointed_blocks_with_dropout(run: Run) -> None:
-    model = Checkpointed().to(run.device)
-    fast = run.graph(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(fast(x), y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss)
-    run.see(model)
-
-
-@training()
-def checkpoint_around_graphed_blocks(run: Run) -> None:
-    blocks = nn.Sequential(*[Residual(8) for _ in range(4)]).to(run.device)
-    head = nn.Linear(8, 3).to(run.device)
-    fast = run.graph(lambda x: checkpoint_sequential(blocks, 2, x, use_reentrant=False))
-    optimizer = torch.optim.SGD([*blocks.parameters(), *head.parameters()], lr=0.05)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(head(fast(x)), y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss)
-    run.see(blocks, head)
-
-
-@training()
-def exponential_moving_average(run: Run) -> None:
-    model = mlp(run)
-    fast = run.graph(model)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for i in range(8):
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        F.cross_entropy(fast(x), y).backward()
-        optimizer.step()
-        average.update_parameters(model)
-        average.eval()
-        with torch.no_grad():
-            run.see(average(x))
-    run.see(average, int(average.n_averaged))
-
-
-@training()
 def stochastic_weight_averaging(run: Run) -> None:
     model = mlp(run)
     fast = run.graph(model)
@@ -216,47 +110,6 @@ def stochastic_weight_averaging(run: Run) -> None:
         run.see(loss, schedule.get_last_lr())
     update_bn([x for x, _ in batches], average, device=run.device)
     run.see(average)
-
-
-@training(recordings=4)
-def frozen_then_unfrozen(run: Run) -> None:
-    body, head = mlp(run, outputs=8), nn.Linear(8, 3).to(run.device)
-    model = nn.Sequential(body, nn.ReLU(), head)
-    fast = run.graph(model)
-    body.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for i in range(14):
-        if i == 7:
-            body.requires_grad_(True)
-        x, y = labelled(run, i)
-        optimizer.zero_grad()
-        F.cross_entropy(fast(x), y).backward()
-        optimizer.step()
-        run.see([p.grad for p in model.parameters()])
-    run.see(model)
-
-
-@training(recordings=6)
-def gradual_unfreezing(run: Run) -> None:
-    layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)]
-    model = nn.Sequential(*layers, nn.Linear(8, 3)).to(run.device)
-    fast = run.graph(model)
-    for p in model[:2].parameters():
-        p.requires_grad = False
-    optimizer = torch.optim.Adam(model[2].parameters(), lr=1e-2)
-    for i in range(18):
-        if i in (6, 12):
-            layer = model[1] if i == 6 else model[0]
-            for p in layer.parameters():
-                p.requires_grad = True
-            optimizer.add_param_group({"params": list(layer.parameters()), "lr": 1e-3})
-        x, y = labelled(run, i)
-        optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(fast(x), y)
-        loss.backward()
-        optimizer.step()
-        run.see(loss)
-    run.see(model)
 
 
 class LanguageModel(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import onelaunch as ol
 from tests.device.drop_in import on_cpu_and_cuda
 from tests.device.steps import small_model
 
-from .side_by_side import refused, right_or_refused, side_by_side
+from .side_by_side import side_by_side
 
 Rand = Callable[..., Tensor]
 
@@ -66,65 +64,6 @@ def test_a_target_network(device: torch.device, rand: Rand) -> None:
     side_by_side(program, device, captures=1)
 
 
-def test_an_update_every_few_steps(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/rl/pull/4216
-
-    Schedules of Python's, "every third step", must go on although the step is a graph."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        net, slow = mlp(1, device, 4, 8, 3), mlp(2, device, 4, 8, 3)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        count = SimpleNamespace(n=0)
-
-        @graph
-        def step(x: Tensor) -> Tensor:
-            loss = (net(x) - slow(x).detach()).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            count.n += 1
-            if count.n % 3 == 0:
-                with torch.no_grad():
-                    for t, p in zip(slow.parameters(), net.parameters(), strict=True):
-                        t.copy_(p)
-            return loss.detach()
-
-        for i in range(30):
-            yield step(rand(i, 5, 4)), weights(net, slow), count.n
-
-    right_or_refused(program, device, "OL118")
-
-
-def test_two_networks_against_each_other(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/issues/61880
-
-    The whole step of two optimizers, where one network is frozen while the other learns."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        made, judge = mlp(1, device, 3, 8, 4), mlp(2, device, 4, 8, 1)
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (made, judge)]
-
-        @graph
-        def step(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-            fake = made(z)
-            loss = F.softplus(-judge(x)).mean() + F.softplus(judge(fake.detach())).mean()
-            optimizers[1].zero_grad()
-            loss.backward()
-            optimizers[1].step()
-            judge.requires_grad_(False)
-            other = F.softplus(-judge(fake)).mean()
-            optimizers[0].zero_grad()
-            other.backward()
-            optimizers[0].step()
-            judge.requires_grad_(True)
-            return loss.detach(), other.detach()
-
-        for i in range(9):
-            yield step(rand(i, 5, 4), rand(i + 50, 5, 3)), weights(made, judge)
-
-    side_by_side(program, device)
-
-
 def test_experts_by_sorting(device: torch.device, rand: Rand) -> None:
     """https://github.com/NVIDIA/Megatron-LM/pull/3373
 
@@ -147,57 +86,6 @@ def test_experts_by_sorting(device: torch.device, rand: Rand) -> None:
             yield fast(rand(i, 6, 4))
 
     side_by_side(program, device, captures=1)
-
-
-@pytest.mark.parametrize("way", ["tolist", "masked_select", "unique"])
-def test_experts_by_the_host(device: torch.device, rand: Rand, way: str) -> None:
-    """https://github.com/lightseekorg/tokenspeed/pull/1321
-
-    A loop over the experts that are in use, `unique().tolist()`, in a captured decode step."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(x: Tensor, chosen: Tensor) -> Tensor:
-            out = torch.zeros_like(x)
-            match way:
-                case "tolist":
-                    used = chosen.tolist()  # here
-                case "unique":
-                    used = chosen.unique()  # here
-                case _:
-                    used = chosen.masked_select(chosen > 0)  # here
-            for expert in used:
-                out = torch.where((chosen == expert)[:, None], x * (expert + 1), out)
-            return out
-
-        fast = graph(forward)
-        for i in range(6):
-            yield fast(rand(i, 4, 3), torch.tensor([1, 2, 1, 0], device=device))
-
-    refused(program, device, "OL101" if way == "tolist" else "OL102", "# here")
-
-
-def test_counts_without_a_sync(device: torch.device, rand: Rand) -> None:
-    """https://github.com/unslothai/unsloth-zoo/pull/1248
-
-    Tokens per expert: `bincount` waits for the device even where `minlength` is given."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(chosen: Tensor) -> Tensor:
-            zeros = torch.zeros(4, dtype=torch.long, device=chosen.device)
-            return zeros.scatter_add(0, chosen, torch.ones_like(chosen))
-
-        fast = graph(forward)
-        for i in range(6):
-            yield fast(torch.tensor([i % 4, 1, 1, 3], device=device))
-
-    side_by_side(program, device, captures=1)
-
-    def counting(graph: Any) -> Iterator[Any]:
-        fast = graph(lambda chosen: torch.bincount(chosen, minlength=4))  # here
-        for i in range(6):
-            yield fast(torch.tensor([i % 4, 1, 1, 3], device=device))
-
-    refused(counting, device, "OL102", "# here")
 
 
 def test_forces_of_positions(device: torch.device, rand: Rand) -> None:
@@ -307,86 +195,6 @@ def test_positions_beyond_the_table(device: torch.device, rand: Rand) -> None:
             yield fast(rand(i, 1, n, 2), torch.arange(n, device=device)), rotary.longest
 
     side_by_side(program, device)
-
-
-def test_a_queue_of_keys(device: torch.device, rand: Rand) -> None:
-    """https://github.com/huggingface/candle/issues/3728
-
-    A position on the host at which each call writes, which a bare graph would bake in."""
-
-    @torch.no_grad()
-    def program(graph: Any) -> Iterator[Any]:
-        queue = SimpleNamespace(keys=rand(90, 12, 4), at=0)
-
-        def push(x: Tensor) -> Tensor:
-            scores = x @ queue.keys.mT
-            queue.keys[queue.at : queue.at + 3] = x
-            queue.at = (queue.at + 3) % 12
-            return scores
-
-        fast = graph(push)
-        for i in range(24):
-            yield fast(rand(i, 3, 4)), queue.keys.clone(), queue.at
-
-    side_by_side(program, device)
-
-
-def test_a_length_that_grows(device: torch.device, rand: Rand) -> None:
-    """https://github.com/openai/gpt-oss/pull/43
-
-    What is cached so far is read by a length that grows: other sizes at each call."""
-
-    @torch.no_grad()
-    def program(graph: Any) -> Iterator[Any]:
-        cache = SimpleNamespace(keys=torch.zeros(40, 4, device=device), n=0)
-
-        def step(x: Tensor) -> Tensor:
-            cache.keys[cache.n] = x
-            cache.n += 1
-            return cache.keys[: cache.n].mean(0)
-
-        fast = graph(step)
-        for i in range(30):
-            yield fast(rand(i, 4)), cache.n
-
-    right_or_refused(program, device, "OL117", "OL118")
-
-
-def test_code_that_asks_whether_it_is_captured(device: torch.device, rand: Rand) -> None:
-    """https://docs.nvidia.com/dl-cuda-graph/latest/troubleshooting/numerical-errors.html
-
-    Capture-aware code takes another way under a capture than in the warm-up."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(x: Tensor) -> Tensor:
-            asked = getattr(torch.cuda, "is_current_stream_capturing")  # noqa: B009
-            return x * 3 if torch.cuda.is_available() and asked() else x * 2
-
-        fast = graph(forward)
-        for i in range(7):
-            yield fast(rand(i, 3))
-
-    side_by_side(program, device)
-
-
-def test_calls_of_several_threads(device: torch.device, rand: Rand) -> None:
-    """https://github.com/roboflow/inference/pull/2866
-
-    A capture in one thread of a server breaks the work of the others."""
-    model = small_model(device).eval()
-    fast = ol.graph(model)
-
-    def serve(i: int) -> Tensor:
-        with torch.no_grad():
-            return fast(rand(i, 2 + i % 3, 4))
-
-    with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(serve, range(60)))
-    for i, y in enumerate(got):
-        with torch.no_grad():
-            expected = model(rand(i, 2 + i % 3, 4))
-        torch.testing.assert_close(y, expected)
-    assert sum(r.replays for r in fast.recordings) > 0
 
 
 @on_cpu_and_cuda

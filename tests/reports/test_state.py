@@ -1,180 +1,21 @@
-"""What a callable reads and changes behind its arguments, in Python."""
+"""What a callable reads and changes behind its arguments, in Python and on tensors."""
 
 from __future__ import annotations
 
-import contextvars
-import enum
-import functools
-import math
-import os
-import random
-import sys
-import types
-from collections import OrderedDict, defaultdict, deque
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils import parametrize
 
-import onelaunch as ol
-from tests.device.drop_in import assert_same
 from tests.device.steps import small_model
 
-from .side_by_side import refused, right_or_refused, side_by_side
+from .side_by_side import right_or_refused, side_by_side
 
 Rand = Callable[..., Tensor]
-
-
-def test_layers_that_are_dropped_at_random(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/issues/84614
-
-    Random numbers of a capture are drawn once: here Python's, which drop layers."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        layers, draw = [nn.Tanh(), nn.Sigmoid(), nn.ReLU()], random.Random(5).random
-
-        def forward(x: Tensor) -> Tensor:
-            for layer in layers:
-                if draw() < 0.6:
-                    x = layer(x)
-            return x
-
-        fast = graph(forward)
-        for i in range(20):
-            yield fast(rand(i, 3))
-
-    right_or_refused(program, device, "OL117")
-
-
-def test_a_callback_of_a_bound_c_method(device: torch.device, rand: Rand) -> None:
-    """https://github.com/NVIDIA/TransformerEngine/pull/2831
-
-    Host state is consulted by a stored method of a dict, a list or a context variable."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        table, order = {"scale": 2.0}, [0.5, 3.0]
-        var = contextvars.ContextVar("var", default=1.0)
-        scale, nth, current = table.get, order.__getitem__, var.get
-
-        fast = graph(lambda x: x * scale("scale") + nth(0) * current())
-        for i in range(16):
-            yield fast(rand(i, 3))
-            if i == 5:
-                table["scale"] = 3.0
-            if i == 8:
-                order[0] = 4.0
-            if i == 11:
-                var.set(2.0)
-
-    side_by_side(program, device)
-
-
-@pytest.mark.parametrize("way", ["vars", "dict", "get", "getattr"])
-def test_a_flag_by_the_dict_of_a_module(device: torch.device, rand: Rand, way: str) -> None:
-    """https://github.com/pytorch/pytorch/issues/156377
-
-    Configuration that a model reads from `__dict__`, and that a user sets between requests."""
-
-    class Net(nn.Module):
-        alpha: float
-
-        def forward(self, x: Tensor) -> Tensor:
-            match way:
-                case "vars":
-                    return x * vars(self)["alpha"]
-                case "dict":
-                    d = self.__dict__
-                    return x * d["alpha"]
-                case "get":
-                    return x * self.__dict__.get("alpha", 0.0)
-                case _:
-                    return x * getattr(self, "al" + "pha")
-
-    def program(graph: Any) -> Iterator[Any]:
-        net = Net()
-        net.alpha = 1.5
-        fast = graph(net)
-        for i in range(12):
-            if i in (5, 8):
-                net.alpha = float(i)
-            yield fast(rand(i, 3))
-
-    side_by_side(program, device)
-
-
-def test_an_environment_variable(
-    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """https://github.com/vllm-project/vllm/pull/23595
-
-    A switch of the environment that is read in the model, and changes in the process."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(x: Tensor) -> Tensor:
-            if os.environ["REPORTS_NEGATE"] == "1":
-                x = -x
-            return x * float(os.getenv("REPORTS_SCALE", "1"))
-
-        fast = graph(forward)
-        for i in range(12):
-            monkeypatch.setenv("REPORTS_NEGATE", str(int(i > 5)))
-            monkeypatch.setenv("REPORTS_SCALE", str(1 + int(i > 8)))
-            yield fast(rand(i, 3))
-
-    side_by_side(program, device)
-
-
-def test_a_module_that_is_imported_inside(
-    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """https://github.com/chengzeyi/stable-fast/issues/84
-
-    Functions of a pipeline are swapped for others, "hacked", below a captured model."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(x: Tensor) -> Tensor:
-            import reports_hacked  # type: ignore[import-not-found]
-
-            return reports_hacked.scale * x
-
-        fast = graph(forward)
-        for i in range(9):
-            if i in (0, 5):
-                made: Any = types.ModuleType("reports_hacked")
-                made.scale = float(i + 1)
-            monkeypatch.setitem(sys.modules, "reports_hacked", made)
-            yield fast(rand(i, 3))
-
-    side_by_side(program, device)
-
-
-def test_a_member_of_an_enum(device: torch.device, rand: Rand) -> None:
-    """https://github.com/sgl-project/sglang/pull/30752
-
-    The mode of a forward as an enum, of an object that each batch makes anew."""
-
-    class Mode(enum.Enum):
-        PREFILL = 1.0
-        DECODE = 2.0
-
-    class Batch:
-        def __init__(self, x: Tensor, mode: Mode) -> None:
-            self.x, self.mode = x, mode
-
-    def program(graph: Any) -> Iterator[Any]:
-        def forward(batch: Batch) -> Tensor:
-            y = batch.x * batch.mode.value
-            return y.cumsum(0) if batch.mode is Mode.DECODE else y
-
-        fast = graph(forward)
-        for i in range(14):
-            yield fast(Batch(rand(i, 3), Mode.PREFILL if i % 5 == 0 else Mode.DECODE))
-
-    side_by_side(program, device)
 
 
 def test_a_counter_that_chooses_a_buffer(device: torch.device, rand: Rand) -> None:
@@ -241,56 +82,6 @@ def test_state_that_a_module_keeps_through_training(device: torch.device, rand: 
     side_by_side(program, device)
 
 
-def test_a_parametrization_that_is_cached(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/issues/118742
-
-    Parametrized weights, computed once for several calls within `parametrize.cached()`. Its cache
-    is another dict in each block, which the first call fills."""
-
-    class Symmetric(nn.Module):
-        def forward(self, w: Tensor) -> Tensor:
-            return w + w.T
-
-    def program(graph: Any) -> Iterator[Any]:
-        torch.manual_seed(1)
-        cell = nn.Linear(6, 6)
-        parametrize.register_parametrization(cell, "weight", Symmetric())
-        cell.to(device)
-        fast = graph(lambda x: cell(cell(x)))
-        for i in range(20):
-            with parametrize.cached():
-                y = fast(rand(i, 2, 6))
-                y.sum().backward()
-            yield y.detach(), cell.parametrizations.weight.original.grad.clone()
-
-    side_by_side(program, device, captures=2)
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_weight_norm(device: torch.device, rand: Rand, old: bool) -> None:
-    """https://github.com/pytorch/pytorch/issues/121902
-
-    `weight_norm` of either kind, whose weight is made anew in each forward."""
-    import warnings
-
-    def program(graph: Any) -> Iterator[Any]:
-        torch.manual_seed(1)
-        conv = nn.Conv1d(3, 4, 3).to(device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            wrap = nn.utils.weight_norm if old else nn.utils.parametrizations.weight_norm
-            conv = wrap(conv)
-        fast = graph(nn.Sequential(conv, nn.Tanh()))
-        optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
-        for i in range(7):
-            optimizer.zero_grad()
-            fast(rand(i, 2, 3, 8)).square().mean().backward()
-            optimizer.step()
-            yield [p.detach().clone() for p in conv.parameters()]
-
-    side_by_side(program, device)
-
-
 def test_spectral_norm_in_training(device: torch.device, rand: Rand) -> None:
     """https://github.com/pytorch/pytorch/pull/6929
 
@@ -310,136 +101,217 @@ def test_spectral_norm_in_training(device: torch.device, rand: Rand) -> None:
     side_by_side(program, device)
 
 
-def test_containers_that_change_below(device: torch.device, rand: Rand) -> None:
-    """https://github.com/LibreYOLO/libreyolo/pull/645
+def test_a_frozen_dataclass_with_tensors(device: torch.device, rand: Rand) -> None:
+    """https://github.com/NVIDIA/Megatron-LM/pull/3373
 
-    The head of a model is rebuilt after the capture, which goes on with the old one."""
+    Packed sequence parameters: a dataclass that makes a tensor in `__post_init__`."""
 
-    def program(graph: Any) -> Iterator[Any]:
-        torch.manual_seed(1)
-        net = nn.Sequential(OrderedDict(body=nn.Linear(4, 4), head=nn.Linear(4, 2))).to(device)
-        queue = deque([0.5, 2.0], maxlen=2)
-        extra: Any = defaultdict(float, shift=1.0)
-        fast = graph(lambda x: net(x) * queue[0] + extra["shift"])
-        for i in range(22):
-            if i == 5:
-                net.head = nn.Linear(4, 3).to(device)
-            elif i == 10:
-                queue.append(4.0)
-            elif i == 15:
-                extra["shift"] = -1.0
-            elif i == 19:
-                net.append(nn.ReLU())
-            yield fast(rand(i, 2, 4)).detach()
+    @dataclasses.dataclass(frozen=True)
+    class Packed:
+        starts: Tensor
+        longest: int
+        index: Any = dataclasses.field(default=None, init=False)
 
-    side_by_side(program, device)
-
-
-def test_a_memo_of_frequencies(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/issues/91302
-
-    Timestep embeddings make a table on the host at each call, by `math` and `torch.arange`."""
-
-    @functools.lru_cache(maxsize=4)
-    def frequencies(n: int, period: float) -> Tensor:
-        steps = torch.arange(n, dtype=torch.float32)
-        return torch.exp(-math.log(period) * steps / n).to(device)
+        def __post_init__(self) -> None:
+            positions = torch.arange(6, device=self.starts.device)
+            object.__setattr__(self, "index", (positions[:, None] >= self.starts[1:]).sum(1))
 
     def program(graph: Any) -> Iterator[Any]:
-        def embed(t: Tensor, n: int) -> Tensor:
-            angles = t[:, None].float() * frequencies(n, 10000.0)[None]
-            return torch.cat([angles.cos(), angles.sin()], -1)
-
-        fast = graph(embed)
-        for i in range(12):
-            yield fast(torch.tensor([i, i + 7], device=device), 4 if i % 2 else 6)
-
-    side_by_side(program, device)
-
-
-def test_evaluation_and_training_by_turns(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/pull/63269
-
-    One module of several is in another mode than when they were graphed."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        model = small_model(device, nn.BatchNorm1d(8), nn.Linear(8, 8))
-        fast = graph(model)
-        for i in range(20):
-            model.train()
-            model[2].train(i % 3 != 1)
-            yield fast(rand(i, 5, 4)).detach(), model[2].running_mean.clone()
-
-    side_by_side(program, device)
-
-
-def test_a_weight_written_through_data(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/pytorch/issues/183313
-
-    A convolution whose weight is changed through `.data` inside of forward."""
-
-    class Clipped(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            self.weight.data = self.weight.data.clamp(-0.1, 0.1) * 1.01
-            return F.conv2d(x, self.weight, self.bias)
-
-    @torch.no_grad()
-    def program(graph: Any) -> Iterator[Any]:
-        torch.manual_seed(1)
-        net = Clipped(2, 3, 3).to(device)
-        fast = graph(net)
-        for i in range(8):
-            yield fast(rand(i, 1, 2, 6, 6)), net.weight.clone()
-
-    assert "copy_" in refused(program, device, "OL105", "self.weight.data = ")
-
-
-def test_a_count_in_steps_of_two(device: torch.device, rand: Rand) -> None:
-    """https://github.com/huggingface/candle/pull/3729
-
-    A position that moves on by more than one, and is read by the step."""
-
-    def program(graph: Any) -> Iterator[Any]:
-        state = types.SimpleNamespace(n=0)
-
-        def forward(x: Tensor) -> Tensor:
-            y = x + state.n
-            state.n += 2
-            return y
+        def forward(x: Tensor, packed: Packed) -> Tensor:
+            sums = torch.zeros(3, device=x.device).index_add(0, packed.index, x)
+            return sums[packed.index] / packed.longest
 
         fast = graph(forward)
-        for i in range(20):
-            yield fast(rand(i, 3)), state.n
+        for i in range(12):
+            starts = torch.tensor([0, 1 + i % 3, 4], device=device)
+            yield fast(rand(i, 6), Packed(starts, 3))
 
-    side_by_side(program, device, captures=4)
+    side_by_side(program, device)
 
 
-def test_a_module_with_names_of_ours(device: torch.device, rand: Rand) -> None:
-    """https://github.com/pytorch/tensordict/pull/1346
+class Bag:
+    """A registered container whose context is a value of its own class, compared by `==`."""
 
-    A wrapper hides what the module has of the same name, as `state_dict`."""
+    def __init__(self, values: dict[str, Tensor], size: tuple[int, ...]) -> None:
+        self.values, self.size = values, size
 
-    class Tracker(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("stats", torch.zeros(3))
-            self.resets = 0
+    @dataclasses.dataclass(frozen=True)
+    class Context:
+        keys: tuple[str, ...]
+        size: tuple[int, ...]
 
-        def reset(self) -> str:
-            self.resets += 1
-            return "the module's own"
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.stats.add_(x)
-            return self.stats * 2
+def bag(values: list[Any], context: Any) -> Bag:
+    return Bag(dict(zip(context.keys, values, strict=True)), context.size)
 
-    @torch.no_grad()
+
+class MainGrad(torch.autograd.Function):
+    """Adds the gradient of a weight to a buffer that hangs on it, and says so on the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        ctx.weight.main_grad.addmm_(x.mT, g)
+        ctx.weight.grad_added_to_main_grad = True
+        return g @ ctx.weight.mT, None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_gradients_that_go_elsewhere(device: torch.device, rand: Rand, whole: bool) -> None:
+    """https://github.com/NVIDIA/TransformerEngine/pull/1204
+
+    A backward adds to `weight.main_grad` and sets a flag on the weight; a replay sets none."""
+
     def program(graph: Any) -> Iterator[Any]:
-        tracker = Tracker().to(device)
-        fast = graph(tracker)
-        for i in range(7):
-            yield fast(rand(i, 3)), fast.stats.clone(), fast.reset(), tracker.resets
+        model = small_model(device)
+        weight: Any = nn.Parameter(rand(90, 3, 3))
+        weight.main_grad = torch.zeros(3, 3, device=device)
 
-    eager = list(program(lambda fn, **_: fn))
-    got = list(program(lambda fn, **_: ol.graph(fn)))
-    assert_same(got, eager)
+        def forward(x: Tensor) -> Tensor:
+            return MainGrad.apply(model(x), weight)
+
+        def step(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = forward(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        if whole:
+            step = graph(step)
+        else:
+            forward = graph(forward)
+        for i in range(12):
+            weight.grad_added_to_main_grad = False
+            if i == 8:
+                weight.main_grad = torch.zeros(3, 3, device=device)
+            yield step(rand(i, 5, 4)), weight.main_grad.clone(), weight.grad_added_to_main_grad
+
+    right_or_refused(program, device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    n: int = 0
+
+
+class Plain:
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plain) and other.n == self.n
+
+    def __hash__(self) -> int:
+        return hash(self.n)
+
+
+class Named(NamedTuple):
+    n: int = 0
+
+
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("kind", [Frozen, Plain, Named, "dict", "list"])
+def test_a_position_in_an_object_of_each_step(
+    device: torch.device, rand: Rand, kind: Any, read: bool
+) -> None:
+    """https://github.com/sgl-project/sglang-omni/issues/801
+
+    A streaming state holds a position, and each step makes the next state from the last."""
+
+    def next_of(state: Any) -> Any:
+        if kind == "dict":
+            return {**state, "n": state["n"] + 1}
+        return [state[0] + 1] if kind == "list" else kind(state.n + 1)
+
+    def number(state: Any) -> Any:
+        if kind == "dict":
+            return state["n"]
+        return state[0] if kind == "list" else state.n
+
+    def program(graph: Any) -> Iterator[Any]:
+        first: Any = {"dict": {"n": 0}, "list": [0]}
+        stream = SimpleNamespace(state=first[kind] if isinstance(kind, str) else kind())
+
+        def step(x: Tensor) -> Tensor:
+            y = x + number(stream.state) if read else x * 2
+            stream.state = next_of(stream.state)
+            return y
+
+        fast = graph(step)
+        for i in range(12):
+            yield fast(rand(i, 3)), number(stream.state)
+
+    right_or_refused(program, device)
+
+
+def test_a_position_and_a_tensor_in_such_an_object(device: torch.device, rand: Rand) -> None:
+    """https://github.com/fangwei123456/spikingjelly/pull/717
+
+    `outputs, states = forward(inputs, states)`, with the states kept in between."""
+
+    @dataclasses.dataclass
+    class State:
+        n: int
+        h: Tensor
+
+    def program(graph: Any) -> Iterator[Any]:
+        stream = SimpleNamespace(state=State(0, torch.zeros(3, device=device)))
+
+        def step(x: Tensor) -> Tensor:
+            state = stream.state
+            stream.state = dataclasses.replace(state, n=state.n + 1, h=state.h * 0.5 + x)
+            return stream.state.h * 2 + state.n
+
+        fast = graph(step)
+        for i in range(12):
+            yield fast(rand(i, 3)), stream.state.n, stream.state.h
+
+    right_or_refused(program, device)
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_what_was_seen_is_a_set(device: torch.device, rand: Rand, warmup: int) -> None:
+    """https://github.com/sgl-project/sglang/pull/973
+
+    What was seen so far is a set of the host's, which grows within the call."""
+
+    def program(graph: Any) -> Iterator[Any]:
+        seen = {0}
+
+        def step(x: Tensor) -> Tensor:
+            seen.add(max(seen) + 1)
+            return x * 2
+
+        fast = graph(step)
+        for i in range(8):
+            yield fast(rand(i, 3)), sorted(seen)
+
+    right_or_refused(program, device, "OL307", "OL309", "OL118", warmup=warmup)
+
+
+def test_a_function_that_the_call_stores(device: torch.device, rand: Rand) -> None:
+    """https://github.com/NVIDIA/TransformerEngine/pull/2831
+
+    Work on the host inside of a captured callable: it stores which function it used."""
+
+    def program(graph: Any) -> Iterator[Any]:
+        last = SimpleNamespace(used=None, config=None)
+        config = SimpleNamespace(scale=2.0)
+
+        def step(x: Tensor) -> Tensor:
+            last.used, last.config = torch.relu, config
+            return torch.relu(x) * config.scale
+
+        fast = graph(step)
+        for i in range(10):
+            if i in (5, 8):
+                last.used = last.config = None
+            yield fast(rand(i, 3)), [last.used is torch.relu, last.config is config]
+
+    right_or_refused(program, device)

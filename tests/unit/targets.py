@@ -49,6 +49,22 @@ def mismatched():
     return nn.Linear(8, 3), (torch.ones(2, 7),)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise LookupError("no words")
+
+
+def mute():
+    def call(x):
+        raise Mute
+
+    return call, (torch.ones(2),)
+
+
+def fewer():
+    return torch.add, (torch.ones(2),)
+
+
 def raises():
     def call(x):
         raise LookupError("no weights here")

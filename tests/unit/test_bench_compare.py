@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from onelaunch.errors import GraphError
 from onelaunch.tools.bench import ENGINES, Comparison, Row, Timing, compare
 from onelaunch.tools.bench.comparison import DEFAULT
 from onelaunch.tools.bench.engines.engine import Built, Mode, snippet
+from onelaunch.tools.bench.isolated import Isolated
 from onelaunch.tools.bench.workload import Workload
 
 X = torch.randn(4, 8)
@@ -93,6 +95,18 @@ def test_a_failing_engine_is_a_row_and_the_run_goes_on() -> None:
     ]
     assert closed == ["later"]
     assert result.best is result["fine"]
+
+
+def test_a_package_that_does_not_import_is_a_row() -> None:
+    class Broken(Made):
+        def missing(self, device: torch.device) -> str | None:
+            raise OSError("libtvm.so: undefined symbol")
+
+    broken = Broken("broken", as_it_is)
+    isolated = Isolated(broken, "nowhere:x", worker=("nothing",))
+    why = "its package does not work here: OSError: libtvm.so: undefined symbol"
+    rows = run(broken, isolated, Made("fine", as_it_is)).rows
+    assert [(row.status, row.reason) for row in rows] == [("missing", why)] * 2 + [("ok", None)]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +189,16 @@ def test_state_and_random_numbers_are_as_before() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_as_before(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert run("no_grad").rows[0].wall is not None
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
 def test_what_changes_from_call_to_call_is_timed_but_not_checked() -> None:
     result = run("no_grad", fn=nn.Dropout(0.5).train())
     assert result.rows[0].status == "unchecked"
@@ -222,10 +246,12 @@ def test_an_interrupt_while_timing_keeps_what_was_timed() -> None:
 def test_warnings_become_notes_and_deprecations_do_not() -> None:
     def warns(workload: Workload) -> Built:
         warnings.warn("ran eagerly", UserWarning, stacklevel=1)
+        warnings.warn("", UserWarning, stacklevel=1)
         warnings.warn("old way", DeprecationWarning, stacklevel=1)
         return Built(workload.fn, notes=lambda: ["5 nodes"])
 
-    assert run(Made("warns", warns)).rows[0].notes == ("5 nodes", "UserWarning: ran eagerly")
+    notes = ("5 nodes", "UserWarning: ran eagerly", "UserWarning: no message")
+    assert run(Made("warns", warns)).rows[0].notes == notes
 
 
 BROKEN_CALLS: list[int] = []  # a global: what a function closes over is copied

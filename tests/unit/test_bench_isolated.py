@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -60,6 +61,10 @@ def plain(name: str, limit: float = 30.0) -> Isolated:
 
 def run(*engines: Isolated) -> Comparison:
     return compare(nn.Linear(8, 3).eval(), (X,), engines=engines, seconds=0.02)
+
+
+def test_a_process_without_a_limit() -> None:
+    assert run(plain("raises", math.inf)).rows[0].reason == "ImportError: no such target"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,24 @@ def test_branches_that_differ_stay(name: str) -> None:
     assert "no sum" in refusal(nn.Sequential(STAY[name]), (X,), "merge-branches:sums")
 
 
+@pytest.mark.parametrize("where", ["0.0", "0", "0.second", "0.second.1"])
+def test_a_module_with_a_hook_stays_with_it(where: str) -> None:
+    class Inner(nn.Sequential):
+        """No module of torch's: a trace goes inside."""
+
+    inner = Inner(nn.Conv2d(6, 6, 1), nn.Identity())
+    model = nn.Sequential(nn.Sequential(RepVgg(), nn.ReLU()) if where == "0.0" else Unequal(inner))
+    called: list[int] = []
+    lively(model).get_submodule(where).register_forward_hook(lambda *_: called.append(1))
+    assert "no sum" in refusal(model, (X,), "merge-branches:sums")
+    with torch.no_grad():
+        model.append(Unequal(nn.Conv2d(6, 6, 1)))
+        built = take(model.eval(), (X,), "merge-branches:sums")
+        called.clear()
+        assert apart(built.call(X), model(X)) < 1e-6
+    assert len(called) == 2
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -76,6 +76,7 @@ def test_the_result_is_right_and_the_model_is_untouched() -> None:
     assert all(p.requires_grad for p in model.parameters())
     assert fast.plan.steps[:3] == ("eval", "inference-mode", "fold-batchnorm")
     assert "merge-branches:sums" in fast.plan.steps
+    assert fast.plan.error is not None
     assert fast.plan.error < 1e-6
     assert any("train mode" in said for said in fast.plan.remarks)
     for x in (X, torch.randn(2, 6, 5, 5)):  # other sizes, too
@@ -101,6 +102,7 @@ def test_lower_precision_comes_in_with_an_error() -> None:
     coarse = ol.optimize(net(), (X,), max_error=3e-2, steps=["half"])
     (step,) = coarse.plan.steps
     assert step.startswith("half:")
+    assert coarse.plan.error is not None
     assert 1e-5 < coarse.plan.error <= 3e-2
     assert coarse(X).dtype == torch.float32
 
@@ -151,6 +153,31 @@ def test_random_results_leave_nothing_to_check() -> None:
     fast = ol.optimize(lambda x: x + torch.randn_like(x), (X,), steps=["inference-mode", "half"])
     assert fast.plan.steps == ()
     assert "Nothing could be checked" in fast.plan.remarks[0]
+    assert fast.plan.error is None
+    assert fast.plan.summary.startswith("Nothing was tried: the callable's own results change: ")
+
+
+CANCELS = torch.arange(1, 9) * 2.0**-30
+"""Float64 cancels it to 0 alone; 16 bits overflow, where float64 does not."""
+
+
+@pytest.mark.usefixtures("stated")
+@pytest.mark.parametrize(
+    ("fn", "x", "finite"),
+    [
+        (lambda x: (x + 1.0) - 1.0 - x, CANCELS, True),
+        (lambda x: x * 1e5, torch.ones(4).half(), False),
+        (lambda x: (x * 2).to(torch.float8_e4m3fn), torch.randn(8), True),
+    ],
+    ids=["0 in float64", "overflow", "8 bits"],
+)
+def test_a_plan_of_any_error_is_json(fn: Any, x: Tensor, finite: bool) -> None:
+    plan = ol.optimize(fn, (x,), steps=["inference-mode"]).plan
+    assert (plan.error is not None) is finite
+    assert ol.Plan.from_json(plan.to_json()) == plan
+    assert "relative error" in str(plan.document())
+    (row,) = ol.compare(fn, (x,), engines=["eager"], seconds=0.01)
+    assert (row.status == "ok") is finite
 
 
 @pytest.mark.usefixtures("stated")
@@ -197,7 +224,7 @@ def test_steps_before_which_time_was_up_are_named() -> None:
         ol.optimize(net(), (X,), steps=["graph"], seconds=1e-3).plan, trials=()
     )
     assert plan.untried == ("graph",)
-    assert plan.summary.startswith("Nothing was tried: ")
+    assert plan.summary.startswith("Nothing was tried: the time was too short: ")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "choose", lambda names, where: steps)
         plan = ol.optimize(net(), (X,), seconds=1.5).plan
@@ -345,6 +372,23 @@ def test_a_plan_found_is_applied_again() -> None:
     with torch.no_grad():
         again[2].weight.mul_(2)
     assert apart(plan.apply(again, (X,))(X), again(X)) < 1e-6
+
+
+def test_a_plan_without_steps_applies_to_any_callable() -> None:
+    noise = made(()).apply(lambda x: x + torch.randn_like(x), (X,))
+    assert noise(X).shape == X.shape
+    dropout = made(("eval",)).apply(nn.Dropout(0.5).eval(), (X,))  # in eval mode already
+    assert torch.equal(dropout(X), X)
+    with pytest.raises(ValueError, match="no copy"):
+        made(()).apply(NoCopy().eval(), (X,))
+
+
+class NoCopy(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def __deepcopy__(self, memo: object) -> NoCopy:
+        raise ValueError("no copy")
 
 
 def test_a_plan_for_a_model_of_another_structure_says_which_step_and_why() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 import time
 import weakref
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from onelaunch.tools.bench.timers import TimerName
 from onelaunch.tools.bench.workload import Workload
 from onelaunch.tools.checklist import search as module
 from onelaunch.tools.checklist.build import ChangedCall
+from onelaunch.tools.checklist.check import check
 from onelaunch.tools.checklist.clock import Clock, TimeIsUp
 from onelaunch.tools.checklist.search import Search
 from onelaunch.tools.checklist.step import Step
@@ -271,6 +273,16 @@ def test_a_result_that_the_next_call_overwrites_is_wrong() -> None:
     assert found.trials[0].reason == "the next call overwrites its result"
 
 
+def test_a_result_is_overwritten_by_a_draw_that_changes_it() -> None:
+    """Shuffled integers have the same sum: the draws after them tell."""
+    workload = Workload(lambda ids: ids.sum()[None], (torch.arange(4),))
+    reference = make_reference(workload, torch.Generator().manual_seed(0))
+    held = torch.zeros(1, dtype=torch.int64)
+    found = check(lambda ids: held.copy_(ids.sum()), workload, reference, 0.0)
+    assert found.wrong == "the next call overwrites its result"
+    assert check(workload.fn, workload, reference, 0.0).wrong is None
+
+
 def test_what_is_required_is_kept_whatever_it_costs() -> None:
     required = step("a")
     found = searched([required, step("b")], additive(a=-50, b=10), required=(required,))
@@ -316,6 +328,13 @@ def test_a_check_and_a_timing_end_when_time_is_up(now: list[float]) -> None:
     with pytest.raises(TimeIsUp):
         in_turns(lambda: "before", lambda: "after", Slow(), 60.0, clock)
     assert calls == ["before", "after", "before"]
+
+
+def test_a_clock_without_an_end_rings_no_alarm() -> None:
+    clock = Clock(float("inf"))
+    with clock.alarm(), clock.limit():
+        clock.keep(3.0)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_a_compiler_is_not_begun_where_it_would_not_end(now: list[float]) -> None:

@@ -338,6 +338,13 @@ def test_a_pipe_that_nobody_reads_is_exit_code_2_without_a_word(words: list[str]
     assert (done.returncode, done.stderr) == (2, b"")
 
 
+@pytest.mark.parametrize("columns", ["abc", "0", "-3"])
+def test_a_width_that_is_none(columns: str, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = command("explain", "OL101").out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert command("explain", "OL101") == (0, expected, "")
+
+
 def test_the_version(command: Any) -> None:
     code, out, _ = command("--version")
     assert code == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import linecache
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -196,3 +199,46 @@ def test_a_folder_with_a_file_that_is_not_python(command: Any, net: Path) -> Non
     assert code == 2
     assert "nothing found in the source" in out
     assert "not read: net.py:2: " in err
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_read(
+    command: Any, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net.write_text(NET)
+    Path("gone.py").symlink_to("/nowhere")
+    Path("closed").mkdir()
+    Path("closed/net.py").write_text(NET)
+
+    def protected(folder: Path, listed: Any = Path.iterdir) -> Any:  # root may read everywhere
+        if folder.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", protected)
+    code, out, err = command("doctor", ".")
+    assert code == 2
+    assert "OL101" in out
+    assert "not read: gone.py: gone.py cannot be read: No such file" in err
+    assert "not read: closed: closed cannot be read: Permission denied" in err
+    code, _, err = command("doctor", "closed")
+    assert (code, "closed cannot be read: Permission denied" in err) == (2, True)
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "ascii"])
+def test_signs_beyond_ascii_in_any_locale(encoding: str, net: Path) -> None:
+    net.write_text(NET.replace("item()", "item()  # é"), encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **locale, "PYTHONIOENCODING": f"{encoding}:strict"}
+    for words in (["net.py", "--report", "p.html", "--json", "o.json"], ["o.json"]):
+        command = [sys.executable, "-m", "onelaunch", "doctor", *words]
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+        assert f"item()  # {'é' if encoding == 'utf8' else '?'}".encode() in done.stdout
+    assert "# é" in Path("p.html").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_is_gone(command: Any, net: Path) -> None:
+    shutil.rmtree(net.parent)
+    code, _, err = command("doctor", "net.py")
+    assert code == 2
+    assert err.startswith("ArgumentError [OL401] the current folder cannot be used: No such file")

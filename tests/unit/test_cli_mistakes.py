@@ -35,6 +35,7 @@ MISTAKES = [
     ("compare FILE:backwards", "its first part is not callable"),
     ("compare FILE:odd_kwargs", "its third part must be a dict"),
     ("compare FILE:broken", "`broken()` raised LookupError: no weights here"),
+    ("compare FILE:fewer", "the callable raised TypeError: "),
     ("compare FILE:mismatched", f"the callable raised RuntimeError: {torchs_message()}"),
     ("compare FILE:no_tensor", "the callable returns no tensor, but an int"),
     ("compare FILE:leaves", "`leaves()` raised SystemExit: 0"),
@@ -50,6 +51,7 @@ MISTAKES = [
     ("compare nowhere.py:model", "there is no file nowhere.py"),
     ("compare no_such_module:model", "importing no_such_module raised ModuleNotFound"),
     ("compare justaname", "it is not path.py:name or module:name"),
+    (f"compare {'x' * 300}.py:model", "there is no file xxx"),
     ("compare :model", "it is not path.py:name or module:name"),
     ("compare FILE:model --engines eagr", "no engine is called eagr\n"),
     ("compare FILE:model --engines eagr,onelaunch", "--engines eager,onelaunch\n"),
@@ -78,10 +80,14 @@ MISTAKES = [
     # The doctor.
     ("doctor", "Missing argument"),
     ("doctor justaname", "there is no file or folder justaname\n"),
+    (f"doctor {'x' * 300}", "there is no file or folder xxx"),
+    (f"doctor {'x' * 300}.py:model", "there is no file xxx"),
     ("doctor nowhere.py:model", "fix:   onelaunch doctor path.py:model\n"),
     ("doctor FILE:modle", "/targets.py:model\n"),
     ("doctor FILE:broken", "fix:   onelaunch doctor /"),
     ("doctor FILE:mismatched", "the callable raised RuntimeError: "),
+    ("doctor FILE:mute", "the callable raised Mute: its message cannot be made\n"),
+    ("profile FILE:mute", "the callable raised Mute: its message cannot be made\n"),
     ("doctor FILE:quits", "the callable raised SystemExit: 0\n"),
     ("doctor FILE:model --select host-raed", "no rule is called 'host-raed'\n  where: --select\n"),
     ("doctor FILE:model --select host-raed", "fix:   --select host-read\n"),
@@ -159,6 +165,19 @@ def test_a_file_that_cannot_be_written_is_told_before_the_model_is_made(
     assert code == 2
     assert ("is a folder" if kind == "folder" else "cannot be written") in err
     four_parts(err)
+
+
+def test_a_fault_of_onelaunch_is_none_of_the_callable(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onelaunch.tools.bench.rows.Row", None)
+    monkeypatch.setattr("onelaunch.tools.bench.entry.Row", None)
+    code, out, err = command("compare", "FILE:model", "--engines", "eager", "--traceback")
+    assert (code, out) == (2, "")
+    assert "Traceback (most recent call last)" in err
+    assert "ToolError onelaunch itself failed: TypeError: 'NoneType' object is not callable" in err
+    assert re.search(r"\n  where: \S*entry.py:\d+: return Row\(\n", err)
+    assert "the callable raised" not in err
 
 
 def test_a_file_that_fails_after_all(command: Any) -> None:

@@ -42,6 +42,12 @@ def found_in(text: str) -> list[tuple[str, int]]:
     return sorted((f.code, f.line) for f in scan_text("program.py", text.encode()))
 
 
+def test_a_form_feed_ends_no_line() -> None:
+    text = f"import torch\n\f# \x1c\u2028\n{next(iter(PROGRAMS.values()))}"
+    for finding in scan_text("program.py", text.encode()):
+        assert finding.source == text.split("\n")[finding.line - 1].strip()
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_faults_are_found_and_nothing_else(name: str) -> None:
     assert found_in(PROGRAMS[name]) == sorted(expected(PROGRAMS[name]))

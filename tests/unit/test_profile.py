@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 import onelaunch as ol
@@ -64,6 +65,19 @@ def test_what_a_call_computes_and_moves_at_least(name: str) -> None:
     found = counted(fn, x)
     assert found.least_bytes == least_bytes
     assert flops in (None, found.flops)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_an_operator_that_compiles_a_function_is_named_and_still_compiles() -> None:
+    def fn(q: Tensor) -> Any:
+        return flex_attention(q, q, q)
+
+    q = torch.ones(1, 2, 16, 16)
+    found = ol.profile(fn, (q,))
+    assert "inside compiled code, flex_attention is not counted" in found.remarks[0]
+    (finding,) = ol.diagnose(fn, (q,)).findings
+    assert (finding.code, finding.what[:16]) == ("OL109", "`flex_attention`")
+    assert torch.equal(torch.compile(fn, backend="eager", fullgraph=True)(q), fn(q))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

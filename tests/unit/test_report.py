@@ -132,12 +132,42 @@ def test_every_result_goes_to_json_and_back(make: Callable[[], Any]) -> None:
             kind.from_json(wrong)
 
 
+@pytest.mark.parametrize(
+    ("make", "known", "other", "said"),
+    [
+        (
+            reported.comparison,
+            '"status": "ok"',
+            '"status": "newer"',
+            "'newer' is none of ok, wrong",
+        ),
+        (reported.comparison, '"interrupted": false', '"interrupted": "no"', "'no' is no bool"),
+        (reported.plan, '"outcome": "kept"', '"outcome": 7', "7 is none of kept, required"),
+        (reported.diagnosis, '"code": "OL', '"code": "OL9', "this release has no rule OL9"),
+    ],
+)
+def test_a_result_of_another_release_is_none(
+    make: Callable[[], Any], known: str, other: str, said: str
+) -> None:
+    found = make()
+    text = found.to_json().replace(known, other)
+    with pytest.raises(ValueError, match=f"not {found.noun} in JSON: .*{said}"):
+        type(found).from_json(text)
+
+
 def test_results_that_change_are_not_called_checked() -> None:
     row = Row("a", "A", "unchecked", "changes", error=0.9, wall=Timing(5.0, 1.0, 3))
     text = printed(Comparison("w", (row,), tolerance=9.0))
     assert "9e+00" not in text
     assert "9.0e-01" not in text
     assert "No engine could be checked" in text
+
+
+def test_an_engine_that_failed_after_some_rounds_has_its_reason() -> None:
+    failed = replace(timed("slow", 50.0), status="failed", reason="MemoryError: tired")
+    for shown in (printed(found := Comparison("w", (failed, timed("a", 9.0)))), page_of(found)):
+        assert "failed: MemoryError: tired" in shown
+        assert "50.0" in shown
 
 
 def test_empty_columns_are_left_out() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from onelaunch.autograd.graph_walk import CapturedGraph
-from onelaunch.call.tree import is_unchanging
+from onelaunch.call.tree import flatten, is_unchanging
 from onelaunch.call_events import is_profiled
 from onelaunch.driver.protocol import Capture, Driver
 from onelaunch.errors import CaptureError
@@ -26,6 +26,7 @@ from onelaunch.source import changed_at
 from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
+from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger, moved
@@ -81,17 +82,31 @@ class Rehearsal:
         self.ledger.finish()
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that changed a number that it reads."""
-        for change in () if before.is_current() else changes(before, self.state()):
-            use = before.use(change.slot)
-            if use is Use.READ or (use is not None and is_unchanging(change.after)):
-                name, was, now = change.slot.name, change.before, change.after
-                how = "reads" if use is Use.READ else "stores"
-                what = f"a backward {how} `{name}` and moves it on, from {was!r} to {now!r}"
-                codes = self._watch.reads.codes if self._watch is not None else ()
-                where = changed_at(codes, change.slot.word, change.slot.is_item)
-                fix = None if use is Use.READ else "store it after the backward, outside of it"
-                raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
+        """Refuse a backward that changes state, or stores a tensor: no replay does.
+
+        Raises:
+            CaptureError: OL118.
+        """
+        if before.is_current() and Use.NONE not in before.used.values():
+            return
+        after = self.state()
+        for change in changes(before, after):
+            use, was, now = before.use(change.slot), change.before, change.after
+            if use is not None:
+                what = f"`{change.slot.name}` and moves it on"
+                if is_unchanging(was) and is_unchanging(now):
+                    what += f", from {was!r} to {now!r}"
+                self._refuse(change.slot, use, what)
+        for key, (slot, value) in after.slots.items():
+            if after.used.get(key) is Use.NONE and flatten(value, objects=True).tensors:
+                self._refuse(slot, Use.NONE, f"a tensor, `{slot.name}`")
+
+    def _refuse(self, slot: Slot, use: Use, what: str) -> NoReturn:
+        what = f"a backward {'stores' if use is Use.NONE else 'reads'} {what}"
+        codes = self._watch.reads.codes if self._watch is not None else ()
+        where = changed_at(codes, slot.word, slot.is_item)
+        fix = "store it after the backward, outside of it" if use is Use.NONE else None
+        raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]], capture: Capture) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""

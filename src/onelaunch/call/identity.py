@@ -69,7 +69,7 @@ def _collect(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int,
             found[id(value)] = Same(value, None)
     elif isinstance(tree, Container) and tree.kind is not slice:
         if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
-            found[id(value)] = Same(value, steps)
+            found[id(value)] = Same(None, steps)  # its tensors are the capture's
         for child, step in zip(tree.children, _child_steps(tree), strict=False):
             _collect(child, _at(value, step), (*steps, step), found)
 

@@ -143,7 +143,7 @@ class Same(NamedTuple):
     """An object that existed before the call, and that a result contains as it is.
 
     Attributes:
-        value: the object; for an argument, the captured call's.
+        value: the object; None for an argument.
         steps: for an argument, the path to it from ``(args, kwargs)``: items, and `Attribute`.
             None for an object that is the same in every call.
     """

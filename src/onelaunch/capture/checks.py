@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on, tree_difference
-from onelaunch.call.tree import Tree, constants, flatten_call, is_code, unflatten
+from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, unflatten
 from onelaunch.call.wrappers import is_compound, local
 from onelaunch.capture.io_plan import (
     Argument,
@@ -21,6 +23,7 @@ from onelaunch.capture.io_plan import (
 )
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError, kind_of
+from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.source import changed_at, loaded_at
 from onelaunch.state.slots import MISSING, Slot, gradient_of
 from onelaunch.state.walk import StateWalk
@@ -161,14 +164,32 @@ def refuse_gradients(
             raise CaptureError("OL115", what, where=where)
 
 
-def refuse_opaque(tree: Tree) -> None:
-    """Refuse results other than tensors and plain values: they would be shared between calls."""
+def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
+    """Refuse results other than tensors and plain values: they would be shared between calls.
+
+    Args:
+        known: ids of objects from before the call. Code, modules and generators may be returned as
+            they are.
+    """
     for path, constant in constants(tree):
         value = constant.value
-        if not (constant.is_plain or is_code(value) or isinstance(value, nn.Module)):
+        lasts = is_code(value) or isinstance(value, nn.Module)
+        if not (constant.is_plain or (lasts and (id(value) in known or is_fixed(value, known)))):
             kind = type(value)
             what = f"`{path or 'result'}` is a {kind.__module__}.{kind.__qualname__}"
             raise CaptureError("OL108", what)
+
+
+def is_fixed(value: object, known: Collection[int]) -> bool:
+    """Return whether a value is code without values of the call, as a closure may have."""
+    if isinstance(value, METHODS):
+        of = object_of(value)
+        return of is None or is_plain(of) or id(of) in known or isinstance(of, type)
+    if isinstance(value, types.FunctionType):
+        module = sys.modules.get(value.__module__)
+        own = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+        return not own or getattr(module, value.__name__, None) is value
+    return isinstance(value, type | types.ModuleType)
 
 
 def refuse_parts(

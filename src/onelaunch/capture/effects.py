@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import sys
-import types
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,11 +29,12 @@ from onelaunch.call.tree import (
 )
 from onelaunch.call.values import compares
 from onelaunch.call.wrappers import is_compound
+from onelaunch.capture.checks import is_fixed
 from onelaunch.capture.io_plan import Outputs
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, kind_of
-from onelaunch.frames.peek import METHODS, attributes_of, object_of
+from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
@@ -200,19 +200,7 @@ def _is_copied(value: object) -> bool:
 def _lasts(tree: Tree, known: Collection[int]) -> bool:
     """Return whether each replay can store the constants of a tree: the call made none of them."""
     values = [constant.value for _, constant in constants(tree) if not constant.is_plain]
-    return all(id(value) in known or _is_fixed(value, known) for value in values)
-
-
-def _is_fixed(value: object, known: Collection[int]) -> bool:
-    """Return whether a value is code without values of the call, as a closure may have."""
-    if isinstance(value, METHODS):
-        of = object_of(value)
-        return of is None or is_plain(of) or id(of) in known or isinstance(of, type)
-    if isinstance(value, types.FunctionType):
-        module = sys.modules.get(value.__module__)
-        own = value.__closure__ or value.__defaults__ or value.__kwdefaults__
-        return not own or getattr(module, value.__name__, None) is value
-    return isinstance(value, type | types.ModuleType)
+    return all(id(value) in known or is_fixed(value, known) for value in values)
 
 
 def growing_containers(

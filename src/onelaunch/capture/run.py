@@ -178,7 +178,8 @@ class CaptureRun:
             # The graph of this run keeps it, so that a backward that is captured later may read it.
             if more > sum(t is argument for t in flat.tensors):
                 self.observer.host.read(argument)
-        refuse_opaque(flat.tree)
+        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
+        refuse_opaque(flat.tree, {*known, *map(id, values)})
         memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
         self._find_changes(capture, result, returned, flat)

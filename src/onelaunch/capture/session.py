@@ -20,10 +20,11 @@ from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
+from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureRun, Retry
-from onelaunch.capture.survivors import late_refusal
+from onelaunch.capture.survivors import PassedOn, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.select import is_beside, make_way
@@ -82,9 +83,8 @@ class CaptureSession:
     """The watched runs of this attempt."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:
-        """Capture the call ``fn(*args, **kwargs)``, given in flattened form. The state that the
-        callable reaches is as before. A success keeps only changes in Python that no replay writes;
-        see `undo`. `fn` runs once in each attempt, so prints and files stay."""
+        """Capture a call, given in flattened form. The state that it reaches is as before. Success
+        keeps only changes in Python that no replay writes; see `undo`. Each attempt runs `fn`."""
         started = time.perf_counter()
         job = self.job
         if job.accesses is None:
@@ -99,7 +99,8 @@ class CaptureSession:
             if self._constants is not None:
                 self._constants.make()
             try:
-                return self._try_once(tree, tensors, started)
+                captured, passed = self._try_once(tree, tensors, started)
+                break
             except Retry as retry:
                 self._retries.append(str(retry))
                 changed = {i for run in self._runs for i in run.staged.changed}
@@ -118,6 +119,8 @@ class CaptureSession:
                 self._retries.append(lesson)
             finally:
                 self._release()
+        passed.refuse_kept(captured, job.callee.reads, self.undo)
+        return captured
 
     def _lesson(self, error: Exception) -> str | None:
         """Have the next attempt do without the cause of a failure, and name it. None if another
@@ -222,14 +225,15 @@ class CaptureSession:
         }
 
     def _release(self) -> None:
-        # Runs are in cycles. Results, and the views of an observer, keep AccumulateGrad nodes on
-        # this stream.
+        # Runs are in cycles. Results and observers' views keep AccumulateGrad nodes on this stream.
         while self._runs:
             run = self._runs.pop()
             run.observer.forget()
-            run.returned.tensors, run.returned.staying, run.returned.outputs = None, [], None
+            run.returned, run.effects = Returned(), StateEffects()
 
-    def _try_once(self, tree: Tree, tensors: Sequence[Tensor], started: float) -> CapturedCall:
+    def _try_once(
+        self, tree: Tree, tensors: Sequence[Tensor], started: float
+    ) -> tuple[CapturedCall, PassedOn]:
         """Capture once, and undo everything if that fails.
 
         Raises:
@@ -265,14 +269,13 @@ class CaptureSession:
             self._agree(before, run)
             self._retry_if_incomplete(run)
             followed = self._followed(run, graph)
-            error = late_refusal(run)
-            if error is not None:
-                raise error
+            refuse_late(run)
             rewound = self._rewind is not None and self._rewind.used
             pure = not (run.effects.changes or run.numbers or rewound)
             if job.in_place is not None and run.differs is None and pure:
                 graph = self._rebound(graph, run, tree, job.in_place)
             results = statics[: len(statics) - len(run.effects.lasting)]
+            passed = PassedOn.of(run)
             captured = captured_call(run, graph, results, started, self._retries)
             make_way()
             captured.followed = followed
@@ -285,7 +288,7 @@ class CaptureSession:
             if differs and row is not None and row + 1 >= differs.tries:
                 raise differs.refusal()
             self.undo = snapshot.restorer(run.reads)
-            return captured
+            return captured, passed
         except BaseException as error:
             self._roll_back(run, graph, error)
             raise

@@ -5,19 +5,26 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Collection, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.spec import TensorSpec
-from onelaunch.call.wrappers import local
+from onelaunch.call.tree import unique
+from onelaunch.call.wrappers import is_memory, local
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import written_groups
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import FROZEN_AT_START
 from onelaunch.state.slots import Slot
 from onelaunch.watch.observer import Observer
@@ -25,37 +32,120 @@ from onelaunch.watch.observer import Observer
 _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
 
 
-def late_refusal(run: CaptureRun) -> CaptureError | None:
-    """Return the refusal of a capture that seemed to succeed, or None. The callable may have moved
-    a tensor of its state. Stand-ins for arguments may be no views of each other where AOTAutograd's
-    code expects views. Or something keeps a tensor of the run where no slot leads: a hook's list, a
-    tensor's attribute, an iterator. No replay would renew this tensor, and each would overwrite
-    it."""
+def refuse_late(run: CaptureRun) -> None:
+    """Refuse a capture that seemed to succeed. The callable may have moved a tensor of its state.
+    Stand-ins for arguments may be no views of each other where AOTAutograd's code expects views. Or
+    something keeps a tensor of the run where no slot leads: a hook's list, a tensor's attribute, an
+    iterator. No replay would renew this tensor, and each would overwrite it.
+
+    Raises:
+        CaptureError: OL105, OL107, OL113.
+    """
     observer = run.observer
     moved = run.snapshot.moved()
     if moved is not None:
         t, reshaped = moved
         if not reshaped:
             what = f"a tensor of the callable's state, {TensorSpec.of(t)}, is given other memory"
-            return CaptureError("OL105", what, fix=WRITE_IN_PLACE)
+            raise CaptureError("OL105", what, fix=WRITE_IN_PLACE)
         what = f"a tensor of the callable's state became {list(t.shape)}"
-        return CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
+        raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
     if run.job.forward is not None and run.job.callee.in_place and _writes_shared(run):
         what = "arguments of compiled code share memory and require grad, and it writes to one"
-        return CaptureError("OL113", what)
+        raise CaptureError("OL113", what)
     dropped = _dropped(run)
     lasting = [part for t in run.effects.lasting for part in (t, local(t))]
     expected = [*run.returned.tensors, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward
     stray = _survivor(observer, expected, forward.holders if forward else ())
     if stray is None:
-        return None
+        return
     spec, where = TensorSpec.of(stray), observer.memory.made_at(stray)
     if _on_a_context(stray):
         what = f"the context of an autograd.Function keeps a tensor made in the call, {spec}"
-        return CaptureError("OL105", what, where=where, fix=_SAVED)
+        raise CaptureError("OL105", what, where=where, fix=_SAVED)
     what = f"something keeps a tensor made in the call, {spec}"
-    return CaptureError("OL105", what, where=where)
+    raise CaptureError("OL105", what, where=where)
+
+
+@dataclass(slots=True, eq=False)
+class PassedOn:
+    """The arguments and results of a run that lie in the recording's memory, and are not to stay.
+
+    Attributes:
+        tensors: each with the line that made it.
+        reads: the reads of the run.
+    """
+
+    tensors: list[tuple[weakref.ref[Tensor], str | None]]
+    reads: Reads | None
+
+    @staticmethod
+    def of(run: CaptureRun) -> PassedOn:
+        memory = run.observer.memory
+        stays = {id(t) for t in (*run.effects.lasting, *run.returned.staying)}
+        every = unique([*run.returned.tensors, *run.plan.statics])
+        every = [t for t in every if t.numel() and id(t) not in stays and is_memory(t)]
+        found = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.known(t)]
+        return PassedOn(found, run.reads)
+
+    def refuse_kept(
+        self, captured: CapturedCall, reads: Reads | None, undo: Callable[[], None]
+    ) -> None:
+        """Refuse a capture after which something holds one of them: a closure, an iterator, an
+        object that the callable stores. No replay puts others there. The capture has let go of
+        them, and the slots that each replay writes are as before.
+
+        Args:
+            reads: the reads of the callable.
+            undo: undoes the run.
+
+        Raises:
+            CaptureError: OL105.
+        """
+        place = self._kept(captured, [each for each in (self.reads, reads) if each is not None])
+        if place is None:
+            return
+        captured.graph.reset()
+        undo()
+        found, where = self.tensors[place]
+        t = found()
+        what = "" if t is None else f", {TensorSpec.of(t)}"
+        raise CaptureError("OL105", f"something keeps a tensor of the call{what}", where=where)
+
+    def _kept(self, captured: CapturedCall, reads: Sequence[Reads]) -> int | None:
+        """Return the place of a tensor that something holds besides the recording's autograd."""
+        ours: list[Collection[Tensor]] = []
+        graph: set[int] = set()
+        if captured.pair is not None:
+            static, saved = captured.pair.static, captured.pair.saved.inputs
+            parts = [part.statics for part in captured.pair.components]
+            ours = [static.outputs, static.inputs, static.overwritten.statics, *parts]
+            ours.append(saved.values())
+            graph = {id(saved), *CapturedGraph(static.outputs).held()}
+        counts = Counter(id(t) for own in ours for t in own)
+        known = {*graph, *map(id, ours)}
+        for collected in (False, True):
+            alive = [made() for made, _ in self.tensors]
+            kept = [
+                place
+                for place, count in enumerate(_references(alive))
+                if alive[place] is not None and count > _ALONE + counts[id(alive[place])]
+            ]
+            if not kept:
+                break
+            if not collected:
+                del alive  # what it holds may be in a cycle that nobody holds
+                gc.collect()
+                for each in reads:  # records of reads may keep an object of the call
+                    each.sum_up()
+                continue
+            several = [alive[place] for place in kept]
+            for place, holders in zip(kept, _holders(several), strict=True):
+                others = [h for h in holders if h is not alive and id(h) not in known]
+                if not all(isinstance(h, FrameType) for h in others):
+                    return place
+        return None
 
 
 def _writes_shared(run: CaptureRun) -> bool:

@@ -80,7 +80,10 @@ class _Joined(FunctionMode):
     def __init__(self, modes: Sequence[UnnoticedMode]) -> None:
         super().__init__()
         self.modes = modes
-        self._concerns = _BACKWARDS.union(*(mode.concerns for mode in modes))
+        sets = [mode.concerns for mode in modes]
+        # `CountedPlaces` has a set of every function, which a union would take for empty.
+        every = next((concerns for concerns in sets if type(concerns) is not frozenset), None)
+        self._concerns = _BACKWARDS.union(*sets) if every is None else every
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -7,13 +7,17 @@ back, and its results are compared with eager's.
 from __future__ import annotations
 
 import functools
+import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from onelaunch.call.ambient import inlining
-from onelaunch.call.tree import Constant, Flat, constants, is_plain, unflatten
+from onelaunch.call.spec import has_strides
+from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import Asking
@@ -32,9 +36,10 @@ def compare(
     callee: Callee, attempt: Attempt, name: str, refused: CaptureError
 ) -> CaptureError | None:
     """Run a callable with either answer to its question whether it is being captured. Return the
-    error of a callable that computes something else in a capture: its results differ by more than
-    rounding, with the same random numbers. Return `refused` if it fails there. Every run is rolled
-    back. The last run, as in a capture, is a warm-up, unless the capture will differ."""
+    error of a callable that computes something else in a capture. Its results or its state then
+    differ by more than rounding, with the same random numbers. Return `refused` if it fails there.
+    Every run is rolled back. The last run, as in a capture, is a warm-up, unless the capture
+    will differ."""
     if attempt.reached.walk().runs_backward():
         return None  # no run of it can be rolled back without gradients
     eager = _answered(callee, attempt, False)
@@ -43,11 +48,12 @@ def compare(
     except Exception as error:  # noqa: BLE001  eager does not raise it
         let_go(error)
         return refused
-    distance = eager.distance(captured.flat)
-    alike = eager.effects == captured.effects
-    if alike and (distance <= _ROUNDING or eager.drawn != captured.drawn):
+    limit = _ROUNDING if captured.drawn == eager.drawn else sys.float_info.max
+    distance, state = captured.distances(eager)
+    if max(distance, state) <= limit:
         return None
-    off = f"{distance:.0%} off" if alike else "and changes other state"
+    off = f"{distance:.0%} off" if distance < math.inf else "and not only in values"
+    off = off if state <= limit else "and changes other state"
     what = f"`{name}` computes something else where it is captured, {off}"
     fix = "see to it that it takes one way, whatever `is_current_stream_capturing` says"
     return CaptureError("OL109", what, where=user_line(), fix=fix)
@@ -70,8 +76,8 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     asking.answer, same = True, False
     try:
         captured = _answered(callee, attempt, True)
-        eager = flat_result(result, attempt.reached)
-        same = bool(eager.tensors) and captured.distance(eager) <= _ROUNDING
+        eager = _Left.of(attempt, flat_result(result, attempt.reached))
+        same = bool(eager.tensors) and captured.result.distance(eager) <= _ROUNDING
         same = same and not captured.effects
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
         let_go(error)
@@ -99,26 +105,57 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
     return True
 
 
-class _Answered(NamedTuple):
-    """The result of a run after one of the answers, and its effects.
+class _Left(NamedTuple):
+    """Values that a run left, as a result or in the state.
 
     Attributes:
-        flat: its result, with copies of the tensors.
-        drawn: the states of the generators and the draws; empty if there were none.
-        effects: id of a slot -> the plain value that it left, and written memory -> None.
+        tensors: copies of their tensors.
+        places: the shape, the dtype and the owner of each tensor. The owner is an argument, a
+            tensor of the state, or the first tensor here that is the same or shares its memory.
     """
 
-    flat: Flat
-    drawn: list[object]
-    effects: dict[object, object]
+    tree: Tree
+    tensors: list[Tensor]
+    places: list[object]
 
-    def distance(self, other: Flat) -> float:
-        """Return the distance to another result; 1 if they differ in more than tensors."""
-        plain, others = (
-            {path: value for path, value in constants(flat.tree) if value.is_plain}
-            for flat in (self.flat, other)
-        )
-        return apart(other.tensors, self.flat.tensors) if plain == others else 1.0
+    @staticmethod
+    def of(attempt: Attempt, flat: Flat) -> _Left:
+        storage = attempt.driver.storage
+        outside = [*attempt.flat.tensors, *(t for _, t in attempt.reached.walk().tensors())]
+        ids, storages = {id(t): id(t) for t in outside}, dict[int, object]()
+        for t in filter(has_strides, outside):
+            storages[storage(t)] = storage(t)
+        places: list[object] = []
+        for n, t in enumerate(flat.tensors):
+            memory = storages.setdefault(storage(t), n) if has_strides(t) else None
+            places.append((t.shape, t.dtype, ids.setdefault(id(t), n), memory))
+        return _Left(flat.tree, [t.detach().clone() for t in flat.tensors], places)
+
+    def distance(self, other: _Left) -> float:
+        """Return the distance to other values; infinity if they differ in more than tensors."""
+        alike = self.places == other.places and self.tree == other.tree
+        return apart(other.tensors, self.tensors) if alike else math.inf
+
+
+class _Answered(NamedTuple):
+    """The outcome of a run after an answer.
+
+    Attributes:
+        result: its result.
+        drawn: the states of the generators and the draws; empty if there were none.
+        effects: id of a slot, or a written storage -> what it left there.
+    """
+
+    result: _Left
+    drawn: list[object]
+    effects: dict[object, _Left]
+
+    def distances(self, other: _Answered) -> tuple[float, float]:
+        """Return the distances of the results and of the states, the farthest part of each."""
+        mine, others = self.effects, other.effects
+        found = [mine[key].distance(others[key]) for key in mine.keys() & others.keys()]
+        state = max(found, default=0.0) if mine.keys() == others.keys() else math.inf
+        return self.result.distance(other.result), state
 
 
 def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
@@ -141,12 +178,12 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
             drawn += [[state.tolist() for state in now], observer.random]
-        found = flat_result(result, reached)
-        found = found._replace(tensors=[t.detach().clone() for t in found.tensors])
+        found = _Left.of(attempt, flat_result(result, reached))
+        written = observer.memory.written.items()
+        left: dict[object, _Left] = {key: _Left.of(attempt, flatten(t)) for key, t in written}
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
         callee.note_left(reached, flat, result)
-    left: dict[object, object] = {
-        c.slot.id: is_plain(c.after) and Constant(c.after) for c in effects.found
-    }
-    return _Answered(found, drawn, {**left, **dict.fromkeys(effects.observer.memory.written)})
+    for change in effects.found:
+        left[change.slot.id] = _Left.of(attempt, flat_result(change.after, reached))
+    return _Answered(found, drawn, left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,7 @@ def located(target: str, command: Command = "compare") -> tuple[Path, str]:
     path = Path(place)
     if path.suffix != ".py" and "/" not in place:
         return Path.cwd(), place
-    if not path.is_file():
+    if not os.path.isfile(path):  # where a name may be too long, unlike in `Path.is_file`
         why = f"the path starts at the current folder, {Path.cwd()}"
         fix = f"onelaunch {command} path.py:model"
         raise bad_target(target, f"there is no file {place}", why, fix)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from onelaunch.errors import bad
+from onelaunch.gc_pause import no_collection
 from onelaunch.tools.bench.engines import ALONE, DEFAULT, ENGINES
 from onelaunch.tools.bench.engines.engine import Engine
-from onelaunch.tools.bench.entry import EngineEntry, isolated, reset_compiler
+from onelaunch.tools.bench.entry import EngineEntry, isolated, reset_compiler, why_missing
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.isolated import Isolated, IsolatedEntry
 from onelaunch.tools.bench.profile import Limit, count_kernels, find_limit
@@ -178,8 +179,7 @@ class _Contest:
         """Time round after round until the wall times have settled, or the time is up."""
         start = time.monotonic()
         gc.collect()
-        gc.disable()
-        try:
+        with no_collection():
             while running := self._round():
                 spent = (time.monotonic() - start) / self.seconds
                 self.tell(f"timing, round {self.rounds}", 0.7 + 0.3 * min(1.0, spent))
@@ -187,8 +187,6 @@ class _Contest:
                     break
                 if spent >= 1 and self.rounds >= LEAST_ROUNDS:
                     break
-        finally:
-            gc.enable()
 
     def _round(self) -> list[EngineEntry | IsolatedEntry]:
         """Time each engine once, another one first each round, so that a drift meets all alike."""
@@ -236,7 +234,7 @@ def _remarks(workload: Workload, reference: Reference) -> Iterator[str]:
 def _too_large(workload: Workload, engines: tuple[Engine | Isolated, ...]) -> bool:
     """Return True if a copy of the parameters for each engine takes half of the free memory."""
     device = workload.device
-    running = sum(engine.missing(device) is None for engine in engines)
+    running = sum(why_missing(engine.missing, device) is None for engine in engines)
     copies = running + 2  # for the reference, which is twice as wide
     needed = copies * sum(p.nbytes for p in workload.parameters())
     if device.type == "cuda":

@@ -22,10 +22,14 @@ from onelaunch.tools.bench.reference import (
     Outputs,
     Reference,
     Verdict,
+    equal,
+    first_line,
     judge,
+    message_of,
     outputs,
     said,
     snapshot,
+    survived,
 )
 from onelaunch.tools.bench.rows import Row, Status
 from onelaunch.tools.bench.timeline import Timeline, record_timeline
@@ -73,7 +77,7 @@ class EngineEntry:
         Args:
             tell: is told what is done, `"building"` or `"checking"`.
         """
-        why = self.engine.missing(self.workload.device)
+        why = why_missing(self.engine.missing, self.workload.device)
         if why is not None:
             self.status, self.reason = "missing", why
             return
@@ -116,8 +120,8 @@ class EngineEntry:
             verdicts.append(judge(outputs(result), case, case.tolerance))
             if kept is None:
                 kept, before = result, snapshot(result)
-            elif self.fresh_output is None and _differ(case.eager, reference.cases[0].eager):
-                self.fresh_output = _survived(kept, before)
+            elif self.fresh_output is None and not equal(case.eager, reference.cases[0].eager):
+                self.fresh_output = survived(kept, before)
             if verdicts[-1].wrong is not None and reference.repeatable:
                 break
         self.error = max((v.error for v in verdicts if v.error == v.error), default=None)
@@ -183,7 +187,7 @@ class EngineEntry:
         for warning in caught:
             if issubclass(warning.category, OUTDATED):
                 continue
-            note = f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
+            note = f"{warning.category.__name__}: {first_line(warning.message)}"
             if note not in self.notes:
                 self.notes.append(note)
 
@@ -221,6 +225,14 @@ class EngineEntry:
             code=self.engine.code(self.workload),
             notes=tuple(self.notes),
         )
+
+
+def why_missing(missing: Callable[[torch.device], str | None], device: torch.device) -> str | None:
+    """Ask an engine why it cannot run, or None; a package that does not import is a reason, too."""
+    try:
+        return missing(device)
+    except Exception as error:  # noqa: BLE001  a package may raise anything
+        return f"its package does not work here: {said(error)}"
 
 
 @contextlib.contextmanager
@@ -270,20 +282,7 @@ def only_errors(*names: str) -> Generator[None]:
 def _out_of_memory(error: Exception) -> bool:
     """Return True for an error of an allocator, torch's for the CPU included."""
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or "DefaultCPUAllocator" in str(error)
-
-
-def _differ(some: Outputs, others: Outputs) -> bool:
-    return not all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
-
-
-def _survived(kept: Any, before: Outputs) -> bool:
-    """Return True if a result still holds its values after the next call."""
-    try:
-        return not _differ(snapshot(kept), before)
-    except RuntimeError:
-        # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
-        return False
+    return known or "DefaultCPUAllocator" in message_of(error)
 
 
 def _reserved(device: torch.device) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from typing import IO, Any
 import torch
 
 from onelaunch.tools.bench.engines.engine import Engine
-from onelaunch.tools.bench.entry import OnStage
+from onelaunch.tools.bench.entry import OnStage, why_missing
 from onelaunch.tools.bench.reference import Reference
 from onelaunch.tools.bench.rows import Row
 from onelaunch.tools.bench.timers import Timer
@@ -84,7 +85,7 @@ class IsolatedEntry:
 
     def prepare(self, reference: Reference, tell: OnStage) -> None:
         """Start the process, and let it build the engine and check it."""
-        why = self.engine.missing(self.workload.device)
+        why = why_missing(self.engine.missing, self.workload.device)
         if why is not None:
             self.found = replace(self.found, status="missing", reason=why)
             return
@@ -169,7 +170,7 @@ class IsolatedEntry:
             process.stdin.flush()
         line, end = b"", time.monotonic() + self.engine.limit
         while not line.endswith(b"\n"):
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - time.monotonic()) if end < math.inf else None
             if not select.select([process.stdout], [], [], left)[0]:
                 self._fail(f"took longer than {self.engine.limit:g} s")
                 return None

@@ -58,7 +58,7 @@ class Case:
         name: ``"given"``, or the draw that they are of.
         tolerance: the largest relative error that passes.
         scale: the least size that the reference counts as, so that rounding around a result of 0
-            is no error.
+            is no error. Where float64 gives 0 alone, it is of the size of eager's result.
     """
 
     inputs: Inputs
@@ -95,7 +95,7 @@ class Reference:
     def doubt(self) -> str:
         """The reason why nothing can be checked, where eager does not repeat its own result."""
         floats = [t for t in self.cases[0].eager if is_inexact(t)]
-        if any(bool(t.isnan().any()) for t in floats):
+        if any(bool(_wide(t).isnan().any()) for t in floats):
             return "eager's own result has NaN in it"
         return "the callable's own results change"
 
@@ -130,6 +130,20 @@ def outputs(result: Any) -> Outputs:
 def snapshot(result: Any) -> Outputs:
     """Copy the tensors of a result."""
     return [t.clone() for t in outputs(result)]
+
+
+def equal(some: Outputs, others: Outputs) -> bool:
+    """Return whether results are the same, bit for bit and without NaN."""
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def survived(kept: Any, before: Outputs) -> bool:
+    """Return True if a result still holds its values after the next call."""
+    try:
+        return equal(snapshot(kept), before)
+    except RuntimeError:
+        # Inductor's CUDA graphs refuse to give out what the next call has overwritten.
+        return False
 
 
 @torch.no_grad()
@@ -245,7 +259,7 @@ class _DrawRuns:
         return case
 
     def _made(self, name: str, inputs: Inputs, eager: Outputs, reference: Outputs) -> Case:
-        scale = LEAST_SCALE * norm(self._in_float64)
+        scale = LEAST_SCALE * (norm(self._in_float64) or norm(self._first))
         case = Case(inputs, eager, reference, name, scale=scale if math.isfinite(scale) else 0.0)
         own_error = judge(eager, case, math.inf).error
         finite = own_error if math.isfinite(own_error) else 0.0
@@ -281,10 +295,16 @@ class _DrawRuns:
 
     def _only_as_wild(self, found: Outputs) -> None:
         """Refuse results that are not finite, where those of the inputs given are."""
-        for mine, first in zip(found, self._first, strict=False):
+        for pair in zip(found, self._first, strict=False):
+            mine, first = map(_wide, pair)
             for what, test in (("NaN", torch.isnan), ("infinity", torch.isinf)):
                 if bool(test(mine).any()) and not bool(test(first).any()):
                     raise _NoCase(f"eager's result has {what} in it")
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Return floats in float64: those of 8 bits are asked nothing as they are."""
+    return t.double() if t.is_floating_point() else t
 
 
 def said(error: BaseException) -> str:
@@ -339,7 +359,15 @@ def _form(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
-def first_line(error: BaseException) -> str:
+def message_of(error: BaseException | str) -> str:
+    """Return the text of an exception, whose class may fail to make it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  code of the user's
+        return "its message cannot be made"
+
+
+def first_line(error: BaseException | str) -> str:
     """Pick the first line of a message that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[0] if lines else "no message"

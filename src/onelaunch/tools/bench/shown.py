@@ -28,7 +28,7 @@ def document(comparison: Comparison) -> Document:
     best = comparison.best
     rows = in_order(comparison)
     timed = [row for row in rows if row.wall is not None]
-    others = [row for row in rows if row.wall is None]
+    others = [r for r in rows if r.wall is None or r.status not in ("ok", "unchecked")]
     limit = comparison.profile.summary if comparison.profile else ""
     figures = ReportTable(
         "All engines",
@@ -37,7 +37,7 @@ def document(comparison: Comparison) -> Document:
         styles=tuple("best" if row is best else _STYLES.get(row.status, "") for row in timed),
     )
     reasons = ReportTable(
-        "Not timed",
+        "Not timed, or failed",
         (),
         tuple((row.title, remark(row)) for row in others),
         styles=tuple(_STYLES.get(row.status, "") for row in others),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,8 +16,11 @@ from torch import nn
 
 from onelaunch.errors import ArgumentError, kind_of
 from onelaunch.frames.origins import is_installed
+from onelaunch.source import PACKAGE
+from onelaunch.tools.bench.reference import message_of, said
 from onelaunch.tools.targets import FIX, Command, bad_target, located, named
 
+TOOLS = os.path.join(PACKAGE, "tools", "")
 TargetCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 DONE: dict[Command, str] = {
     "compare": "compared",
@@ -121,9 +126,10 @@ def _shape(made: object) -> str:
 
 def raised(what: str, error: BaseException, target: str, command: Command) -> ArgumentError:
     """Make the error for code of the user's that raised, with their line."""
+    message = message_of(error)
     why = f"it must run by itself before it can be {DONE[command]}"
     fix = f"onelaunch {command} {target} --traceback    # shows every line on the way there"
-    if command in ("compare", "optimize") and "does not require grad" in str(error):
+    if command in ("compare", "optimize") and "does not require grad" in message:
         what_is = "the engines are compared" if command == "compare" else "steps are measured"
         why = f"{what_is} in inference, without grad, and this runs a backward"
         fix = "return the forward alone: `return net, (images,)`"
@@ -132,10 +138,33 @@ def raised(what: str, error: BaseException, target: str, command: Command) -> Ar
         fix = f"`pip install` the package that has `{package}`, or name another factory"
     return ArgumentError(
         "OL401",
-        f"{what} raised {type(error).__name__}: {error}",
+        f"{what} raised {type(error).__name__}: {message}",
         where=f"{target}{_line(error)}",
         why=why,
         fix=fix,
+    )
+
+
+_CALLS = re.compile(r"(fn|call|timed|workload)\(")
+"""Lines of the tools that call the user's callable, where C raises for it: a missing argument."""
+
+
+def own_fault(error: BaseException, target: str, command: Command) -> str | None:
+    """Return the message for an exception of a line of the tools; None if their callee raised it.
+
+    An exception of the callable's has frames of its own inside of the tools' frames.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not frames[-1].filename.startswith(TOOLS):
+        return None
+    line = frames[-1].line or ""
+    if _CALLS.search(line):
+        return None
+    return (
+        f"onelaunch itself failed: {said(error)}\n"
+        f"  where: {frames[-1].filename}:{frames[-1].lineno}: {line}\n"
+        "  why:   this is a fault of onelaunch, and none of the callable\n"
+        f"  fix:   report it, with what this prints: onelaunch {command} {target} --traceback"
     )
 
 

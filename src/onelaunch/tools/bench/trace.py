@@ -105,7 +105,7 @@ def record(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         export(some, device, file)
-        return read(json.loads(file.read_text())["traceEvents"])
+        return read(json.loads(file.read_text(encoding="utf-8"))["traceEvents"])
 
 
 def export(run: Callable[[], object], device: torch.device, file: Path) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import torch
 
+from onelaunch.gc_pause import no_collection
 from onelaunch.tools.bench.engines import ENGINES
 from onelaunch.tools.bench.entry import EngineEntry
 from onelaunch.tools.bench.reference import make_reference, said
@@ -36,9 +37,8 @@ def main() -> None:
     _tell(answers, entry)
     for order in orders:
         if order.strip() == "round":
-            gc.disable()
-            entry.round(timers_for(entry.workload.device))
-            gc.enable()
+            with no_collection():
+                entry.round(timers_for(entry.workload.device))
             _tell(answers, entry)
         else:
             entry.finish()

@@ -34,7 +34,8 @@ def apply(
     steps = [BY_NAME[name] for name in plan.steps]
     with isolated(workload.device, compiles(steps)):
         built, steps = _built(plan, workload, steps)
-        _compare(plan, workload, steps, built)
+        if steps:  # without any it is the callable itself
+            _compare(plan, workload, steps, built)
         with quiet():
             built.warm()
     return Optimized(built.call, plan)
@@ -51,6 +52,8 @@ def _built(plan: Plan, workload: Workload, steps: list[Step]) -> tuple[ChangedCa
                 reasons[refusal.step.name] = str(refusal)
             steps = [step for step in steps if step is not refusal.step]
         except Exception as error:
+            if not steps:
+                raise  # it is nobody's
             raise _refused(plan, {_culprit(workload, steps): said(error)}) from error
         else:
             if reasons:

@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from onelaunch.tools.checklist.layers import CONVOLUTIONS, is_plain, like
+from onelaunch.tools.checklist.layers import CONVOLUTIONS, has_hooks, is_plain, like
 from onelaunch.tools.checklist.norms import fold_into
 from onelaunch.tools.checklist.step import Step
 from onelaunch.tools.checklist.subject import NotPossible, Subject
@@ -63,17 +63,29 @@ def _merge_sums(subject: Subject) -> str:
 
 
 def _traced(module: nn.Module) -> fx.GraphModule | None:
-    """Trace a module; None for one of torch's, one of several arguments, or where fx cannot."""
+    """Trace a module; None for one of torch's, with hooks, of several arguments, or where fx
+    cannot."""
     if type(module).__module__.startswith("torch.") or not any(module.children()):
+        return None
+    if has_hooks(module):  # the graph would run without them
         return None
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = [p.kind for p in parameters]
     if kinds != [inspect.Parameter.POSITIONAL_OR_KEYWORD]:
         return None
     try:
-        return fx.symbolic_trace(module)
+        tracer = _Tracer()
+        graph = tracer.trace(module)
+        return fx.GraphModule(tracer.root, graph, type(module).__name__)
     except Exception:  # noqa: BLE001  code that asks the values of a tensor may raise anything
         return None
+
+
+class _Tracer(fx.Tracer):
+    """A tracer that leaves modules with hooks whole: inside of them it would run the hooks once."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _sums(traced: fx.GraphModule) -> list[fx.Node]:
@@ -139,7 +151,7 @@ def _branch(traced: fx.GraphModule, term: fx.Node) -> Branch:
         module = modules[str(node.target)]
         if node is not term and len(node.users) != 1:
             break
-        if isinstance(module, nn.Identity):
+        if is_plain(module, (nn.Identity,)):
             pass
         elif is_plain(module, _NORMS) and norm is None and not module.training:
             assert isinstance(module, _BatchNorm)
@@ -154,8 +166,6 @@ def _branch(traced: fx.GraphModule, term: fx.Node) -> Branch:
         else:
             break
         node = _input(node)
-    if convolution is None and norm is None:
-        return Branch(node, None, None)
     return Branch(node, convolution, norm)
 
 

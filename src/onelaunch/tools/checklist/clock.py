@@ -39,7 +39,7 @@ class Clock:
     def keep(self, seconds: float) -> None:
         """Keep the last seconds for what comes at the end, where it says 0."""
         self._kept = seconds
-        if self._has_alarm:
+        if self._has_alarm and self.left < math.inf:
             signal.setitimer(signal.ITIMER_REAL, max(self.left, 1e-3), AGAIN_SECONDS)
 
     def check(self) -> None:

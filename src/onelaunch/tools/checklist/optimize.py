@@ -24,7 +24,7 @@ from onelaunch.tools.bench.workload import (
     validated,
 )
 from onelaunch.tools.checklist.build import ChangedCall, build, quiet
-from onelaunch.tools.checklist.check import own_error
+from onelaunch.tools.checklist.check import finite, own_error
 from onelaunch.tools.checklist.clock import Clock, TimeIsUp
 from onelaunch.tools.checklist.modes import EVAL, in_train_mode
 from onelaunch.tools.checklist.plan import Plan, Trial
@@ -169,7 +169,7 @@ class _Optimization:
         try:
             reference = self._reference(required)
             if not reference.repeatable:
-                return self._unchanged(name, required, first)
+                return self._unchanged(name, required, first, reference.doubt)
             self.clock.keep(self._final_seconds(first))
             search = Search(
                 self.given,
@@ -183,7 +183,7 @@ class _Optimization:
             )
         except TimeIsUp:
             self.remarks.append("Time was up before anything was tried.")
-            return self._unchanged(name, required, first)
+            return self._unchanged(name, required, first, "the time was too short")
         try:
             search.run()
         except KeyboardInterrupt:
@@ -235,13 +235,14 @@ class _Optimization:
         return (EVAL,)
 
     def _unchanged(
-        self, name: str, required: tuple[Step, ...], first: Turns
+        self, name: str, required: tuple[Step, ...], first: Turns, why: str
     ) -> tuple[Callable[..., Any], Plan]:
         """Give up where nothing can be checked, or where there is no time for it."""
         trials = [Trial(s.name, s.title, "required", None, None, None, None) for s in required]
         untried = [step for step in self.steps if step not in required]
         call = build(self.given, required).call
-        return call, self._plan(name, required, tuple(trials), 0.0, first, untried)
+        plan = self._plan(name, required, tuple(trials), None, first, untried)
+        return call, replace(plan, unsearched=why)
 
     def _finished(
         self, name: str, search: Search, reference: Reference, first: Turns
@@ -306,7 +307,7 @@ class _Optimization:
         name: str,
         steps: Sequence[Step],
         trials: tuple[Trial, ...],
-        error: float,
+        error: float | None,
         turns: Turns,
         untried: Sequence[Step] = (),
     ) -> Plan:
@@ -316,7 +317,7 @@ class _Optimization:
             steps=tuple(step.name for step in steps),
             trials=trials,
             max_error=float(self.max_error),
-            error=error,
+            error=finite(error),
             eager=eager,
             result=result if steps else eager,
             environment=environment(),
@@ -333,11 +334,12 @@ def _of_trials(trials: Sequence[Trial], first: Turns) -> Turns:
     return Turns((timed[0][0].median_us,), (timed[-1][1].median_us,))
 
 
-def _as_a_whole(steps: Sequence[Step], error: float, turns: Turns, slower: bool) -> Trial:
+def _as_a_whole(steps: Sequence[Step], error: float | None, turns: Turns, slower: bool) -> Trial:
     before, after = turns.timings
     reason = "slower than the original" if slower else None
     names = " + ".join(step.name for step in steps)
     outcome = "no gain" if slower else "kept"
+    error = finite(error)
     return Trial(names, "all that is kept", outcome, reason, error, before, after, "final")
 
 

@@ -65,12 +65,13 @@ class Plan(Result):
         steps: the names of the steps that are kept, in the order in which they are applied.
         trials: all that was tried, in order.
         max_error: the largest relative error that was allowed.
-        error: relative error of the result against float64.
+        error: relative error of the result against float64; None if it is not known or not finite.
         eager: wall time of the callable as it was given, with the required steps: eval mode.
         result: wall time of the callable that came out.
         environment: hardware and versions.
         remarks: remarks on the whole.
         untried: the steps that were left, for want of time or of a check.
+        unsearched: the reason if nothing was tried at all.
     """
 
     noun = "a plan"
@@ -79,12 +80,13 @@ class Plan(Result):
     steps: tuple[str, ...]
     trials: tuple[Trial, ...]
     max_error: float
-    error: float
+    error: float | None
     eager: Timing
     result: Timing
     environment: Environment
     remarks: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
+    unsearched: str = ""
 
     @property
     def speedup(self) -> float:
@@ -96,10 +98,10 @@ class Plan(Result):
         """The result in a sentence."""
         late = f"not tried: {', '.join(self.untried)}" if self.untried else ""
         if self.gains:
+            error = "that is not known" if self.error is None else f"of {self.error:.1e}"
             text = (
                 f"{us(self.result.median_us)} per call instead of {us(self.eager.median_us)}, "
-                f"{self.speedup:.2f}x, at a relative error of {self.error:.1e}, by "
-                f"{', '.join(self.gains)}"
+                f"{self.speedup:.2f}x, at a relative error {error}, by {', '.join(self.gains)}"
             )
             return f"{text}; {late}." if late else f"{text}."
         head = "The plan has no steps"
@@ -107,8 +109,9 @@ class Plan(Result):
             head = (
                 f"Nothing that was tried pays ({late})" if late else "Nothing that was tried pays"
             )
-        elif late:
-            head = "Nothing was tried: the time was too short"
+        elif late or self.unsearched:
+            why = f": {self.unsearched}" if self.unsearched else ""
+            head = f"Nothing was tried{why}"
         same = f"with {', '.join(self.steps)} alone" if self.steps else "as before"
         return f"{head}: {us(self.result.median_us)} per call, {same}."
 

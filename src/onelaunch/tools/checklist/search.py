@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from onelaunch.tools.bench.reference import Reference, said
 from onelaunch.tools.bench.timers import Timer, Timing, synchronize
 from onelaunch.tools.bench.workload import OnProgress, Workload
 from onelaunch.tools.checklist.build import ChangedCall, Refusal, build, quiet
-from onelaunch.tools.checklist.check import Check, check
+from onelaunch.tools.checklist.check import Check, check, finite
 from onelaunch.tools.checklist.clock import Clock, TimeIsUp
 from onelaunch.tools.checklist.plan import Outcome, Round, Trial
 from onelaunch.tools.checklist.step import Step
@@ -279,8 +278,8 @@ class Search:
         timings: tuple[Timing | None, Timing | None] = (None, None)
         if turns is not None:
             timings = turns.timings
-        finite = error if error is not None and math.isfinite(error) else None
-        self.trials.append(Trial(step.name, step.title, outcome, reason, finite, *timings, when))
+        known = finite(error)
+        self.trials.append(Trial(step.name, step.title, outcome, reason, known, *timings, when))
 
     def _remark(self, text: str) -> None:
         if text not in self.remarks:

@@ -30,7 +30,7 @@ def document(plan: Plan) -> Document:
         facts=(
             ("per call", us(plan.result.median_us)),
             ("as it was given", us(plan.eager.median_us)),
-            (f"relative error{allowed}", f"{plan.error:.1e}"),
+            (f"relative error{allowed}", "-" if plan.error is None else f"{plan.error:.1e}"),
         ),
         code=code() if plan.steps else "",
         parts=(

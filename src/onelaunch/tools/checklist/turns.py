@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onelaunch.gc_pause import no_collection
 from onelaunch.tools.bench.timers import WINDOW, Timed, Timer, Timing, settled
 from onelaunch.tools.checklist.clock import UNLIMITED, Clock
 
@@ -56,9 +56,7 @@ def in_turns(
     samples: tuple[list[float], list[float]] = [], []
     about = [timer.sample(call, float("inf"))[0] for call in calls]  # a single call each
     start = time.monotonic()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         while True:
             turn = len(samples[1]) % 2
             for which in (turn, 1 - turn):
@@ -75,7 +73,4 @@ def in_turns(
             clear = max(ratios) < 1 - CLEARLY or min(ratios) > 1 + CLEARLY
             if rounds >= WINDOW and clear:
                 break
-    finally:
-        if enabled:
-            gc.enable()
     return Turns(tuple(samples[0]), tuple(samples[1]))

@@ -18,6 +18,7 @@ not do its work; 130, stopped.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -31,13 +32,14 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         # Imported here, since Ctrl-C may come as early as that.
         from onelaunch.tools.cli.commands import execute
-        from onelaunch.tools.cli.streams import tell_unwritable
+        from onelaunch.tools.cli.streams import tell_unreadable, tell_unwritable
 
         try:
             code = execute(argv)
             sys.stdout.flush()
-        except OSError as error:  # of stdout: errors of the user's code and of files are told
-            tell_unwritable(error)
+        except OSError as error:  # an error of stdout names no file, and is not that none is there
+            of_stdout = error.filename is None and not isinstance(error, FileNotFoundError)
+            (tell_unwritable if of_stdout else tell_unreadable)(error)
             code = FAILED
     except KeyboardInterrupt:
         code = STOPPED
@@ -51,4 +53,6 @@ def main() -> None:
     # torch 2.13's profiler writes a line to stderr for each start and stop (pytorch/kineto#1325);
     # this is above all its levels.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # ASCII lacks bars, and the sign for micro
     sys.exit(run())

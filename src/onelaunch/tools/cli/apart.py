@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from onelaunch.errors import ArgumentError, bad
@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from onelaunch.tools.bench.isolated import Isolated
 
 
-class Apart:
-    """The engines that run in processes of their own, for how long, and with which Python.
+def placing(
+    isolate: bool,
+    limit: float | None,
+    pythons: Sequence[str],
+    chosen: Sequence[str] | None,
+    known: Sequence[str],
+) -> Callable[[Engine | Isolated, str], Engine | Isolated]:
+    """Return a function that puts an engine into a process of its own, if it is to be there.
 
     Args:
         isolate, limit: the options.
@@ -24,34 +30,24 @@ class Apart:
     Raises:
         ArgumentError: OL401: one of the options cannot be.
     """
+    if limit is not None and not limit > 0:
+        why = "a process gets a number of seconds above 0"
+        raise bad(f"--limit is {limit:g}", "--limit", why, "--limit 300")
+    if limit is not None and not isolate and not pythons:
+        why = "an engine in this process cannot be ended"
+        raise bad("--limit needs --isolate", "--limit", why, f"--isolate --limit {limit:g}")
+    of = dict(_python(text, chosen, known) for text in pythons)
 
-    def __init__(
-        self,
-        isolate: bool,
-        limit: float | None,
-        pythons: Sequence[str],
-        chosen: Sequence[str] | None,
-        known: Sequence[str],
-    ) -> None:
-        if limit is not None and not limit > 0:
-            why = "a process gets a number of seconds above 0"
-            raise bad(f"--limit is {limit:g}", "--limit", why, "--limit 300")
-        if limit is not None and not isolate and not pythons:
-            why = "an engine in this process cannot be ended"
-            raise bad("--limit needs --isolate", "--limit", why, f"--isolate --limit {limit:g}")
-        self._every, self._limit = isolate, limit
-        self._pythons = dict(_python(text, chosen, known) for text in pythons)
-
-    def engine(self, engine: Engine | Isolated, target: str) -> Engine | Isolated:
-        """Put an engine into a process of its own, if it is to be there."""
+    def placed(engine: Engine | Isolated, target: str) -> Engine | Isolated:
         from onelaunch.tools.bench.engines import ALONE, Engine
         from onelaunch.tools.bench.isolated import LIMIT_SECONDS, Isolated
 
-        python = self._pythons.get(engine.name)
-        alone = self._every or python is not None or engine.name in ALONE
+        alone = isolate or engine.name in of or engine.name in ALONE
         if not alone or not isinstance(engine, Engine):
             return engine
-        return Isolated(engine, target, self._limit or LIMIT_SECONDS, python)
+        return Isolated(engine, target, limit or LIMIT_SECONDS, of.get(engine.name))
+
+    return placed
 
 
 def _python(text: str, chosen: Sequence[str] | None, known: Sequence[str]) -> tuple[str, str]:

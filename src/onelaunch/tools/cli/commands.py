@@ -18,6 +18,7 @@ from onelaunch.tools.cli import FAILED, OK, STOPPED
 from onelaunch.tools.cli.compare import compare
 from onelaunch.tools.cli.doctor import doctor
 from onelaunch.tools.cli.explain import explain
+from onelaunch.tools.cli.mistakes import ToolError
 from onelaunch.tools.cli.optimize import optimize
 from onelaunch.tools.cli.profile import profile
 from onelaunch.tools.cli.progress import console_for_reports
@@ -86,7 +87,7 @@ def execute(argv: Sequence[str] | None) -> int:
     """Run the subcommand that these arguments name; its exit code, mistakes told on stderr."""
     try:
         code = app(args=argv, prog_name="onelaunch", standalone_mode=False)
-    except GraphError as error:
+    except (GraphError, ToolError) as error:
         print(f"{type(error).__name__} {error}", file=sys.stderr)
         return FAILED
     except UsageError as error:

@@ -9,9 +9,9 @@ import typer
 
 from onelaunch.errors import bad
 from onelaunch.tools.cli import FAILED, OK, STOPPED, WRONG
-from onelaunch.tools.cli.apart import Apart
+from onelaunch.tools.cli.apart import placing
 from onelaunch.tools.cli.mistakes import check_files, read_saved
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports
+from onelaunch.tools.cli.progress import console_for_reports
 from onelaunch.tools.cli.target import (
     Json,
     Report,
@@ -26,7 +26,7 @@ from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
     from onelaunch.tools.bench import Comparison
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 ENGINES = (
     *("eager", "no_grad", "inference_mode", "by-hand", "make_graphed_callables"),
@@ -81,7 +81,7 @@ def compare(
         why = "timing takes a number of seconds above 0"
         raise bad(f"--seconds is {seconds:g}", "--seconds", why, "--seconds 10")
     check_files("the comparison", "compare", json, report=report)
-    apart = Apart(isolate, limit, python or [], names, ENGINES)
+    placed = placing(isolate, limit, python or [], names, ENGINES)
     console = console_for_reports()
     if target.endswith(".json"):
         given = {"--engines": names, "--isolate": isolate, "--limit": limit, "--python": python}
@@ -93,8 +93,8 @@ def compare(
     from onelaunch.tools import bench
 
     def work(given: Workload, tell: OnProgress) -> Comparison:
-        apart_or_here = [apart.engine(engine, target) for engine in bench.choose(names)]
-        options: dict[str, Any] = {"engines": apart_or_here, "seconds": seconds, "name": target}
+        chosen = [placed(engine, target) for engine in bench.choose(names)]
+        options: dict[str, Any] = {"engines": chosen, "seconds": seconds, "name": target}
         return bench.compare(given.fn, given.args, given.kwargs, on_progress=tell, **options)
 
     result = with_target(target, "compare", console, work, traceback)

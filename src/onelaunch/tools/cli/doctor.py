@@ -5,6 +5,7 @@ torch takes seconds to import, and files alone do not need it.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from dataclasses import replace
@@ -17,7 +18,7 @@ from rich.console import Console
 from onelaunch.errors import ArgumentError, bad
 from onelaunch.tools.cli import FAILED, FOUND, OK
 from onelaunch.tools.cli.mistakes import check_files, read_saved
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports, progress
+from onelaunch.tools.cli.progress import console_for_reports, progress
 from onelaunch.tools.cli.target import (
     Json,
     Report,
@@ -33,7 +34,7 @@ from onelaunch.tools.rules.selection import chosen, named, nearest
 from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 _CODES = "codes, names or severities, with commas"
 
@@ -61,7 +62,7 @@ def doctor(
     targets = [target for target in targets if Path(target) not in saved]
     check_files("the diagnosis", "doctor", json, report=report)
     paths = [Path(target) for target in targets if _is_path(target)]
-    list(files(path for path in paths if path.is_file()))  # refuses what is no Python
+    list(files(path for path in paths if os.path.isfile(path)))  # refuses what is no Python
     callables = [target for target in targets if Path(target) not in paths]
     for target in callables:
         located(target, "doctor")
@@ -100,9 +101,9 @@ def _is_path(target: str) -> bool:
     """
     path = Path(target)
     fix = "onelaunch doctor path.py:model, or a file or folder"
-    if path.is_dir() and next(path.rglob("*.py"), None) is None:
+    if os.path.isdir(path) and next(path.rglob("*.py"), None) is None:
         raise bad(f"{target} has no Python files", target, "the rules read Python", fix)
-    if path.exists():
+    if os.path.exists(path):  # no name is too long for it, as it is for `Path.exists`
         return True
     if ":" not in target:
         why = f"the path starts at the current folder, {Path.cwd()}"

@@ -16,6 +16,10 @@ from onelaunch.tools.report.result import Result
 R = TypeVar("R", bound=Result)
 
 
+class ToolError(Exception):
+    """An error of onelaunch's own, and none of a target."""
+
+
 def _check_file(file: Path, holds: str, command: str) -> None:
     folder = file.absolute().parent
     why, fix = f"{holds} is written there", f"onelaunch {command} --help"
@@ -48,9 +52,9 @@ def check_files(holds: str, command: str, *files: Path | None, report: Path | No
 
 def write(file: Path, text: str, command: str) -> None:
     try:
-        file.write_text(text)
-    except OSError as error:
-        what = f"{file} could not be written: {error.strerror}"
+        file.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        what = f"{file} could not be written: {getattr(error, 'strerror', None) or 'no text'}"
         raise bad(what, str(file), str(error), f"onelaunch {command} --help") from error
 
 
@@ -64,8 +68,8 @@ def read_saved(file: Path, kind: type[R], fix: str) -> R:
         ArgumentError: OL401: there is no such file, or it is something else.
     """
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
         said, why = getattr(error, "strerror", None) or "it is no text", f"it is {kind.noun}"
         raise bad(f"{file} cannot be read: {said}", str(file), why, fix) from error
     try:
@@ -82,7 +86,7 @@ def tracebacks(shown: bool) -> Generator[None]:
     """Print the traceback of an exception of the user's code, if that is asked for."""
     try:
         yield
-    except GraphError as error:
+    except (GraphError, ToolError) as error:
         if shown and error.__cause__ is not None:
             print_exception(error.__cause__)
         raise

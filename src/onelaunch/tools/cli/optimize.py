@@ -10,7 +10,7 @@ import typer
 from onelaunch.errors import bad
 from onelaunch.tools.cli import OK
 from onelaunch.tools.cli.mistakes import check_files
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports
+from onelaunch.tools.cli.progress import console_for_reports
 from onelaunch.tools.cli.target import (
     Report,
     Target,
@@ -23,7 +23,7 @@ from onelaunch.tools.names import known, split
 from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
     from onelaunch.tools.checklist.plan import Plan
 
 STEPS = (

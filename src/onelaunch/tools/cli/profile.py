@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onelaunch.tools.cli import OK
 from onelaunch.tools.cli.mistakes import check_files
-from onelaunch.tools.cli.progress import OnProgress, console_for_reports
+from onelaunch.tools.cli.progress import console_for_reports
 from onelaunch.tools.cli.target import (
     Json,
     Report,
@@ -19,7 +19,7 @@ from onelaunch.tools.cli.target import (
 from onelaunch.tools.targets import located
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
     from onelaunch.tools.profiler.profile import Profile
 
 

@@ -9,14 +9,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onelaunch.tools.cli import STOPPED, STOPPED_EARLY
 
-OnProgress = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from onelaunch.tools.bench.workload import OnProgress
+
 BEGAN = time.monotonic()
 WIDTH = 140  # of what goes to a file or a pipe, if COLUMNS does not say
 REPEAT_SECONDS = 10.0  # between two lines of one step, such as the rounds of timing
@@ -111,7 +114,8 @@ def console_for_reports() -> Console:
     """Make the console of stdout, also for a time when stdout is redirected."""
     if sys.stdout.isatty():
         return Console(file=sys.stdout)
-    width = int(os.environ.get("COLUMNS") or WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    width = (int(columns) if columns.isdecimal() else 0) or WIDTH
     # With a height, rich takes this width even where TERM says that the terminal is dumb.
     return Console(file=sys.stdout, width=width, height=width)
 

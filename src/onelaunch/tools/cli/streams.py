@@ -27,6 +27,14 @@ def tell_unwritable(error: OSError) -> None:
             print(f"{type(told).__name__} {told}", file=sys.stderr)
 
 
+def tell_unreadable(error: OSError) -> None:
+    """Tell on stderr of a file that can be neither read nor written."""
+    place = str(error.filename or "the current folder")
+    what, why = f"{place} cannot be used: {error.strerror}", "the command reads or writes there"
+    told = bad(what, place, why, "a file or folder that is there, and that you may use")
+    print(f"{type(told).__name__} {told}", file=sys.stderr)
+
+
 class _Unshown(io.TextIOBase):
     """A stdout that shows nothing, and counts the lines."""
 

@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 
 from onelaunch.errors import GraphError
-from onelaunch.tools.cli.mistakes import tracebacks, write
-from onelaunch.tools.cli.progress import OnProgress, ended_by_interrupts, progress, told
+from onelaunch.tools.cli.mistakes import ToolError, tracebacks, write
+from onelaunch.tools.cli.progress import ended_by_interrupts, progress, told
 from onelaunch.tools.cli.streams import unshown
 from onelaunch.tools.report.result import Result
 from onelaunch.tools.targets import Command
 
 if TYPE_CHECKING:
-    from onelaunch.tools.bench.workload import Workload
+    from onelaunch.tools.bench.workload import OnProgress, Workload
 
 T = TypeVar("T")
 Target = Annotated[
@@ -56,8 +56,9 @@ def with_target(
 
     Raises:
         ArgumentError: OL401: the target cannot be loaded, or raises.
+        ToolError: onelaunch itself fails.
     """
-    from onelaunch.tools.bench.target import DONE, load, raised
+    from onelaunch.tools.bench.target import DONE, load, own_fault, raised
     from onelaunch.tools.bench.workload import Workload
 
     with tracebacks(traceback):
@@ -69,6 +70,8 @@ def with_target(
             except GraphError:
                 raise
             except (Exception, SystemExit) as error:
+                if (fault := own_fault(error, target, command)) is not None:
+                    raise ToolError(fault) from error
                 raise raised("the callable", error, target, command) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from onelaunch.driver.capture_query import Asking
@@ -28,6 +29,7 @@ from onelaunch.tools.doctor.slow.listener import Slow
 from onelaunch.tools.doctor.source.comments import kept
 from onelaunch.tools.doctor.waits import Waits
 from onelaunch.tools.rules.findings import merged
+from onelaunch.watch.operations import HigherOrder
 
 
 @takes_a_call
@@ -74,16 +76,14 @@ def examine(workload: Workload, on_progress: OnProgress = tell_nobody) -> Diagno
 def _examined(workload: Workload, on_progress: OnProgress) -> Diagnosis:
     on_progress("watching an eager run", 0.0)
     backward = trains(workload)
-    seen = _watched(workload, backward)
-    on_progress("replaying a bare graph beside eager", 0.2)
-    silent = silently_wrong(workload, backward)
+    seen, silent = None, list[Finding]()
+    with suppress(HigherOrder):  # which does not run under modes, and the capture names
+        seen = _watched(workload, backward)
+        on_progress("replaying a bare graph beside eager", 0.2)
+        silent = silently_wrong(workload, backward)
     on_progress("capturing", 0.5)
     captured = capture(workload.copy(), backward)
-    found = [*seen.slow.findings(), *seen.blocks.on_cuda]
-    found += [f for f in seen.blocks.findings() if not _refuted(f, captured)]
-    known = {(f.file, f.line) for f in found}  # where more is known than that the host waits
-    waits = [f for f in seen.waits.findings() if (f.file, f.line) not in known]
-    found += [f for f in waits if not _refuted(f, captured)]
+    found = [] if seen is None else _of_run(seen, captured)
     found += [f for f in silent if not _is_told(f, captured)]
     found += [] if captured.refused is None else [_at_users_line(captured.refused, found)]
     found += captured.warned
@@ -124,6 +124,15 @@ def _watched(workload: Workload, backward: bool) -> _Watched:
     except Exception:  # noqa: BLE001  what it does in a capture may fail outside of one
         return told_no
     return told_yes
+
+
+def _of_run(seen: _Watched, captured: Captured) -> list[Finding]:
+    """Return the findings of an eager run that no capture refutes."""
+    found = [*seen.slow.findings(), *seen.blocks.on_cuda]
+    found += [f for f in seen.blocks.findings() if not _refuted(f, captured)]
+    known = {(f.file, f.line) for f in found}  # where more is known than that the host waits
+    waits = [f for f in seen.waits.findings() if (f.file, f.line) not in known]
+    return found + [f for f in waits if not _refuted(f, captured)]
 
 
 def _at_users_line(refused: Finding, found: list[Finding]) -> Finding:

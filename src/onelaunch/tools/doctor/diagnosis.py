@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from onelaunch.finding import Finding, Means, Severity
 from onelaunch.tools.report.document import Document
@@ -113,6 +114,16 @@ class Diagnosis(Result):
         """Return the same with the findings of these codes alone."""
         kept = (under(finding, codes) for finding in self.findings)
         return replace(self, findings=tuple(f for f in kept if f is not None))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        found = super().from_json(text)
+        unknown = {code for finding in found.findings for code in finding.codes} - RULES.keys()
+        if unknown:
+            raise ValueError(
+                f"not {cls.noun} in JSON: this release has no rule {', '.join(sorted(unknown))}"
+            )
+        return found
 
     def document(self) -> Document:
         from onelaunch.tools.doctor.shown import document

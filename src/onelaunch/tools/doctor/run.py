@@ -17,14 +17,13 @@ from torch import nn
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.call.tree import flatten
-from onelaunch.call.wrappers import is_wrapper_subclass
-from onelaunch.driver.aten import Operator, imagined, operator
+from onelaunch.driver.aten import Operator, operator
 from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.finding import Finding
 from onelaunch.tools.bench.workload import Workload, parts
 from onelaunch.tools.doctor.place import here
 from onelaunch.tools.doctor.spot import Spot
-from onelaunch.unwinding import DispatchMode
+from onelaunch.watch.operations import HigherOrder, Watching
 
 
 class RanOperation(NamedTuple):
@@ -88,13 +87,21 @@ def watch(workload: Workload, listeners: Sequence[Listener], backward: bool) -> 
 
     Args:
         backward: whether a backward of its results follows, as in training.
+
+    Raises:
+        HigherOrder: it calls an operator that compiles functions, which modes are in the way of.
+        Exception: the callable's own.
     """
     with ExitStack() as contexts:
         for listener in listeners:
             contexts.enter_context(listener.begin(workload, _spot))
         contexts.enter_context(_Functions(listeners))
         contexts.enter_context(_Operations(listeners))
-        result = run_watched(workload, backward)
+        try:
+            result = run_watched(workload, backward)
+        except HigherOrder as error:
+            error.mend_dynamo()
+            raise
     for listener in listeners:
         listener.end(result)
 
@@ -127,27 +134,16 @@ _OUTERMOST: CodeType = run_watched.__code__
 _spot = functools.partial(here, _OUTERMOST)
 
 
-class _Operations(DispatchMode):
+class _Operations(Watching):
     """The mode that hands every operation to the listeners, composite ones in parts."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         super().__init__()
         self._listeners = listeners
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(map(is_wrapper_subclass, types)):
-            return NotImplemented
-        if imagined() or not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        op = operator(func)
-        if op.composite:
-            with self:
-                return op.decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        event = RanOperation(op, args, kwargs, result, _spot)
+        event = RanOperation(operator(func), args, kwargs, result, _spot)
         for listener in self._listeners:
             listener.operation(event)
         return result

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call import tree
 from onelaunch.driver.aten import Operator, operator, tensors
+from onelaunch.watch.operations import HigherOrder, Watching, WatchingCompiled
 
 _aten: Any = torch.ops.aten
 # Those that the registry of torch lacks, counted by the formula of their likes.
@@ -82,11 +82,20 @@ class CallWork:
 def count(call: Callable[[], object], device: torch.device) -> CallWork:
     """Run a call, and count the work of its operators on a device.
 
-    Operators are counted as eager runs them: compiled code is not entered.
+    Operators are counted as eager runs them: compiled code is not entered. Where an operator
+    compiles a function itself, as `flex_attention` does, it runs again beside compiled code.
     """
     counter = _Counter(device)
-    with counter:
-        result = call()
+    try:
+        with counter:
+            result = call()
+    except HigherOrder as error:
+        error.mend_dynamo()
+        counter = _BesideCompiled(device)
+        with counter:
+            result = call()
+        name = error.what.split("`")[1]
+        counter.count.unknown += [name, "compiled code"]
     counter.leave(result)
     return counter.count
 
@@ -104,7 +113,7 @@ def flops_of(
     return int(formula(*args, **kwargs, out_val=result))
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(Watching):
     """A mode that counts the operators that run under it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -118,16 +127,10 @@ class _Counter(TorchDispatchMode):
         self._left: dict[int, int] = {}
         """The bytes that it writes outside, by storage."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        op, kwargs = operator(func), kwargs or {}
-        if op.composite:  # inference mode hands it over whole
-            with self:
-                return op.decomposed(args, kwargs)
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         self.count.backward |= torch._C._current_graph_task_id() != -1
-        self._note(op, args, kwargs, result)
+        self._note(operator(func), args, kwargs, result)
         return result
 
     def _note(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], res: Any) -> None:
@@ -185,6 +188,10 @@ class _Counter(TorchDispatchMode):
         self.count.unknown = sorted(set(self.count.unknown))
         self._made.clear()
         self._read.clear()
+
+
+class _BesideCompiled(_Counter, WatchingCompiled):
+    """A mode that counts what runs beside compiled code, and does not see into that."""
 
 
 def plain(value: Any) -> list[Tensor]:

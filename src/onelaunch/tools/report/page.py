@@ -67,7 +67,7 @@ def page(document: Document) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{title}</title>",
-            f"<style>\n{(_HERE / 'page.css').read_text()}</style>\n</head>\n<body>",
+            f"<style>\n{(_HERE / 'page.css').read_text('utf-8')}</style>\n</head>\n<body>",
             '<a class="skip" href="#figures">Skip to the figures</a>',
             f"<header>\n{joined(_answer(document))}\n</header>",
             f'<main id="figures" tabindex="-1">\n{unseen if script else ""}',
@@ -84,7 +84,7 @@ def _script() -> str:
     """Bundle the library of the charts with the few lines that draw them: about 0.9 MB."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle((_HERE / "page.js").read_text())
+    bundle: str = vl_convert.javascript_bundle((_HERE / "page.js").read_text("utf-8"))
     return bundle.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

@@ -6,9 +6,14 @@ import functools
 import json
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from onelaunch.tools.report.document import Document
+
+_SCALARS: dict[Any, tuple[type, ...]] = {
+    **{kind: (kind,) for kind in (bool, int, str)},
+    float: (float, int),
+}
 
 
 class Result:
@@ -35,9 +40,10 @@ class Result:
         Raises:
             ValueError: the text is something else.
         """
+        data = json.loads(text)
         try:
-            return made(cls, json.loads(text))
-        except (KeyError, TypeError) as error:
+            return made(cls, data)
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not {cls.noun} in JSON: {error}") from error
 
 
@@ -46,6 +52,7 @@ def made(kind: Any, data: Any) -> Any:
 
     Raises:
         KeyError: it lacks a field that has no default.
+        ValueError: a word is not known, of another release, say.
         TypeError: it is of another form.
     """
     origin, inside = get_origin(kind), get_args(kind)
@@ -54,6 +61,10 @@ def made(kind: Any, data: Any) -> Any:
     if origin is tuple:
         kinds = [inside[0]] * len(data) if inside[-1] is ... else inside
         return tuple(map(made, kinds, data))
+    if origin is Literal and data not in inside:
+        raise ValueError(f"{data!r:.40} is none of {', '.join(map(str, inside))}")
+    if kind in _SCALARS and type(data) not in _SCALARS[kind]:
+        raise TypeError(f"{data!r:.40} is no {kind.__name__}")
     if not is_dataclass(kind):
         return data
     if not isinstance(data, dict):

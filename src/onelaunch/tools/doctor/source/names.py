@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ class FileNames:
     """
 
     def __init__(self, file: str, text: str, tree: ast.Module) -> None:
-        self.file, self.text, self.lines = file, text, text.splitlines()
+        self.file, self.text = file, text
+        self.lines = re.split(r"\r\n|\r|\n", text)  # a form feed ends no line of Python's
         self.imports: dict[str, str] = {}
         self.functions: dict[str, Function] = {}
         self.inside: list[Function] = []

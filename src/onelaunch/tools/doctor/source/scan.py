@@ -28,18 +28,19 @@ def scan(paths: Iterable[str | Path], unread: list[ArgumentError] | None = None)
     """Find faults in files, and in the Python files of folders; nothing is run.
 
     Args:
-        unread: is given the errors of files in folders that are not Python, instead of raising.
+        unread: is given the errors of files in folders that cannot be read or are not Python,
+            instead of raising.
 
     Raises:
-        ArgumentError: OL401: there is no such file, or it is not Python.
+        ArgumentError: OL401: there is no such file, it cannot be read, or it is not Python.
     """
     found: list[Finding] = []
     named = {Path(path) for path in paths}
-    for file in files(named):
-        data = file.read_bytes()
-        if file not in named and not _CONCERNS.search(data.decode(errors="replace")):
-            continue
+    for file in files(named, unread):
         try:
+            data = _read(file)
+            if file not in named and not _CONCERNS.search(data.decode(errors="replace")):
+                continue
             found += scan_text(str(file), data)
         except ArgumentError as error:
             if unread is None or file in named:
@@ -48,8 +49,24 @@ def scan(paths: Iterable[str | Path], unread: list[ArgumentError] | None = None)
     return kept(merged(found))
 
 
-def files(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Return the Python files of paths, each once, in order; those named themselves always."""
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ArgumentError:
+    what = f"{path} cannot be read: {error.strerror}"
+    return bad(what, shown(str(path)), "the rules read the source of files", _FIX)
+
+
+def files(paths: Iterable[str | Path], unread: list[ArgumentError] | None = None) -> Iterator[Path]:
+    """Return the Python files of paths, each once, in order; those named themselves always.
+
+    Args:
+        unread: is given the errors of folders in folders that cannot be read, instead of raising.
+    """
     known: set[Path] = set()
     for path in map(Path, paths):
         if not path.exists():
@@ -58,20 +75,27 @@ def files(paths: Iterable[str | Path]) -> Iterator[Path]:
         if path.suffix not in (".py", "") and path.is_file():  # a notebook parses as Python, too
             why = "the rules read `.py` files, and files without a suffix"
             raise bad(f"{path} is not a file of Python", str(path), why, _FIX)
-        for file in _inside(path) if path.is_dir() else [path]:
+        for file in _inside(path, unread) if path.is_dir() else [path]:
             if file.absolute() not in known:
                 known.add(file.absolute())
                 yield file
 
 
-def _inside(folder: Path) -> Iterator[Path]:
+def _inside(folder: Path, unread: list[ArgumentError] | None) -> Iterator[Path]:
     """Return the files in a folder, less what nobody wrote there: caches, environments."""
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        if unread is None:
+            raise _unreadable(folder, error) from error
+        unread.append(_unreadable(folder, error))
+        return
+    for path in paths:
         if path.name.startswith(".") or path.name in _NOT_OWN:
             continue
         if path.is_dir():
             if not path.is_symlink() and not (path / "pyvenv.cfg").exists():
-                yield from _inside(path)
+                yield from _inside(path, unread)
         elif path.suffix == ".py":
             yield path
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from torch import nn
 
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import ArgumentError, describe_type
 from onelaunch.module import graph_module
 from onelaunch.padding.graphed import graphed
 from onelaunch.runtime.graphed import Graphed
@@ -146,10 +146,12 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
     if not callable(fn) or isinstance(fn, type):
         shown = repr(fn)[:60]
         fix = "pass a function, a bound method or a module"
-        raise ArgumentError("OL401", f"expected a callable, got {kind_of(fn)}: {shown}", fix=fix)
+        raise ArgumentError(
+            "OL401", f"expected a callable, got {describe_type(fn)}: {shown}", fix=fix
+        )
     for what, is_one in _WITHOUT_A_RUN.items():
         if is_one(fn) or is_one(type(fn).__call__):
-            name = getattr(fn, "__qualname__", kind_of(fn))
+            name = getattr(fn, "__qualname__", describe_type(fn))
             fix = "graph a plain function that returns tensors, and call it from there"
             raise ArgumentError("OL401", f"a call of `{name}` only makes a {what}", fix=fix)
     if options.on_refusal == "split":

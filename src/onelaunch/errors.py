@@ -118,7 +118,7 @@ class GraphWarning(_InParts, UserWarning):
     """
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return the kind of a value for a message: "a Linear", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
@@ -127,7 +127,7 @@ def kind_of(value: object) -> str:
 def text_of(value: object, depth: int = 3) -> str:
     """Return the text of a value for a message, or its kind. A class may make its texts in Python,
     where that may fail, or read the device."""
-    return repr(value) if _made_in_c(value, depth) else kind_of(value)
+    return repr(value) if _made_in_c(value, depth) else describe_type(value)
 
 
 def _made_in_c(value: object, depth: int) -> bool:

@@ -27,7 +27,7 @@ _FORWARDED = (
 )
 
 
-class _CallPath:
+class _ForwardOfTwin:
     """The descriptor of a twin's `forward`: the graphed form of the module's forward.
 
     A data descriptor, so that it precedes an instance's own attribute.
@@ -109,7 +109,7 @@ class _Twin(nn.Module):
     def __graphed__(self) -> Graphed[..., Any]:
         return self._graphed[0]
 
-    forward: Any = _CallPath()
+    forward: Any = _ForwardOfTwin()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return graph_module(copy.deepcopy(_original(self), memo), self.__graphed__.options, None)

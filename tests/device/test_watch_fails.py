@@ -74,7 +74,7 @@ PARTS = {
 def test_one_that_fails_at_first(
     device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch, part: str, times: int
 ) -> None:
-    """Later runs show what is read; each fault turns off the watch of one run."""
+    """NotAllReady runs show what is read; each fault turns off the watch of one run."""
     program, twin = Program(), Program()
     failing = Failing(*PARTS[part], times).put(monkeypatch)
     fast: Any = ol.graph(program, on_refusal="eager")

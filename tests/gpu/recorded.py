@@ -31,7 +31,7 @@ class Recorded:
 
     def __post_init__(self) -> None:
         with self.driver.exclusive(), torch.no_grad():
-            self.driver.warmup(lambda: self.fn(*self.args), DEVICE)
+            self.driver.run_on_capture_stream(lambda: self.fn(*self.args), DEVICE)
             self.graph, self.static = self.driver.capture(self.body, self.pool, self.generators)
 
     def body(self, capture) -> Tensor:

@@ -72,7 +72,7 @@ def test_warm_up_is_ordered_with_the_callers_stream(driver) -> None:
         x = weight
         for _ in range(10):
             x = x @ weight
-        result = driver.warmup(lambda: Result(x * 2, {"a": [x + 1]}), DEVICE)
+        result = driver.run_on_capture_stream(lambda: Result(x * 2, {"a": [x + 1]}), DEVICE)
         doubled, more = result.doubled * 1, result.rest["a"][0] * 1
         del result
         torch.full_like(x, 9.0)

@@ -18,7 +18,7 @@ from onelaunch.errors import (
     GraphError,
     GraphWarning,
     ReplayError,
-    kind_of,
+    describe_type,
 )
 from onelaunch.source import Place
 
@@ -141,7 +141,7 @@ def test_the_tree_of_errors() -> None:
 
 
 def test_the_kind_of_a_value() -> None:
-    assert [kind_of(v) for v in (1, "x", None, KeyError())] == [
+    assert [describe_type(v) for v in (1, "x", None, KeyError())] == [
         "an int",
         "a str",
         "a NoneType",

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from onelaunch.autograd.accumulate import laid_out
 from onelaunch.autograd.engine import gradients
+from onelaunch.autograd.first_backward import BackwardComparison, FirstBackward
 from onelaunch.autograd.graph_walk import MODIFIED, CapturedGraph
 from onelaunch.autograd.overwritten import Overwritten, hand_over, set_versions
-from onelaunch.autograd.rehearsal import Rehearsal, RehearsalVerdict
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import flatten
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
-from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import (
     Driver,
@@ -60,7 +60,7 @@ class ForwardRun(NamedTuple):
     """
 
     where: str | None
-    asking: Asking
+    asking: CaptureAnswer
     reads: Reads | None
     compiled: bool
     copied_to_device: Sequence[Tensor]
@@ -103,7 +103,7 @@ class StaticGraph:
         if not places:
             return found
         # A checkpoint runs the forward once more, and asks again.
-        with self.overwritten.counters_kept(), self.forward.asking.answering():
+        with self.overwritten.counters_kept(), self.forward.asking.in_force():
             given = gradients(
                 [t for t, _ in chosen],
                 [self.inputs[i] for i in places],
@@ -137,18 +137,18 @@ class StaticGraph:
         finally:
             set_versions(before)
 
-    def rehearse(
+    def run_watched(
         self, grads: Gradients, moved: Moved
-    ) -> tuple[list[Tensor | None], Rehearsal | None]:
-        """Do `run`, and also return the rehearsal that a capture uses."""
+    ) -> tuple[list[Tensor | None], FirstBackward | None]:
+        """Do `run`, and also return the first that a capture uses."""
         if self.forward.compiled:
             return self.run(grads, moved), None
         given = [*(g for g in grads if g is not None), *(t for _, t in moved)]
-        rehearsal = Rehearsal(self.driver, self.device, self.outputs, given, self.forward.reads)
-        with HostFactories(self.device), rehearsal.watching():
-            found = self.run(grads, moved, ledger=rehearsal.ledger)
-        rehearsal.finish()
-        return found, rehearsal
+        first = FirstBackward(self.driver, self.device, self.outputs, given, self.forward.reads)
+        with HostFactories(self.device), first.watching():
+            found = self.run(grads, moved, ledger=first.ledger)
+        first.finish()
+        return found, first
 
     def run(
         self,
@@ -182,7 +182,7 @@ class StaticGraph:
                 observer.release()
 
         with self.stream_lock, reading(moved):
-            found = self.driver.warmup(backward, self.device, self.stream)
+            found = self.driver.run_on_capture_stream(backward, self.device, self.stream)
         self.overwritten.note(written)
         for _, t in moved:
             if self._storage(t) in written:
@@ -237,7 +237,7 @@ class Backward:
     title: str
     written: list[Tensor]
     """Tensors of the caller that it writes, and whose versions eager advances."""
-    verdict: RehearsalVerdict | None
+    verdict: BackwardComparison | None
     _handed: list[tuple[int, Tensor]]
     """(index among its inputs, the copy) of gradients and forward inputs that it writes."""
     _constants: list[Tensor]

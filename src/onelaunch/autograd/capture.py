@@ -18,8 +18,8 @@ from onelaunch.autograd.backward import (
     own_memory,
     reading,
 )
+from onelaunch.autograd.first_backward import BackwardComparison, FirstBackward
 from onelaunch.autograd.graph_walk import DENSE
-from onelaunch.autograd.rehearsal import Rehearsal, RehearsalVerdict
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import flatten
 from onelaunch.driver.host_factories import HostFactories
@@ -48,13 +48,13 @@ class _Capturing:
     moved: Moved
     pool: DevicePool
     kept: bool
-    rehearsal: Rehearsal | None
+    first: FirstBackward | None
     constants: DeviceConstants | None
     before: StateWalk | None
     parallel: Parallel
     draws: bool
     """True if a run drew from the device's default generator."""
-    effects: tuple[list[Tensor], list[tuple[int, Tensor]], RehearsalVerdict | None] = field(
+    effects: tuple[list[Tensor], list[tuple[int, Tensor]], BackwardComparison | None] = field(
         init=False
     )
     """The last run's `written`, `_handed` and `verdict` of `Backward`."""
@@ -68,11 +68,11 @@ class _Capturing:
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
         observer.lanes, observer.admission.may_draw = capture.lanes, self.draws
-        if self.rehearsal is not None:
+        if self.first is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
             given += [(t, port) for (_, t), (_, port) in zip(self.moved, there, strict=True)]
-            observer.ledger = self.rehearsal.compared(given, capture)
+            observer.ledger = self.first.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
         reads, factories = observer.host_reads, HostFactories(static.device)
@@ -89,8 +89,8 @@ class _Capturing:
             )
         observer.ledger = compared
         verdict = None
-        if self.rehearsal is not None and self.before is not None:
-            verdict = RehearsalVerdict(observer, self.rehearsal, self.before, driver, static.device)
+        if self.first is not None and self.before is not None:
+            verdict = BackwardComparison(observer, self.first, self.before, driver, static.device)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)
@@ -133,7 +133,7 @@ class _Capturing:
                     rollback.restore()
                 if isinstance(error, DrawsAfterAll) and not self.draws:
                     self.draws = True
-                elif self.rehearsal is None or not (self.constants and self.constants.misses()):
+                elif self.first is None or not (self.constants and self.constants.misses()):
                     raise
                 let_go(error)
                 continue
@@ -143,10 +143,10 @@ class _Capturing:
 
     def _settle(self, graph: Graph) -> None:
         """Free the recording and raise, if its run changed a number that it read."""
-        if self.rehearsal is None or self.before is None:
+        if self.first is None or self.before is None:
             return
         try:
-            self.rehearsal.refuse_moved(self.before)
+            self.first.refuse_moved(self.before)
         except CaptureError:
             graph.reset()
             raise
@@ -159,7 +159,7 @@ def capture_backward(
     pool: DevicePool,
     *,
     kept: bool,
-    rehearsal: Rehearsal | None = None,
+    first: FirstBackward | None = None,
     in_place: InPlace | None = None,
     ahead: bool = False,
 ) -> Backward:
@@ -171,21 +171,21 @@ def capture_backward(
         moved: inputs of the forward that it reads where the caller has them. They come after the
             gradients at each launch.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
-        rehearsal: the same backward, before. Without it no host values are lifted, except those
+        first: the same backward, before. Without it no host values are lifted, except those
             that the forward has copied to the device.
         in_place: the memory of the caller that kernels are to reach, where that is proven.
         ahead: true if no forward has filled the saved tensors yet, so that nothing may run.
     """
     driver, constants = static.driver, None
-    if static.device.type != "cpu" and (rehearsal is not None or static.forward.compiled):
+    if static.device.type != "cpu" and (first is not None or static.forward.compiled):
         # Compiled code brings the host values of its forward, or none.
-        run = static.forward if rehearsal is None else rehearsal.ledger
+        run = static.forward if first is None else first.ledger
         constants = DeviceConstants(static.device, run.copied_to_device)
-    before = None if rehearsal is None else rehearsal.state()
-    draws = rehearsal is not None and static.device.type in rehearsal.ledger.drawn
+    before = None if first is None else first.state()
+    draws = first is not None and static.device.type in first.ledger.drawn
     parallel = static.forward.parallel
     capturing = _Capturing(
-        *(static, grads, moved, pool, kept, rehearsal, constants, before),
+        *(static, grads, moved, pool, kept, first, constants, before),
         parallel="ahead" if ahead and parallel else parallel,
         draws=draws,
     )

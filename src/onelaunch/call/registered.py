@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch.utils import _pytree as pytree
 
 from onelaunch.call.containers import BY_ATTRIBUTES, is_ordinary
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import ArgumentError, describe_type
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def register(
     """
     if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(
-            "OL401", f"expected a class, got {kind_of(cls)}", fix="ol.register(Batch)"
+            "OL401", f"expected a class, got {describe_type(cls)}", fix="ol.register(Batch)"
         )
     name = cls.__name__
     functions = f"ol.register({name}, flatten, unflatten)"

@@ -22,7 +22,7 @@ from onelaunch.capture.io_plan import (
     Outputs,
 )
 from onelaunch.driver.refusals import error_here
-from onelaunch.errors import CaptureError, kind_of
+from onelaunch.errors import CaptureError, describe_type
 from onelaunch.frames.peek import METHODS, object_of
 from onelaunch.source import changed_at, loaded_at
 from onelaunch.state.slots import MISSING, Slot, gradient_of
@@ -200,9 +200,9 @@ def refuse_parts(
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
         if is_compound(t):
-            raise CaptureError("OL108", f"the result holds {kind_of(t)}", fix=_PLAIN)
+            raise CaptureError("OL108", f"the result holds {describe_type(t)}", fix=_PLAIN)
         if local(t) is not t and id(t) not in kept:
-            what = f"the result holds {kind_of(t)}"
+            what = f"the result holds {describe_type(t)}"
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
 
@@ -232,7 +232,9 @@ def refuse_compound_leaves(before: StateWalk) -> None:
         return
     for slot, t in before.slots.values():
         if is_compound(t) and before.is_read(slot) and t.requires_grad:
-            what = f"`{slot.name}`, {kind_of(t)}, requires grad and is made of several tensors"
+            what = (
+                f"`{slot.name}`, {describe_type(t)}, requires grad and is made of several tensors"
+            )
             raise CaptureError("OL114", what, why=_UNSEEN, fix=_FROZEN)
 
 

@@ -33,7 +33,7 @@ from onelaunch.capture.checks import is_fixed
 from onelaunch.capture.io_plan import Outputs
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError, kind_of
+from onelaunch.errors import CaptureError, describe_type
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.stack import Use
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
@@ -107,7 +107,7 @@ def rebinds(
         tensors = flatten(new).tensors if new is not MISSING else []
         compound = next(filter(is_compound, tensors), None)
         if compound is not None:
-            what = f"the callable puts {kind_of(compound)}, made of several tensors, into "
+            what = f"the callable puts {describe_type(compound)}, made of several tensors, into "
             where = changed_at(codes, slot.word, slot.is_item)
             raise CaptureError("OL105", f"{what}`{slot.name}`", where=where, fix=_PLAIN)
         if id(old) in objects and id(new) in objects and before.is_read(slot):
@@ -348,7 +348,7 @@ def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> N
         return
     for owner, dicts in zip(before.owners, before.dicts, strict=True):
         if dicts and not any(attributes_of(owner) is known for known in dicts):
-            what = f"the callable replaces the `__dict__` of {kind_of(owner)}"
+            what = f"the callable replaces the `__dict__` of {describe_type(owner)}"
             where = changed_at(codes, "__dict__", False)
             fix = "set the attributes, `vars(o).update(...)`"
             raise CaptureError("OL118", what, where=where, fix=fix)

@@ -341,7 +341,7 @@ class _Trial:
             AmbiguousMatch: see `Graph.scalar_patch`.
         """
         stand_ins = [unmistakable(0.61, self._random) for _ in self._operation.kinds]
-        self._driver.warmup(lambda: self._called(stand_ins), self._device)
+        self._driver.run_on_capture_stream(lambda: self._called(stand_ins), self._device)
         self._restore()
         graph, result = self._driver.capture(
             lambda _: self._called(stand_ins), pool, draws=_may_draw(self._operation)
@@ -369,7 +369,7 @@ class _Trial:
         self._restore()
         try:
             called = functools.partial(self._called, numbers)
-            expected = self._bits(self._driver.warmup(called, self._device))
+            expected = self._bits(self._driver.run_on_capture_stream(called, self._device))
         except _REFUSALS:
             return False
         self._restore()

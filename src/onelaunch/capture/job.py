@@ -10,7 +10,7 @@ import torch
 
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import Following
-from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.protocol import DevicePool, Driver, InPlace
 from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import SEEDING
@@ -69,7 +69,7 @@ class CaptureJob:
     reached: ReachableState
     static_outputs: bool
     in_place: InPlace | None
-    asking: Asking
+    asking: CaptureAnswer
     earlier: Ledger | None
     differed_in_a_row: int | None
     shrinks: bool

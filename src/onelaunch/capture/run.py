@@ -316,7 +316,7 @@ class CaptureRun:
             CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
             leaves_refused(),
             around,
-            job.asking.answering(),
+            job.asking.in_force(),
             nullcontext() if watch is None else watch.active(),
             seeds,
             observer,

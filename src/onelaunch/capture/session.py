@@ -283,7 +283,7 @@ class CaptureSession:
             compared.reads_more = job.callee.read_more(
                 job.reached, snapshot.walk, run.effects.changes
             )
-            compared.differs = differs = self._unexplained(captured, run)
+            compared.differs = differs = self._difference_or_retry(captured, run)
             compared.resized = self._resized
             if differs and row is not None and row + 1 >= differs.tries:
                 raise differs.refusal()
@@ -421,7 +421,7 @@ class CaptureSession:
             run.snapshot.undo(run.effects.changes, run.reads, again)
             run.plan.release()  # frames of the traceback refer to it for good
 
-    def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
+    def _difference_or_retry(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
         """Return the difference from the run before, unless different guarded values explain it.
 
         Raises:

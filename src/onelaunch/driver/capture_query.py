@@ -26,12 +26,12 @@ _TRUTHFUL = (TORCH, os.path.join(PACKAGE, "driver", ""))
 """Code that gets the true answer. After a false yes an optimizer that cannot be captured would
 refuse to step, and collectives would rely on a capture."""
 _lock = threading.Lock()
-_active: list[tuple[int, Asking]] = []
+_active: list[tuple[int, CaptureAnswer]] = []
 _truth: Any = None
 
 
 @dataclass(slots=True, eq=False)
-class Asking:
+class CaptureAnswer:
     """The answer that the callable of one signature gets."""
 
     answer: bool = False
@@ -41,7 +41,7 @@ class Asking:
     """A weak reference to the contents of the state that the last warm-up left."""
 
     @contextmanager
-    def answering(self) -> Generator[None]:
+    def in_force(self) -> Generator[None]:
         """Answer for as long as the callable runs in this thread."""
         global _truth
         entry = (threading.get_ident(), self)
@@ -59,7 +59,7 @@ class Asking:
                 if not _active and _truth is not None:
                     _graphs._cuda_isCurrentStreamCapturing = _truth
 
-    def switch_answer(self) -> bool:
+    def switch_to_yes(self) -> bool:
         """Give the other answer from now on, after a refusal; False where there is no other."""
         if self.answer or not self.asked:
             return False

@@ -399,15 +399,16 @@ class Driver(Protocol):
         ...
 
     def new_stream(self, device: torch.device) -> object:
-        """Make a stream that nobody else works on, for `warmup` and `capture`; None: no streams."""
+        """Make a stream that nobody else works on, to run and capture on; None: no streams."""
         ...
 
-    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
+    def run_on_capture_stream(
+        self, run: Callable[[], T], device: torch.device, stream: object = None
+    ) -> T:
         """Run on the stream that will capture, ordered after and before the caller's stream.
 
-        On a `stream` of one's own it may run outside `exclusive()`.
-
-        Tensors of the result are safe to use on the caller's stream.
+        On a `stream` of one's own it may run outside `exclusive()`. Tensors of the result are safe
+        to use on the caller's stream.
         """
         ...
 

@@ -8,7 +8,14 @@ import types
 from typing import Any, cast
 
 from onelaunch.frames.origins import is_machinery, is_standard_machinery
-from onelaunch.frames.peek import BUILTIN, FORMATS, attributes_of, class_member, kind_of, object_of
+from onelaunch.frames.peek import (
+    BUILTIN,
+    FORMATS,
+    attributes_of,
+    class_member,
+    facts_of_type,
+    object_of,
+)
 
 
 def is_unread(function: object) -> bool:
@@ -44,7 +51,7 @@ def is_inert(function: Any) -> bool:
         if id(function) in BUILTIN:
             return function in _NUMBERS or issubclass(function, BaseException)
         return function.__module__ not in _NOTED and class_member(function, "__objclass__") is None
-    module = kind_of(function).module
+    module = facts_of_type(function).module
     if module is None:
         return False
     inside = (attributes_of(function) if module else None) or _NONE

@@ -32,11 +32,11 @@ from onelaunch.frames.peek import (
     attribute_values,
     attributes_of,
     elements,
+    facts_of_type,
     has_attributes,
     has_contents,
     is_key,
     keys_of,
-    kind_of,
     own_uses,
     peek,
 )
@@ -130,7 +130,7 @@ class RanFrame(Values):
     def _attributes(self, value: object, uses: Mapping[str, Use]) -> bool:
         """Note attributes of a value: attribute -> use, of the code. Return False if no object
         of its class has such attributes."""
-        kind, facts = type(value), kind_of(value)
+        kind, facts = type(value), facts_of_type(value)
         if facts.tensor:
             uses = own_uses(value, uses)
         if not facts.attributes or not uses:
@@ -256,7 +256,7 @@ class RanFrame(Values):
     def _note_setattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
         """Note a store to an attribute by name; all attributes count as read if it is not known."""
         for value in filter(has_attributes, objects):
-            self.of_tensors |= kind_of(value).tensor
+            self.of_tensors |= facts_of_type(value).tensor
             owner = self._reads.owner(value)
             owner.opaque |= not (told and names)
             raise_uses(owner.names, own_uses(value, dict.fromkeys(names, Use.NONE)))
@@ -265,7 +265,7 @@ class RanFrame(Values):
         for value in filter(has_attributes, objects):
             uses = own_uses(value, dict.fromkeys(names, Use.READ))
             if uses or not (told and names) or "__dict__" in names:
-                self.of_tensors |= kind_of(value).tensor
+                self.of_tensors |= facts_of_type(value).tensor
                 owner = self._reads.owner(value)
                 owner.opaque |= not names or "__dict__" in names
                 owner.asked |= not told
@@ -286,8 +286,8 @@ class RanFrame(Values):
     def _note_opaque(self, values: Iterable[object]) -> None:
         for value in filter(has_attributes, values):
             # Functions of `operator` and others mostly compute with a bare tensor.
-            if has_contents(value) or not kind_of(value).tensor:
-                self.of_tensors |= kind_of(value).tensor
+            if has_contents(value) or not facts_of_type(value).tensor:
+                self.of_tensors |= facts_of_type(value).tensor
                 self._reads.owner(value).opaque = True
 
 

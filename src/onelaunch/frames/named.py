@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from onelaunch.frames.callees import is_inert
-from onelaunch.frames.peek import LEAVES, attributes_of, class_member, is_of_tensors, kind_of
+from onelaunch.frames.peek import LEAVES, attributes_of, class_member, facts_of_type, is_of_tensors
 from onelaunch.frames.stack import Reached, Symbol, Use
 
 Uses = dict[str, Use]
@@ -59,7 +59,7 @@ class FixedVariable:
 
     def learn(self, value: object, found: list[list[object]]) -> None:
         """Note the shape of a value, if it has one. `found` has the values of each method."""
-        kind, facts = type(value), kind_of(value)
+        kind, facts = type(value), facts_of_type(value)
         names = [callee.key for callee, _ in self.methods]
         if kind in _OF_TORCH:
             if all(is_of_tensors(kind, name) for name in (*self.uses, *names)):

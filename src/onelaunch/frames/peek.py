@@ -67,7 +67,7 @@ class Kind(NamedTuple):
 _kinds: dict[type, Kind] = {}
 
 
-def kind_of(value: object) -> Kind:
+def facts_of_type(value: object) -> Kind:
     """Return the facts about a value's class."""
     kind = type(value)  # `isinstance` would ask the value for its class
     return _kinds.get(kind) or _learn(kind)
@@ -350,7 +350,7 @@ def elements(value: Any) -> Iterator[object]:
     kind: Any = type(value)  # `isinstance` would ask the value for its class
     if kind in _BARE:
         return
-    if kind_of(value).tensor:
+    if facts_of_type(value).tensor:
         yield from filter(has_contents, (value,))
     elif issubclass(kind, dict):
         yield from list(dict.values(value))[:MOST]

@@ -34,10 +34,10 @@ from onelaunch.frames.peek import (
     LEAVES,
     MOST,
     attributes_of,
+    facts_of_type,
     has_attributes,
     has_contents,
     iterated_container,
-    kind_of,
     peek,
 )
 from onelaunch.frames.reads import Reads
@@ -245,7 +245,7 @@ class FrameWatch:
             self._arguments.setdefault(id(frame), {})[ITERATED] = container
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
-        key, facts = id(frame), kind_of(result)
+        key, facts = id(frame), facts_of_type(result)
         arguments = self._arguments.pop(key, _NONE)
         results = self._results.pop(key, _NONE)
         if not facts.contents or (facts.tensor and not attributes_of(result)):

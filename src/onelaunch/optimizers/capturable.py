@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 
 from onelaunch.call_events import unwatched
 from onelaunch.driver.refusals import error_here
-from onelaunch.errors import ArgumentError, CaptureError, kind_of
+from onelaunch.errors import ArgumentError, CaptureError, describe_type
 from onelaunch.source import loaded_at
 from onelaunch.unwinding import listed
 from onelaunch.watch.ledger import Ledger
@@ -348,7 +348,7 @@ def capturable(optimizer: Stepper) -> Stepper:
         True
     """
     if not isinstance(optimizer, Optimizer):
-        what = f"expected an optimizer, got {kind_of(optimizer)}"
+        what = f"expected an optimizer, got {describe_type(optimizer)}"
         raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
     if kind in _NEVER:

@@ -19,7 +19,7 @@ from onelaunch.capture.recording import Bucket
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.padding.bucketed import Bucketed, SizeCalls
-from onelaunch.padding.pad import Request, request
+from onelaunch.padding.pad import BucketedCall, bucketed_call
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Attempt
@@ -35,10 +35,10 @@ R = TypeVar("R")
 class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
     """A callable with buckets that is captured beside its calls."""
 
-    def _chosen(self, flat: Flat) -> tuple[Request, Sizes] | None:
+    def _chosen(self, flat: Flat) -> tuple[BucketedCall, Sizes] | None:
         """Return the sizes of a call, and its bucket; None if it has none."""
         try:
-            call = request(self._buckets, flat, self._names)
+            call = bucketed_call(self._buckets, flat, self._names)
         except GraphError:  # the call itself says so
             return None
         bucket = self._buckets.choose(call.sizes)
@@ -139,7 +139,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
             if not any(buckets.choose(self._buckets.most(b)) == made.sizes for b in smaller):
                 return
             try:
-                call = request(buckets, example, self._names)
+                call = bucketed_call(buckets, example, self._names)
                 strategy = BucketStrategy(self, call, example, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 attempt = Attempt(

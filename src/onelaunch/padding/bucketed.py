@@ -23,13 +23,13 @@ from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import (
+    BucketedCall,
     Proof,
-    Request,
     all_resized,
+    bucketed_call,
     check_named,
     padded,
     parameters,
-    request,
 )
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import BucketStrategy, serves
@@ -106,7 +106,7 @@ class Bucketed(Graphed[P, R]):
         if self._table.unserved.is_unrecordable(driver, flat):
             return self._inline(driver, args, kwargs)
         try:
-            call = request(self._buckets, flat, self._names)
+            call = bucketed_call(self._buckets, flat, self._names)
         except GraphError as error:
             if self._raises or error.code != "OL402":
                 raise
@@ -144,7 +144,7 @@ class Bucketed(Graphed[P, R]):
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
 
-    def _index(self, call: Request, flat: Flat) -> None:
+    def _index(self, call: BucketedCall, flat: Flat) -> None:
         """Index the recordings for calls of these sizes, which then need no flattening."""
         index = self._table.index
         bucket = self._buckets.choose(call.sizes)
@@ -154,7 +154,7 @@ class Bucketed(Graphed[P, R]):
     def _fill(
         self,
         index: dict[Any, Any],
-        call: Request,
+        call: BucketedCall,
         flat: Flat,
         counted: SizeCalls,
         paths: list[CallPath],
@@ -174,7 +174,7 @@ class Bucketed(Graphed[P, R]):
         self,
         driver: Driver,
         device: torch.device,
-        call: Request,
+        call: BucketedCall,
         flat: Flat,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -215,7 +215,7 @@ class Bucketed(Graphed[P, R]):
         self._table.counts.ran_eagerly(error.code)
         return self._inline(driver, args, kwargs)
 
-    def _in_chunks(self, proof: Proof, call: Request, flat: Flat, place: int) -> R:
+    def _in_chunks(self, proof: Proof, call: BucketedCall, flat: Flat, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""
         parts: list[Flat] = []
         for sizes, args, kwargs in chunks(call, flat, place, self._buckets.largest[place]):
@@ -236,7 +236,7 @@ class Bucketed(Graphed[P, R]):
         """
         flat = flatten_call(args, kwargs)
         driver, _ = self._callee.driver_and_device(flat)
-        call = request(self._buckets, flat, self._names)
+        call = bucketed_call(self._buckets, flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
@@ -250,7 +250,7 @@ class Bucketed(Graphed[P, R]):
     ) -> Iterator[Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]:
         """Return the makers of a call of each bucket's size, from an example of any size."""
         flat = flatten_call(args, kwargs)
-        call = request(self._buckets, flat, self._names)
+        call = bucketed_call(self._buckets, flat, self._names)
         if 0 in call.sizes:
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
 
@@ -265,7 +265,7 @@ class Bucketed(Graphed[P, R]):
     def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Return the arguments of a call that a bucket serves, padded."""
         flat = super()._recorded_as(args, kwargs)
-        call = request(self._buckets, flat, self._names)
+        call = bucketed_call(self._buckets, flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
         return padded(call, flat, bucket)

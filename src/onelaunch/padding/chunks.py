@@ -15,7 +15,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, Request, each_once
+from onelaunch.padding.pad import BucketedCall, Proof, each_once
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.mode import TaintMode
@@ -54,7 +54,7 @@ class ChunkProofs:
     def clear(self) -> None:
         self._kept.clear()
 
-    def of(self, key: Hashable, call: Request, flat: Flat, place: int) -> Proof | CaptureError:
+    def of(self, key: Hashable, call: BucketedCall, flat: Flat, place: int) -> Proof | CaptureError:
         """Return the proof that calls may be cut along bucketed dimension `place`, or the refusal.
         It is found once for each state."""
         guard, found = self._kept.get(key, (None, None))
@@ -84,7 +84,7 @@ def guard_of(state: StateWalk) -> StateGuard:
 
 
 def chunks(
-    call: Request, flat: Flat, place: int, step: int
+    call: BucketedCall, flat: Flat, place: int, step: int
 ) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
     """Return the sizes, arguments and keyword arguments of each chunk: `step` rows, or the rest.
     Their tensors are views."""

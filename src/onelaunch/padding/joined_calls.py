@@ -15,7 +15,7 @@ from onelaunch.call.tree import Flat, first_places, flatten, flatten_call, unfla
 from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.chunks import ChunkProofs
-from onelaunch.padding.pad import Proof, Request, as_made, dense_stride, request
+from onelaunch.padding.pad import BucketedCall, Proof, as_made, bucketed_call, dense_stride
 from onelaunch.sizes.buckets import Sizes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class JoinableCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     flat: Flat
-    call: Request | None
+    call: BucketedCall | None
     key: Any
     rows: int
     others: Sizes = ()
@@ -56,7 +56,7 @@ class JoinedCalls:
         flat, buckets = flatten_call(args, kwargs), self._graphed._buckets
         alone = JoinableCall(args, kwargs, flat, None, (object(),), self.sizes[-1])  # at once
         try:
-            call = request(buckets, flat, self._graphed._names)
+            call = bucketed_call(buckets, flat, self._graphed._names)
         except GraphError:
             return alone  # the call itself says why
         bucket, tensors = buckets.choose(call.sizes), flat.tensors

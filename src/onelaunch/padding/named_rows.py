@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.padding.pad import Request
+from onelaunch.padding.pad import BucketedCall
 from onelaunch.padding.taint.shadow import Rows
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -50,7 +50,7 @@ def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
     return tuple(low), tuple(high)
 
 
-def naming(path: CallPath, call: Request, paths: Sequence[str]) -> CallPath:
+def naming(path: CallPath, call: BucketedCall, paths: Sequence[str]) -> CallPath:
     """Return the call path for calls of this form, some of whose arguments name rows. Each must be
     real, which the device checks. Without such arguments return `path`."""
     found: list[str] = []

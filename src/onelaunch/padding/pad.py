@@ -27,7 +27,7 @@ from onelaunch.sizes.dims import PaddedDims, SizeLink, Varying
 from onelaunch.sizes.ragged import Ragged
 
 
-class Request(NamedTuple):
+class BucketedCall(NamedTuple):
     """A call, as buckets see it.
 
     Attributes:
@@ -94,7 +94,7 @@ def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
                 raise ArgumentError("OL401", what, fix=fix)
 
 
-def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
+def bucketed_call(buckets: Buckets, flat: Flat, names: Sequence[str]) -> BucketedCall:
     """Return the sizes of a call, and the dimensions in which each of its tensors is padded. A
     tensor without stated dimensions is padded if it has the bucketed dimension at the common size.
     A dimension of size 1 is broadcast, and left as it is.
@@ -123,7 +123,7 @@ def request(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Request:
     padded = tuple(map(_padding, grown))
     if isinstance(buckets, Ragged):
         padded = _naming(buckets, flat, names, tuple(sizes), padded)
-    return Request(tuple(sizes), padded)
+    return BucketedCall(tuple(sizes), padded)
 
 
 def _padding(own: Sequence[tuple[int, int, Number | None]]) -> PaddedDims | None:
@@ -300,7 +300,7 @@ def _appended(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
     return t
 
 
-def padded(call: Request, flat: Flat, bucket: Sizes) -> Flat:
+def padded(call: BucketedCall, flat: Flat, bucket: Sizes) -> Flat:
     grown = each_once(
         flat.tensors, call.padded, lambda t, how: t if how is None else pad(t, how, bucket)
     )
@@ -335,7 +335,7 @@ def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
         return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
-def all_resized(call: Request, flat: Flat, sizes: Sizes) -> list[Tensor]:
+def all_resized(call: BucketedCall, flat: Flat, sizes: Sizes) -> list[Tensor]:
     """Return examples of the tensors of a call for other sizes; see `resized`."""
     pairs = zip(flat.tensors, call.padded, strict=True)
     return [t if how is None else resized(t, how, sizes) for t, how in pairs]

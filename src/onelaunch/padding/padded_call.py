@@ -23,7 +23,7 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.compare import moved_view
-from onelaunch.padding.pad import PaddedDims, Proof, Request, cut, padded, request
+from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut, padded
 from onelaunch.padding.taint.hidden import Hiding, HidingChecks
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -46,7 +46,7 @@ class PaddedCall:
         if flat.tree != self._tree:
             return MISS
         try:
-            call = request(self._buckets, flat, self._names)
+            call = bucketed_call(self._buckets, flat, self._names)
         except GraphError:
             return MISS
         if call.padded != self._padded or self._buckets.choose(call.sizes) != self._bucket:
@@ -109,7 +109,7 @@ def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
     raise LookupError("no call was seen yet")
 
 
-def reader(call: Request, flat: Flat) -> Callable[..., Sizes]:
+def reader(call: BucketedCall, flat: Flat) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []
     for place in range(len(call.sizes)):

@@ -39,8 +39,8 @@ from onelaunch.padding.compare import (
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import GROUPED, ends, fix_of_failure, spare
 from onelaunch.padding.pad import (
+    BucketedCall,
     Proof,
-    Request,
     check_outputs,
     cut_shape,
     dense_stride,
@@ -94,7 +94,7 @@ class Proving:
 
     dry_run: DryRun
     buckets: Buckets
-    call: Request
+    call: BucketedCall
     flat: Flat
     bucket: Sizes
     known: Known = field(default_factory=Known)

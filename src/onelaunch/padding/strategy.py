@@ -17,7 +17,7 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import naming
-from onelaunch.padding.pad import Proof, Request, padded, varying
+from onelaunch.padding.pad import BucketedCall, Proof, padded, varying
 from onelaunch.padding.padded_call import (
     MASKS,
     SCORES,
@@ -49,7 +49,7 @@ class BucketStrategy(Strategy):
     def __init__(
         self,
         of: Bucketed[..., Any],
-        call: Request,
+        call: BucketedCall,
         flat: Flat,
         bucket: Sizes,
         buckets: Buckets | None = None,

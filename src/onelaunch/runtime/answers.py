@@ -20,7 +20,7 @@ from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
-from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.distance import apart
 from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
@@ -172,7 +172,7 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         observer, states = effects.observer, random_states(device)
         if noted:
             run = NotedRun(attempt, run, observer=observer)
-        with Asking(answer).answering(), observer, inlining():
+        with CaptureAnswer(answer).in_force(), observer, inlining():
             result = callee.with_read_watch(run, device, before=before)()
         now, drawn = random_states(device), list[object]()
         if not all(map(torch.equal, now, states)):  # some operations draw only at times

@@ -12,7 +12,7 @@ import torch
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import CapturedCall
-from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.optimizers.capturable import StepOptions
@@ -92,7 +92,7 @@ class SignatureState:
     """The bytes that a recording needs in a pool for itself, estimated in a warm-up; 0 if unknown.
     With buckets a warm-up runs at the size of its call, and shows a lower bound."""
     backoff: Backoff = field(default_factory=Backoff)
-    asking: Asking = field(default_factory=Asking)
+    asking: CaptureAnswer = field(default_factory=CaptureAnswer)
     """The answer to the callable where it asks whether it is being captured."""
     options: StepOptions | None = None
     """The options of the optimizers that step in the last recording."""
@@ -111,7 +111,7 @@ class SignatureState:
 
     def begin_anew(self) -> None:
         """Forget what the warm-ups have shown. The next calls warm up in full."""
-        self.asking, self.warmups, self.ledger = Asking(), 0, None
+        self.asking, self.warmups, self.ledger = CaptureAnswer(), 0, None
         if self.one_warmup is OneWarmup.ENOUGH:
             self.one_warmup = OneWarmup.FAILED
 
@@ -119,7 +119,7 @@ class SignatureState:
         """Note a capture that did and read no more than the runs before it. The next one may be of
         another state, where the callable does something else if it is told that it is captured."""
         self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
-        self.asking = Asking()
+        self.asking = CaptureAnswer()
 
     def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
         """Return the state for training or for inference, as a refusal in one leaves the other; and

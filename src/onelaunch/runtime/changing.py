@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Constant, call_constants, is_code
-from onelaunch.errors import kind_of
+from onelaunch.errors import describe_type
 
 if TYPE_CHECKING:
     from onelaunch.runtime.attempt import SignatureState
@@ -94,7 +94,7 @@ def _constant(specs: Sequence[CallSpec]) -> ChangingArgument | None:
                 "number", path, newest, text, tensor if is_number else "keep to a few"
             )
         if not is_code(newest):
-            text = f"another object for `{path}` each time, {kind_of(newest)}"
+            text = f"another object for `{path}` each time, {describe_type(newest)}"
             return ChangingArgument("object", path, newest, text, _IS_IN_IT.format(name=name))
         if len({id(getattr(value, "__code__", value)) for value in values}) == 1:
             text = f"another `{type(newest).__name__}` for `{path}` each time"

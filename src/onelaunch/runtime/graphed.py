@@ -35,7 +35,7 @@ from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.runtime.ranks import Later, Ranks
+from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
@@ -260,7 +260,7 @@ class Graphed(Service, Generic[P, R]):
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._signatures.take_for_constants(attempt.spec, attempt.flat.tree, error)
             return MISS
-        except Later:  # for another process of the group
+        except NotAllReady:  # for another process of the group
             return MISS
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
@@ -271,7 +271,7 @@ class Graphed(Service, Generic[P, R]):
             return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
-            if not self._ranks.several and signature.asking.switch_answer():
+            if not self._ranks.several and signature.asking.switch_to_yes():
                 return self._capture_told(attempt, args, kwargs, error)
             return self._refused_or_warmed(attempt, args, kwargs, error)
         if entry is None:  # the pool has no room for it

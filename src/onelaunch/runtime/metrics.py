@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import ArgumentError, describe_type
 
 
 class _Metric(NamedTuple):
@@ -60,7 +60,9 @@ class Metrics:
             graphed: Any = getattr(each, "__graphed__", each)
             if not hasattr(type(graphed), "readiness"):
                 fix = "pass what ol.graph returns"
-                raise ArgumentError("OL401", f"got {kind_of(each)}, which is not graphed", fix=fix)
+                raise ArgumentError(
+                    "OL401", f"got {describe_type(each)}, which is not graphed", fix=fix
+                )
             name = name or graphed._name
             if name in self._graphed:
                 fix = f"name them: ol.Metrics(first={name}, second={name})"

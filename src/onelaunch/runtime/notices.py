@@ -11,7 +11,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
-from onelaunch.errors import GraphWarning, kind_of
+from onelaunch.errors import GraphWarning, describe_type
 from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import levels_to_user, user_line
 
@@ -92,7 +92,7 @@ class Unserved:
         for path, t in zip(flat.paths, flat.tensors, strict=True):
             if not recordable(t):
                 layout = str(t.layout).removeprefix("torch.")
-                what = f"`{path}` is {kind_of(t)}, {t.dtype}, {layout}"
+                what = f"`{path}` is {describe_type(t)}, {t.dtype}, {layout}"
                 self.note("OL302", f"{what}, which no recording reads", _PLAIN)
                 return True
         return False
@@ -113,7 +113,7 @@ class Unserved:
 
     def note_object(self, value: object) -> None:
         """Note a call that brings a new object, for which no recording is worth its cost."""
-        self.note("OL302", f"each brings {kind_of(value)} that is new", _REMADE)
+        self.note("OL302", f"each brings {describe_type(value)} that is new", _REMADE)
 
     def note(self, code: str, reason: str, fix: str = _OTHERWISE) -> None:
         """Count a call, and warn once there are many."""

@@ -21,7 +21,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.attempt import UNPADDED, Attempt, OneWarmup, SignatureState, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.ranks import Later, Ranks
+from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.stats import DEFERRED
 from onelaunch.runtime.table import Table, in_flight, refuse_moving
@@ -115,7 +115,7 @@ class Phases:
                 pass
         try:
             refused = self._ranks.meet(error)
-        except Later:
+        except NotAllReady:
             return Unrecorded()
         return phase if refused is None else Refused(signature, refused)
 

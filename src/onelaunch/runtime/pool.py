@@ -259,7 +259,7 @@ class PoolManager:
         most = self.max_bytes
         return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
 
-    def warmup(
+    def run_and_estimate(
         self, driver: Driver, device: torch.device, run: Callable[[], T], inputs: Sequence[Tensor]
     ) -> tuple[T, int]:
         """Run, and return the result and the estimated bytes of a recording. 0 bytes if unknown, or

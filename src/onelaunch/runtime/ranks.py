@@ -72,7 +72,7 @@ class Elsewhere(CaptureError):
         super().__init__("OL131", what, where=where or user_line())
 
 
-class Later(Exception):
+class NotAllReady(Exception):
     """A sign that another process cannot record this call yet."""
 
 
@@ -173,7 +173,7 @@ class Ranks:
             error: this process's refusal.
 
         Raises:
-            Later: another process cannot record it yet.
+            NotAllReady: another process cannot record it yet.
         """
         self._posted = self._calls()
         self._at = str(self._posted)
@@ -182,7 +182,7 @@ class Ranks:
         own = self._verdict("ready") if error is None else self._refusal(error)
         found = self._decided(self._at, own, seconds)
         if found["say"] == "later":
-            raise Later
+            raise NotAllReady
         if found["say"] == "ready":
             return None
         if error is None:
@@ -201,7 +201,7 @@ class Ranks:
 
         Raises:
             Elsewhere: another process cannot record it.
-            Later: it cannot yet.
+            NotAllReady: it cannot yet.
         """
         if not self.several or not self._at:  # a run ahead without collectives
             return make()
@@ -228,7 +228,7 @@ class Ranks:
             return entry
         entry.undo()
         free(entry)
-        raise Later if found["say"] == "later" else Elsewhere(found["refusals"])
+        raise NotAllReady if found["say"] == "later" else Elsewhere(found["refusals"])
 
     def _failure(self, error: Exception) -> Verdict:
         """Return the verdict of this process, whose capture raised."""

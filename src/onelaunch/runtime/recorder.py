@@ -33,7 +33,7 @@ from onelaunch.runtime import answers
 from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
-from onelaunch.runtime.ranks import Later, Ranks
+from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.requests import (
     Requests,
     locked,
@@ -350,12 +350,12 @@ class Recorder:
             if entry is not None:
                 entry.undo()  # there is no call that its run would be
             return entry
-        except Later:
+        except NotAllReady:
             pass
         except NeedsGrad as error:
             attempt.signature.has_backward, attempt.signature.kept_graph = True, error.kept
         except CaptureError as error:
-            if self._ranks.several or not attempt.signature.asking.switch_answer():
+            if self._ranks.several or not attempt.signature.asking.switch_to_yes():
                 raise
             attempt.reached.forget()
             unlike = answers.compare(self._callee, attempt, self._name, error)

@@ -14,7 +14,7 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
-from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, kind_of, let_go
+from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, describe_type, let_go
 from onelaunch.runtime.batcher import Batcher
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
@@ -228,7 +228,9 @@ def _check(examples: object, progress: object, budget_s: object, max_bytes: obje
     """Refuse arguments of `warm_up` of the wrong kind."""
     if isinstance(examples, (Tensor, Mapping, str)) or not isinstance(examples, Iterable):
         fix = "a list of calls: `warm_up([x])`, or `warm_up([(x, mask)])`"
-        raise ArgumentError("OL401", f"examples is {kind_of(cast(object, examples))}", fix=fix)
+        raise ArgumentError(
+            "OL401", f"examples is {describe_type(cast(object, examples))}", fix=fix
+        )
     if not (isinstance(progress, bool) or callable(progress)):
         fix = "True, or a function that takes (done, total, call)"
         raise ArgumentError("OL401", f"progress={progress!r}", fix=fix)

@@ -16,7 +16,7 @@ from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
-from onelaunch.errors import kind_of
+from onelaunch.errors import describe_type
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.runtime.brought import Replacements
 from onelaunch.runtime.changing import ChangingArgument, Newest
@@ -206,5 +206,5 @@ def opaque(flat: Flat) -> str | None:
         value = constant.value
         known = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
         if not known and not hasattr(value, "__dict__"):
-            return f"`{path}` is {kind_of(value)}"
+            return f"`{path}` is {describe_type(value)}"
     return None

@@ -87,7 +87,7 @@ class Warmup:
         driver, signature = attempt.driver, attempt.signature
         earlier = signature.ledger
         try:
-            with same_modes() as modes, _noting_effects(attempt, self._callee):
+            with same_modes() as modes, _watching_lasting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
                     signature.accesses = None
@@ -139,7 +139,7 @@ class Warmup:
             if not estimates:
                 return run()
             # The last: nothing is new any more.
-            result, signature.need_bytes = self._pool.warmup(
+            result, signature.need_bytes = self._pool.run_and_estimate(
                 driver, device, run, attempt.flat.tensors
             )
             return result
@@ -172,7 +172,7 @@ class Warmup:
                 if _trains(attempt):
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
-                conditions.enter_context(signature.asking.answering())
+                conditions.enter_context(signature.asking.in_force())
                 result = self._callee.with_read_watch(run, device, conditions.close)()
             accesses = self._accesses(attempt, observer, named, result, before)
         finally:
@@ -256,11 +256,13 @@ class Warmup:
             reads = observer.host_reads
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with _noting_effects(attempt, callee):
+                with _watching_lasting_effects(attempt, callee):
                     if _trains(attempt):
                         result, need = run(), 0
                     else:
-                        result, need = self._pool.warmup(driver, device, run, flat.tensors)
+                        result, need = self._pool.run_and_estimate(
+                            driver, device, run, flat.tensors
+                        )
                 if signature.known_refusal is not None:
                     refuse(signature, signature.known_refusal)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
@@ -328,7 +330,7 @@ class NotedRun:
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
             conditions.enter_context(self._factories)
-            conditions.enter_context(attempt.signature.asking.answering())
+            conditions.enter_context(attempt.signature.asking.in_force())
             conditions.enter_context(noting_steps(ledger))
             if self._observer is None:
                 conditions.enter_context(LedgerMode(ledger))
@@ -358,7 +360,7 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
 
 
 @contextmanager
-def _noting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
+def _watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
     """Return a context for a run. The next run is refused after a run that leaves a mode changed,
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
@@ -392,7 +394,9 @@ def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], 
     stream. Its AccumulateGrad nodes stay on their first stream while somebody keeps the loss, and
     may be in the capture."""
     if torch.is_grad_enabled() and attempt.reached.walk().runs_backward():
-        return lambda run: functools.partial(attempt.driver.warmup, run, attempt.device)
+        return lambda run: functools.partial(
+            attempt.driver.run_on_capture_stream, run, attempt.device
+        )
     return lambda run: run
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory, local
-from onelaunch.errors import kind_of
+from onelaunch.errors import describe_type
 from onelaunch.frames.peek import attributes_of, object_of
 from onelaunch.state.contents import Attributes
 from onelaunch.state.counterparts import Counterparts, ids_in
@@ -386,7 +386,7 @@ class StateGuard:
                 if value is container:
                     owner = slot.name.removesuffix(str(slot.key)).removesuffix(".")
                     return f"{owner}.{name}" if owner else name
-        return kind_of(container)
+        return describe_type(container)
 
     def _name(self, t: Tensor, index: int) -> str:
         for slot, value in zip(self._slots, self._values, strict=True):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 from torch.utils import _pytree as pytree
 
-from onelaunch.errors import kind_of, text_of
+from onelaunch.errors import describe_type, text_of
 from onelaunch.frames.peek import METHODS, attributes_of
 
 Kind = Literal["item", "cell", "of", "contents"]
@@ -96,7 +96,7 @@ class Slot(NamedTuple):
         text = text_of(value)
         if isinstance(value, str | bytes):
             return text[:40]
-        return text if len(text) <= 40 else kind_of(value)
+        return text if len(text) <= 40 else describe_type(value)
 
     def write(self, value: object) -> None:
         """Store a value; `MISSING` empties the slot. Ignores a container class's overrides."""

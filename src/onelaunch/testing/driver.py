@@ -136,7 +136,9 @@ class TapeDriver:
     def new_stream(self, device: torch.device) -> object:
         return None
 
-    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
+    def run_on_capture_stream(
+        self, run: Callable[[], T], device: torch.device, stream: object = None
+    ) -> T:
         return run()
 
     def foresee(

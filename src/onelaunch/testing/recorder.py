@@ -33,7 +33,7 @@ from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.refusals import fix_of_line, refusal
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.driver.substitutes import resize, watching_resizes
-from onelaunch.errors import CaptureError, kind_of
+from onelaunch.errors import CaptureError, describe_type
 from onelaunch.source import CodePoint, Place, user_frame, user_point
 from onelaunch.testing.collectives import run_alone
 from onelaunch.testing.memory import HostMemory
@@ -304,6 +304,6 @@ class TapeRecorder(DispatchMode):
                 if isinstance(value, (bool, int, float, complex)):
                     code, given = "OL101", "a number to the host"
                 else:
-                    given = f"{kind_of(value)}, which cannot be replayed"
+                    given = f"{describe_type(value)}, which cannot be replayed"
             if given is not None:
                 raise self.note_refusal(code, f"`{op.label}` gave {given}.", fix)

@@ -113,8 +113,10 @@ class CudaDriver:
         """See `Driver.new_stream`; it is none of torch's pool of them."""
         return new_stream(device_index(device))
 
-    def warmup(self, run: Callable[[], T], device: torch.device, stream: object = None) -> T:
-        """See `Driver.warmup`. No host sync."""
+    def run_on_capture_stream(
+        self, run: Callable[[], T], device: torch.device, stream: object = None
+    ) -> T:
+        """See `Driver.run_on_capture_stream`. No host sync."""
         index = device_index(device)
         caller, stream = torch.cuda.current_stream(index), _stream(stream, index)
         stream.wait_stream(caller)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onelaunch.call import tree
 from onelaunch.driver.distance import is_inexact
-from onelaunch.errors import ArgumentError, GraphError, kind_of
+from onelaunch.errors import ArgumentError, GraphError, describe_type
 from onelaunch.tools.bench.draws import DRAWS, Draw, draws, nudged
 from onelaunch.tools.bench.precision import norm, relative_error
 from onelaunch.tools.bench.workload import Inputs, Workload, clone, each_tensor, to, widen
@@ -168,7 +168,7 @@ def make_reference(
     if not first:
         why = "there is nothing to check or to wait for"
         fix = "return the tensors that the call computes"
-        what = f"the callable returns no tensor, but {kind_of(result)}"
+        what = f"the callable returns no tensor, but {describe_type(result)}"
         where = getattr(workload.fn, "__qualname__", type(workload.fn).__qualname__)
         raise ArgumentError("OL401", what, where=where, why=why, fix=fix)
     again = snapshot(Workload(given.fn, *workload.copy_inputs())())

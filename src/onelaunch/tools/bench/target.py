@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from onelaunch.errors import ArgumentError, kind_of
+from onelaunch.errors import ArgumentError, describe_type
 from onelaunch.frames.origins import is_installed
 from onelaunch.source import PACKAGE
 from onelaunch.tools.bench.reference import message_of, said
@@ -50,7 +50,7 @@ def load(target: str, command: Command = "compare") -> TargetCall:
     if factory is None:
         raise _unknown(target, place, name, module, command)
     if isinstance(factory, nn.Module):
-        what = f"`{name}` is {kind_of(factory)}, not a function that makes one"
+        what = f"`{name}` is {describe_type(factory)}, not a function that makes one"
         raise bad_target(target, what, "the arguments must come with it")
     if not callable(factory):
         raise bad_target(
@@ -121,7 +121,7 @@ def _checked(target: str, name: str, made: object) -> TargetCall:
 def _shape(made: object) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(part).__name__ for part in cast(tuple[Any, ...], made))})"
-    return "None" if made is None else kind_of(made)
+    return "None" if made is None else describe_type(made)
 
 
 def raised(what: str, error: BaseException, target: str, command: Command) -> ArgumentError:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.call import tree
-from onelaunch.errors import bad, kind_of
+from onelaunch.errors import bad, describe_type
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 
 T = TypeVar("T")
@@ -425,10 +425,10 @@ def validated(fn: object, args: object, kwargs: object, where: str) -> Workload:
         what, why = f"{type(fn).__name__} is not callable", "it is called with the arguments"
         raise bad(what, where, why, fix)
     if not isinstance(args, (tuple, list)):
-        what = f"args is {kind_of(args)}, not a tuple"
+        what = f"args is {describe_type(args)}, not a tuple"
         raise bad(what, where, "it holds the positional arguments of a call", fix)
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        what, why = f"kwargs is {kind_of(kwargs)}, not a dict", "it names the arguments"
+        what, why = f"kwargs is {describe_type(kwargs)}, not a dict", "it names the arguments"
         fix = f'{where}(model, (x,), {{"mask": mask}})'
         raise bad(what, where, why, fix)
     return Workload(fn, tuple(args), dict(kwargs or {}))

@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from onelaunch.errors import bad, kind_of
+from onelaunch.errors import bad, describe_type
 from onelaunch.tools.bench.entry import free, isolated, reset_compiler
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.reference import SECONDS, Reference, make_reference
@@ -355,7 +355,7 @@ def checked(fn: object, args: object, kwargs: object, where: str = "optimize") -
         ArgumentError: OL401.
     """
     if isinstance(fn, type):
-        what = f"{kind_of(fn)} is not a callable"
+        what = f"{describe_type(fn)} is not a callable"
         raise bad(what, where, "it is called with the arguments", f"{where}(model, (x,))")
     return validated(fn, args, kwargs, where)
 

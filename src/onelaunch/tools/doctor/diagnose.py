@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from onelaunch.driver.capture_query import Asking
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.finding import Finding
 from onelaunch.tools.bench.environment import environment
 from onelaunch.tools.bench.workload import (
@@ -112,14 +112,14 @@ class _Watched(NamedTuple):
 def _watched(workload: Workload, backward: bool) -> _Watched:
     """Watch a run. A callable that asks whether it is captured is told no; and if what it does
     then blocks a capture, yes, as `graph` does."""
-    asking, told_no = Asking(False), _Watched(Blocks(), Waits(), Slow())
-    with asking.answering():
+    asking, told_no = CaptureAnswer(False), _Watched(Blocks(), Waits(), Slow())
+    with asking.in_force():
         watch(workload.copy(), told_no, backward)
     if not asking.asked or not told_no.blocks.findings():
         return told_no
     told_yes = _Watched(Blocks(), Waits(), Slow())
     try:
-        with Asking(True).answering():
+        with CaptureAnswer(True).in_force():
             watch(workload.copy(), told_yes, backward)
     except Exception:  # noqa: BLE001  what it does in a capture may fail outside of one
         return told_no

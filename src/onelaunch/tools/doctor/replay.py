@@ -130,7 +130,7 @@ def by_driver(workload: Workload) -> BareRecording:
     driver, device = select(workload.tensors())
     args, kwargs = workload.copy_inputs()
     with driver.exclusive():
-        driver.warmup(lambda: workload.fn(*args, **kwargs), device)
+        driver.run_on_capture_stream(lambda: workload.fn(*args, **kwargs), device)
         pool = driver.new_pool(device)
         graph, result = driver.capture(lambda _: workload.fn(*args, **kwargs), pool)
 

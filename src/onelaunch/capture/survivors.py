@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from itertools import repeat
+from types import CellType, FrameType, FunctionType
 from typing import Any, cast
 
 from torch import Tensor
@@ -24,7 +26,7 @@ from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
-from onelaunch.frames.reads import Reads
+from onelaunch.frames.reads import Reads, is_of_globals
 from onelaunch.gc_pause import FROZEN_AT_START
 from onelaunch.state.slots import Slot
 from onelaunch.watch.observer import Observer
@@ -114,17 +116,8 @@ class PassedOn:
         raise CaptureError("OL105", f"something keeps a tensor of the call{what}", where=where)
 
     def _kept(self, captured: CapturedCall, reads: Sequence[Reads]) -> int | None:
-        """Return the place of a tensor that something holds besides the recording's autograd."""
-        ours: list[Collection[Tensor]] = []
-        graph: set[int] = set()
-        if captured.pair is not None:
-            static, saved = captured.pair.static, captured.pair.saved.inputs
-            parts = [part.statics for part in captured.pair.components]
-            ours = [static.outputs, static.inputs, static.overwritten.statics, *parts]
-            ours.append(saved.values())
-            graph = {id(saved), *CapturedGraph(static.outputs).held()}
-        counts = Counter(id(t) for own in ours for t in own)
-        known = {*graph, *map(id, ours)}
+        """Return the place of a tensor that something holds besides the recording itself."""
+        counts = _counts(captured)
         for collected in (False, True):
             alive = [made() for made, _ in self.tensors]
             kept = [
@@ -140,12 +133,61 @@ class PassedOn:
                 for each in reads:  # records of reads may keep an object of the call
                     each.sum_up()
                 continue
-            several = [alive[place] for place in kept]
+            ours, several = _ours(captured), [alive[place] for place in kept]
             for place, holders in zip(kept, _holders(several), strict=True):
-                others = [h for h in holders if h is not alive and id(h) not in known]
-                if not all(isinstance(h, FrameType) for h in others):
-                    return place
+                others = [h for h in holders if h is not alive and id(h) not in ours]
+                for holder in others:
+                    if not (
+                        isinstance(holder, FrameType) or _is_only_read(holder, [holders, others])
+                    ):
+                        return place
         return None
+
+
+def _counts(captured: CapturedCall) -> Counter[int]:
+    """Return id of a tensor -> the references to it that a recording with a backward has."""
+    pair = captured.pair
+    if pair is None:
+        return Counter()
+    static, saved = pair.static, [t for over in pair.uncopied.values() for t, _ in over]
+    parts = [t for part in pair.components for t in part.statics]
+    held = [*static.outputs, *static.inputs, *static.overwritten.statics, *parts, *saved]
+    return Counter(map(id, (*held, *pair.saved.inputs.values())))
+
+
+def _ours(captured: CapturedCall) -> set[int]:
+    """Return the ids of the objects of a recording: those of drivers and of autograd, and what is
+    in them, but no object of the user's."""
+    found: set[int] = set()
+    queue: list[object] = [captured.graph, captured.pair]
+    while queue:
+        value = queue.pop()
+        kind, inside = type(value), gc.get_referents(value)
+        module = kind.__module__
+        if isinstance(value, FunctionType):
+            module, inside = value.__module__, [value.__closure__, value.__defaults__]
+        if id(value) not in found and (kind in _CONTAINERS or module.startswith(_OURS)):
+            found.add(id(value))
+            queue += inside
+    if captured.pair is not None:
+        found.update(CapturedGraph(captured.pair.static.outputs).held())
+    return found
+
+
+_OURS = ("onelaunch.driver", "onelaunch.testing", "onelaunch.autograd")
+_CONTAINERS = (list, tuple, dict, set, frozenset, CellType)
+
+
+def _is_only_read(holder: object, here: Sequence[object]) -> bool:
+    """Return whether a holder is the globals of code that has run, which only records of reads and
+    the lists `here` hold."""
+    if type(holder) is not dict:
+        return False
+    for other in gc.get_referrers(holder):  # in no generator, which would be another holder
+        known = isinstance(other, FrameType) or any(map(operator.is_, here, repeat(other)))
+        if not known and not is_of_globals(other, holder):
+            return False
+    return True
 
 
 def _writes_shared(run: CaptureRun) -> bool:

@@ -223,6 +223,17 @@ class Reads:
         return [value for value in found if value is not None]
 
 
+def is_of_globals(entry: Any, namespace: dict[str, Any]) -> bool:
+    """Return whether an object is an entry of `Reads.globals` for these globals."""
+    return (
+        type(entry) is tuple
+        and len(entry) == 2
+        and entry[0] is namespace
+        and type(entry[1]) is dict
+        and all(type(use) is Use for use in entry[1].values())
+    )
+
+
 def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
     return any(use > known.get(place, -1) for place, use in uses.items())
 

@@ -156,8 +156,8 @@ def _counts(captured: CapturedCall) -> Counter[int]:
 
 
 def _ours(captured: CapturedCall) -> set[int]:
-    """Return the ids of the objects of a recording: those of drivers and of autograd, and what is
-    in them, but no object of the user's."""
+    """Return the ids of a recording's objects: parts of the driver and of autograd, and containers
+    in them. An object of the user's is not followed."""
     found: set[int] = set()
     queue: list[object] = [captured.graph, captured.pair]
     while queue:

@@ -10,7 +10,7 @@ from torch import nn
 from onelaunch.call.tree import flatten_call
 from onelaunch.driver.select import select
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import Proof, parameters, bucketed_call
+from onelaunch.padding.pad import Proof, bucketed_call, parameters
 from onelaunch.padding.proof import Proving
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.snapshot import ReachableState

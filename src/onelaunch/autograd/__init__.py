@@ -6,7 +6,7 @@ backward.py    a captured backward, and the graph that it runs over
 engine.py      backwards from given gradients
 capture.py     the capture of a backward
 overwritten.py writes of a backward to saved tensors of its forward
-first_backward.py   a run of a backward before its capture: its operations, and reads by Python
+first_backward.py  the run of a backward before its capture: its operations, and reads by Python
 proxies.py     ProxyLeaves: leaves in place of the callable's tensors, where a captured graph ends
 graph_walk.py  walks over autograd graphs: saved tensors, freed graphs, views, refused nodes
 components.py  results whose graphs have no node in common: a node for each

@@ -140,15 +140,15 @@ class StaticGraph:
     def run_watched(
         self, grads: Gradients, moved: Moved
     ) -> tuple[list[Tensor | None], FirstBackward | None]:
-        """Do `run`, and also return the first that a capture uses."""
+        """Do `run`, and also return what a capture is compared with."""
         if self.forward.compiled:
             return self.run(grads, moved), None
         given = [*(g for g in grads if g is not None), *(t for _, t in moved)]
-        first = FirstBackward(self.driver, self.device, self.outputs, given, self.forward.reads)
-        with HostFactories(self.device), first.watching():
-            found = self.run(grads, moved, ledger=first.ledger)
-        first.finish()
-        return found, first
+        made = FirstBackward(self.driver, self.device, self.outputs, given, self.forward.reads)
+        with HostFactories(self.device), made.watching():
+            found = self.run(grads, moved, ledger=made.ledger)
+        made.finish()
+        return found, made
 
     def run(
         self,

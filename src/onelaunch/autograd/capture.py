@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,14 @@ from onelaunch.watch.observer import Observer
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 
 
+class _Effects(NamedTuple):
+    """The effects of a backward that ran under capture; see `Backward`."""
+
+    written: list[Tensor]
+    handed: list[tuple[int, Tensor]]
+    verdict: BackwardComparison | None
+
+
 @dataclass(eq=False)
 class _Capturing:
     """A backward under capture, in one attempt or several; see `capture_backward`."""
@@ -48,16 +57,14 @@ class _Capturing:
     moved: Moved
     pool: DevicePool
     kept: bool
-    first: FirstBackward | None
+    first_run: FirstBackward | None
     constants: DeviceConstants | None
     before: StateWalk | None
     parallel: Parallel
     draws: bool
     """True if a run drew from the device's default generator."""
-    effects: tuple[list[Tensor], list[tuple[int, Tensor]], BackwardComparison | None] = field(
-        init=False
-    )
-    """The last run's `written`, `_handed` and `verdict` of `Backward`."""
+    effects: _Effects = field(init=False)
+    """The effects of the last run."""
 
     def body(self, capture: Capture) -> list[Tensor | None]:
         """Run the backward, and return its gradients."""
@@ -68,11 +75,11 @@ class _Capturing:
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
         observer.lanes, observer.admission.may_draw = capture.lanes, self.draws
-        if self.first is not None:
+        if self.first_run is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
             given += [(t, port) for (_, t), (_, port) in zip(self.moved, there, strict=True)]
-            observer.ledger = self.first.compared(given, capture)
+            observer.ledger = self.first_run.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
         reads, factories = observer.host_reads, HostFactories(static.device)
@@ -89,8 +96,10 @@ class _Capturing:
             )
         observer.ledger = compared
         verdict = None
-        if self.first is not None and self.before is not None:
-            verdict = BackwardComparison(observer, self.first, self.before, driver, static.device)
+        if self.first_run is not None and self.before is not None:
+            verdict = BackwardComparison(
+                observer, self.first_run, self.before, driver, static.device
+            )
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)
@@ -101,7 +110,7 @@ class _Capturing:
             for s, t in observer.memory.written.items()
             if s in counted and not observer.memory.known(t)
         ]
-        self.effects = written, handed, verdict
+        self.effects = _Effects(written, handed, verdict)
         if self.kept:
             return made
         for g in made:
@@ -133,7 +142,7 @@ class _Capturing:
                     rollback.restore()
                 if isinstance(error, DrawsAfterAll) and not self.draws:
                     self.draws = True
-                elif self.first is None or not (self.constants and self.constants.misses()):
+                elif self.first_run is None or not (self.constants and self.constants.misses()):
                     raise
                 let_go(error)
                 continue
@@ -143,10 +152,10 @@ class _Capturing:
 
     def _settle(self, graph: Graph) -> None:
         """Free the recording and raise, if its run changed a number that it read."""
-        if self.first is None or self.before is None:
+        if self.first_run is None or self.before is None:
             return
         try:
-            self.first.refuse_moved(self.before)
+            self.first_run.refuse_moved(self.before)
         except CaptureError:
             graph.reset()
             raise
@@ -159,7 +168,7 @@ def capture_backward(
     pool: DevicePool,
     *,
     kept: bool,
-    first: FirstBackward | None = None,
+    first_run: FirstBackward | None = None,
     in_place: InPlace | None = None,
     ahead: bool = False,
 ) -> Backward:
@@ -171,21 +180,21 @@ def capture_backward(
         moved: inputs of the forward that it reads where the caller has them. They come after the
             gradients at each launch.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
-        first: the same backward, before. Without it no host values are lifted, except those
+        first_run: the same backward, before. Without it no host values are lifted, except those
             that the forward has copied to the device.
         in_place: the memory of the caller that kernels are to reach, where that is proven.
         ahead: true if no forward has filled the saved tensors yet, so that nothing may run.
     """
     driver, constants = static.driver, None
-    if static.device.type != "cpu" and (first is not None or static.forward.compiled):
+    if static.device.type != "cpu" and (first_run is not None or static.forward.compiled):
         # Compiled code brings the host values of its forward, or none.
-        run = static.forward if first is None else first.ledger
+        run = static.forward if first_run is None else first_run.ledger
         constants = DeviceConstants(static.device, run.copied_to_device)
-    before = None if first is None else first.state()
-    draws = first is not None and static.device.type in first.ledger.drawn
+    before = None if first_run is None else first_run.state()
+    draws = first_run is not None and static.device.type in first_run.ledger.drawn
     parallel = static.forward.parallel
     capturing = _Capturing(
-        *(static, grads, moved, pool, kept, first, constants, before),
+        *(static, grads, moved, pool, kept, first_run, constants, before),
         parallel="ahead" if ahead and parallel else parallel,
         draws=draws,
     )

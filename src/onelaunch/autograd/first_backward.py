@@ -118,18 +118,18 @@ class FirstBackward:
 
 
 class BackwardComparison:
-    """The comparison of a capture with its first.
+    """The comparison of a captured backward with the run before it.
 
     Attributes:
         difference: the difference, or None.
         guard: the check that the state it read is unchanged.
-        changed: the name of state that it read and that the first found otherwise, or None.
+        changed: the name of state that it read and that the run before found otherwise, or None.
     """
 
     def __init__(
         self,
         observer: Observer,
-        first: FirstBackward,
+        first_run: FirstBackward,
         before: StateWalk,
         driver: Driver,
         device: torch.device,
@@ -149,7 +149,7 @@ class BackwardComparison:
         tensors = laid_out((t for _, t in slots if isinstance(t, Tensor)), device)
         sized = {id(container): (container, names) for container, names in before.sized()}
         self.guard = StateGuard(slots, tensors, list(sized.values()))
-        self.changed = None if self.difference is None else self._changed_since(first.ledger)
+        self.changed = None if self.difference is None else self._changed_since(first_run.ledger)
 
     def _changed_since(self, earlier: Ledger) -> str | None:
         for slot, value in self.guard.held():

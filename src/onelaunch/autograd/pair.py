@@ -68,7 +68,7 @@ class _Kind:
     """A check that gradients have this layout."""
     warm: bool = False
     """True once it ran operation by operation."""
-    first: FirstBackward | None = None
+    first_run: FirstBackward | None = None
     differing: int = 0
     """Captures in a row that differed from the run before them."""
     changes: int = 0
@@ -274,7 +274,7 @@ class AutogradPair:
         if kind.launch is None and kind.warm:
             self._capture(kind, grads, moved, kept=True)
         if kind.launch is None and not kind.warm and not kind.refused:
-            found, kind.first = self.static.run_watched(grads, moved)
+            found, kind.first_run = self.static.run_watched(grads, moved)
             kind.warm = True
             return found
         found = self._launched(kind, grads, moved)
@@ -366,7 +366,7 @@ class AutogradPair:
 
     def _note_change(self, kind: _Kind, change: str | None) -> None:
         """Note that state which a kind reads changed: another run is to be compared."""
-        kind.first, kind.warm = None, False
+        kind.first_run, kind.warm = None, False
         kind.changes += 1
         if kind.changes == _MOST_CHANGES:
             kind.refused = True
@@ -393,7 +393,7 @@ class AutogradPair:
                     moved,
                     pool,
                     kept=kept,
-                    first=kind.first,
+                    first_run=kind.first_run,
                     in_place=self._in_place,
                     ahead=ahead,
                 )
@@ -407,7 +407,7 @@ class AutogradPair:
                 if kind.differing == TRIES:
                     raise verdict.difference.refusal()
                 if kept:
-                    kind.first, kind.warm = None, False  # another run is to be compared
+                    kind.first_run, kind.warm = None, False  # another run is to be compared
             elif not self.make_room():
                 backward.graph.reset()
                 kind.refused = True

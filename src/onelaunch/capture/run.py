@@ -24,24 +24,11 @@ from onelaunch.capture.checks import (
     refuse_parts,
 )
 from onelaunch.capture.counted_places import CountedPlaces
-from onelaunch.capture.effects import (
-    recurrent_state,
-)
+from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
-from onelaunch.capture.io_plan import (
-    COPIED,
-    CannotPadInside,
-    Inputs,
-    Outputs,
-    output_ports,
-    stage,
-)
+from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
 from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import (
-    BackwardInside,
-    leaves_refused,
-    refuse_leaves_of_host,
-)
+from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
 from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results

@@ -452,7 +452,7 @@ def _interrupt_captures(
             sys.settrace(None)
             sys.unraisablehook = hook
         left = {k: (v, before[k]) for k, v in modes().items() if v != before[k]}
-        assert not left, (step, left)
+        assert not left, f"{step}: {left} after\n{interrupt.where}"
         if interrupt.left > 0:
             break
         step += max(1, step // every)

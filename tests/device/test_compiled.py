@@ -461,6 +461,7 @@ def test_code_that_reads_the_device_unless_it_is_compiled(rand: Rand, ahead: boo
     assert replays(fast) >= 4
 
 
+@pytest.mark.filterwarnings("ignore:\\nOnline softmax is disabled")  # of torch 2.11's Inductor
 @on_accelerators
 @pytest.mark.parametrize("heads", [nn.MultiheadAttention, nn.TransformerEncoderLayer])
 def test_code_that_asks_for_function_modes(

@@ -512,3 +512,58 @@ def test_a_hook_that_came_is_named(device: torch.device, rand: Rand) -> None:
             assert_same(result, expected)
     why = [recording.why for recording in fast.recordings]
     assert any("._forward_hooks changed its length" in reason for reason in why), why
+
+
+WALKS: dict[str, Callable[[nn.Module], Any]] = {
+    "all": lambda m: [*m.modules()],
+    "first": lambda m: [next(m.children())],
+    "until": lambda m: [next(c for c in m.modules() if isinstance(c, nn.Linear))],
+    "any": lambda m: [m] if any(isinstance(c, nn.Tanh) for c in m.modules()) else [m[0]],
+    "named": lambda m: [c for name, c in m.named_modules() if name],
+    "closed": lambda m: _closed(m.modules()),
+}
+
+
+def _closed(modules: Any) -> list[nn.Module]:
+    found = [next(modules), next(modules)]
+    modules.close()
+    return found
+
+
+@pytest.mark.parametrize("change", ["attribute", "other module", "added module"])
+@pytest.mark.parametrize("walk", WALKS)
+def test_modules_that_torch_lists(device: torch.device, rand: Rand, walk: str, change: str) -> None:
+    """Generators of torch's are watched as a whole, and not at each of their values."""
+
+    def world() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+        for child in model.modules():
+            child.scale = 2.0  # type: ignore[assignment]
+        model.to(device)
+
+        def f(x: Tensor) -> Tensor:
+            for module in WALKS[walk](model):
+                x = x * getattr(module, "scale", 3.0)
+                if not [*module.children()]:
+                    x = module(x)
+            return x
+
+        return model, f
+
+    (mine, f), (theirs, eager) = world(), world()
+    fast = ol.graph(f)
+    with torch.no_grad():
+        for i in range(14):
+            if i == 6:
+                for model in (mine, theirs):
+                    if change == "attribute":
+                        model[0].scale = 5.0  # type: ignore[assignment]
+                    elif change == "other module":
+                        torch.manual_seed(1)
+                        model[0] = nn.Linear(3, 3, device=device)
+                    else:
+                        model.append(nn.Tanh())
+            x = rand(i, 2, 3)
+            assert_same(fast(x), eager(x))
+    assert replays(fast) >= 4

@@ -76,6 +76,7 @@ def test_bert() -> None:
 
 def test_inductor_compiles_once_for_all_buckets() -> None:
     torch._dynamo.reset()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     model = bert()
     buckets = masked((2, 3, 4), (8, 10, 12, 16))
     eager, fast = ol.graph(model, buckets=buckets), ol.graph(model, buckets=buckets, compile=True)
@@ -84,7 +85,7 @@ def test_inductor_compiles_once_for_all_buckets() -> None:
         each.warm_up([((), {"input_ids": ids, "attention_mask": mask_of(ids)})])
         assert len(each.recordings) == 12
     assert not {r.nodes for r in fast.recordings} & {r.nodes for r in eager.recordings}
-    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] - compiled <= 4
     for ids in requests():
         mask = mask_of(ids)
         got = fast(input_ids=ids, attention_mask=mask)

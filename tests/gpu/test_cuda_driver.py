@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("settled")]
 
 def test_this_machine_has_all() -> None:
     found = capabilities()
-    assert (found.memcpy_nodes, found.rebind, found.why_not) == (True, True, "")
+    assert (found.records, found.rebind, found.why_not) == (True, True, "")
     print("\n", found.versions)
 
 

@@ -1,4 +1,4 @@
-"""Captures that fail, and machines without bindings."""
+"""Captures that fail."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.driver.cuda import Capabilities, graph, memory
-from onelaunch.driver.cuda import capture as record
-from onelaunch.driver.cuda import driver as driver_module
-from onelaunch.driver.cuda import streams as order
 from onelaunch.errors import CaptureError
 from tests.gpu.recorded import (
     DEVICE,
     Recorded,
-    check_displaced_and_empty_ports,
-    check_random_numbers,
     works,
 )
 
@@ -90,46 +84,6 @@ def test_after_a_failed_capture_all_goes_on(driver, pool, fn, code) -> None:
     other = driver.new_pool(DEVICE)
     works(driver, other)
     assert other.memory_bytes == 0
-
-
-# Without bindings, as on ROCm.
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = Capabilities(False, False, "for a test", "")
-    stream = torch.cuda.Stream()
-    for module in (record, graph, order, memory, driver_module):
-        monkeypatch.setattr(module, "capabilities", lambda: nothing)
-    for module in (record, driver_module):
-        monkeypatch.setattr(module, "capture_stream", lambda index: stream)
-
-
-@pytest.mark.usefixtures("plain")
-class TestWithoutBindings:
-    """The same protocol, with copies before and after the replay."""
-
-    def test_launches(self, driver, pool) -> None:
-        base = torch.randn(33, 257, device=DEVICE)
-        graphed = Recorded(driver, lambda x: (x * 2 + 1).relu(), [base.t()], pool)
-        assert graphed.graph.travels == ("copy",)
-        inputs = torch.randn(200, 33, 257, device=DEVICE)
-        for x, y in zip(inputs, [graphed(x.t()) for x in inputs], strict=True):
-            assert torch.equal(y, (x.t() * 2 + 1).relu())
-        assert graphed.rebind().travels == ("copy",)
-
-    def test_displaced_and_empty_ports(self, driver, pool) -> None:
-        check_displaced_and_empty_ports(driver, pool)
-
-    @pytest.mark.parametrize("fn", [fails_item, fails_memory, fails_itself, swallows])
-    def test_after_a_failed_capture_all_goes_on(self, driver, pool, fn) -> None:
-        x = torch.randn(64, device=DEVICE)
-        with pytest.raises((CaptureError, ValueError)):
-            driver.capture(lambda capture: fn(torch.rand_like(x)), pool)
-        works(driver, pool)
-
-    def test_random_numbers_are_those_of_eager(self, driver, pool) -> None:
-        check_random_numbers(driver, pool)
 
 
 def test_a_collection_in_a_capture_destroys_no_older_graph() -> None:

@@ -54,6 +54,6 @@ def test_ten_thousand_steps() -> None:
             gc.collect()
             torch.cuda.synchronize()
             used.append(torch.cuda.memory_allocated())
-    assert used[0] == used[1] == used[2]
+    assert used[0] >= used[1] == used[2]  # an earlier test's memory may go late
     assert sum(r.replays for f in fast for r in f.recordings) > 9_700
     assert loss.isfinite()

@@ -28,7 +28,7 @@ cuda.CudaDriver()
 assert not torch.cuda.is_initialized()
 assert "torch._dynamo" not in sys.modules
 found = cuda.capabilities()
-assert not found.memcpy_nodes and not found.rebind and found.why_not, found
+assert not found.records and not found.rebind and found.why_not, found
 """
 
 
@@ -39,7 +39,7 @@ def test_import_starts_nothing_and_needs_no_bindings() -> None:
 
 def test_what_is_missing_has_a_reason() -> None:
     found = capabilities()
-    assert bool(found.why_not) == (not (found.memcpy_nodes and found.rebind))
+    assert bool(found.why_not) == (not (found.records and found.rebind))
 
 
 def test_memcpy_parameters_are_laid_out_as_cuda_does() -> None:

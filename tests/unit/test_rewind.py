@@ -200,7 +200,6 @@ def model() -> Generator[Device]:
         patch.setattr(module, "random_order", lambda i: order)
         patch.setattr(graph, "random_order", lambda i: order)
         patch.setattr(module, "device_index", lambda d: d.index or 0)
-        patch.setattr(module, "capabilities", lambda: SimpleNamespace(memcpy_nodes=True))
         patch.setattr(module, "nodes", SimpleNamespace(handles=lambda g: [], destroy=None))
         yield device
 
@@ -267,6 +266,7 @@ def test_what_draws_nothing_is_launched_without_a_generator(
         pool: Any = SimpleNamespace(index=0, order=order, ranges=None, guard=order.lock)
         made: Any = SimpleNamespace(graph=FakeGraph(), inputs=[], outputs=[], draws=kind == "draws")
         monkeypatch.setattr(graph, "_random_replay", random_replay)
+        monkeypatch.setattr(graph, "_plain_replay", lambda made, index: lambda stream: None)
         monkeypatch.setattr(graph, "bindings", module.bindings)
         generators: Any = [FakeGenerator()] if kind == "own generator" else []
         rewind = CudaRewind(0) if kind == "saved states" else None

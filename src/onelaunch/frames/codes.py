@@ -43,6 +43,8 @@ LOOKS_UP = {
     nn.Module.__delattr__.__code__,
 }
 """Code that looks up attributes of modules, after the load was noted."""
+ASKS_FOR_BUILD = {torch.backends.cuda.is_built.__code__}
+"""Code that asks how torch was built, which torch calls in captures, too."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
 
@@ -70,6 +72,7 @@ class CodeFacts:
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
         named: offset where a frame ended -> what its global names led to.
+        yields: of a generator of torch's: the offsets where its frames stop for a while.
     """
 
     code: types.CodeType
@@ -82,6 +85,7 @@ class CodeFacts:
     iterates: bool = False
     of_class: bool = field(init=False)
     is_enclosed: bool = False
+    yields: Set[int] = frozenset()
     stores: tuple[SureStore, ...] = ()
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
@@ -115,6 +119,9 @@ class CodeFacts:
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)
         self.stores = sure_stores(code)
+        if code.co_flags & inspect.CO_GENERATOR and code.co_filename.startswith(TORCH):
+            steps = dis.get_instructions(code)
+            self.yields = {step.offset for step in steps if step.opcode == _YIELD}
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = ITERATED in arguments
         self.of_class = not code.co_flags & inspect.CO_OPTIMIZED
@@ -124,6 +131,7 @@ class CodeFacts:
             self.special = arguments[0], {code.co_name: Use.READ}
 
 
+_YIELD = dis.opmap["YIELD_VALUE"]
 _PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 

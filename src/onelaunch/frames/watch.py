@@ -27,7 +27,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call_events import Matters, hook, set_profile, unwatched
 from onelaunch.frames.callees import is_method
-from onelaunch.frames.codes import HANDS_ON, LOOKS_UP, RUNS_BACKWARD, CodeFacts, SureStore
+from onelaunch.frames.codes import (
+    ASKS_FOR_BUILD,
+    HANDS_ON,
+    LOOKS_UP,
+    RUNS_BACKWARD,
+    CodeFacts,
+    SureStore,
+)
 from onelaunch.frames.frame import RanFrame
 from onelaunch.frames.origins import gives_own_work, is_machinery
 from onelaunch.frames.peek import (
@@ -79,7 +86,9 @@ class FrameWatch:
         """Types of results without attributes or items, as they are met."""
         self._hook = hook(self, self.matters, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
-        self._unread = LOOKS_UP | {getattr(fn, "__code__", None) for fn in gc.callbacks}
+        self._unread = (
+            LOOKS_UP | ASKS_FOR_BUILD | {getattr(fn, "__code__", None) for fn in gc.callbacks}
+        )
         self._aside: list[FrameType] = []
         """Imports and compilations under way, whose reads are no part of the run."""
         self._codes: dict[int, CodeFacts] = {}
@@ -88,6 +97,8 @@ class FrameWatch:
         """id of a frame -> argument that it assigns anew -> value at the call."""
         self._results: dict[int, dict[int, list[object]]] = {}
         """id of a frame -> offset of an instruction -> results of Python code called there."""
+        self._suspended: dict[int, tuple[FrameType, CodeFacts]] = {}
+        """id of a frame -> frame of a generator of torch's, which is noted once, at its end."""
         self.stored: set[tuple[int, object]] = set()
         """(id of a container or dict of attributes, key) of sure stores."""
         self.handed_on: Place | None = None
@@ -125,6 +136,8 @@ class FrameWatch:
         try:
             with unwatched():  # the hook of this thread may be on still
                 self._note_ended(traceback)
+                for frame, known in [*self._suspended.values()]:  # closed, or never exhausted
+                    self._note_frame(frame, known, frame.f_lasti)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
                 for kept in (self._arguments, self._results, self._codes):
@@ -230,7 +243,7 @@ class FrameWatch:
                 self.matters[id(known.code)] = Matters.RETURNS
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
-        if known.is_unread(frame):
+        if known.is_unread(frame) or id(frame) in self._suspended:
             return
         self._meet(known)
         if known.replaced:
@@ -245,9 +258,7 @@ class FrameWatch:
             self._arguments.setdefault(id(frame), {})[ITERATED] = container
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
-        key, facts = id(frame), facts_of_type(result)
-        arguments = self._arguments.pop(key, _NONE)
-        results = self._results.pop(key, _NONE)
+        facts = facts_of_type(result)
         if not facts.contents or (facts.tensor and not attributes_of(result)):
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:
@@ -256,10 +267,21 @@ class FrameWatch:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
+        at = frame.f_lasti
+        if at in known.yields:
+            self._suspended[id(frame)] = frame, known
+        else:
+            self._note_frame(frame, known, at)
+
+    def _note_frame(self, frame: FrameType, known: CodeFacts, at: int) -> None:
+        """Note a frame that has ended, or stops for a while, at an instruction."""
+        key = id(frame)
+        self._suspended.pop(key, None)
+        arguments = self._arguments.pop(key, _NONE)
+        results = self._results.pop(key, _NONE)
         if known.unread or known.is_unread(frame):
             return
         self._meet(known)  # the frame may be older than the watch
-        at = frame.f_lasti
         for store in known.stores:
             if at > store.offset:
                 self._note_store(store, frame.f_locals.get(store.variable))

@@ -233,7 +233,7 @@ class Captures:
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
         if example is not None and free and alone and before.none():
             wanted.example, wanted.modes = example, Modes()
-            wanted.found = Unmoved(graphed, flat)
+            wanted.found = Unmoved(graphed, flat, before)
             wanted.state = _State.WANTED
             graphed._table.unserved.clear()  # its recording is on the way
         else:

@@ -183,6 +183,7 @@ class Warmup:
         else:
             accesses.note_contents(self._callee.reached(attempt.flat).walk())
             signature.accesses = accesses
+            signature.draws = observer.admission.has_drawn
         return result
 
     def _accesses(

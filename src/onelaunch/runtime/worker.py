@@ -122,15 +122,15 @@ class Footprint:
         self._warmup, self._others = graphed._recorder.warmup, other_threads()
         self._warmup.drawn = None
         self._device = device
-        self._reached = graphed._callee.reached(flat)
-        self._walk = self._reached.walk()
+        self.reached = graphed._callee.reached(flat)
+        self._walk = self.reached.walk()
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
         self._drawn = random_states(device)
 
     def none(self) -> bool:
         """Return whether the call has changed nothing, and drawn nothing."""
-        return self.none_in_tensors() and not self._reached.changed(self._walk)[1]
+        return self.none_in_tensors() and not self.reached.changed(self._walk)[1]
 
     def none_in_tensors(self) -> bool:
         """Return whether the call has written to no tensor of the state, and drawn nothing."""
@@ -148,10 +148,17 @@ class Footprint:
 
 
 class Unmoved:
-    """The state that a call has read, as it is now."""
+    """The state that a call has read, as it is now.
 
-    def __init__(self, graphed: Graphed[..., Any], flat: Flat) -> None:
-        self._reached = graphed._callee.reached(flat)
+    Args:
+        before: of the call, if it has changed nothing.
+    """
+
+    def __init__(
+        self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
+    ) -> None:
+        same = before is not None and before.reached.reads is graphed._callee.reads
+        self._reached = before.reached if before and same else graphed._callee.reached(flat)
         self._walk = self._reached.walk()
 
     def holds(self) -> bool:

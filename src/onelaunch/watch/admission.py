@@ -56,6 +56,8 @@ class Admission:
     """The state of that generator before the first of them."""
     may_draw: bool = True
     """False if the device's default generator is left to others; see `Driver.capture`."""
+    has_drawn: bool = False
+    """True once an operation has drawn from a generator of the device's."""
     stepping: bool = False
     """True while an optimizer steps with stand-ins for its numbers."""
 
@@ -83,9 +85,10 @@ class Admission:
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise error_here(found.code, what, fix=fix)
         target = kwargs.get("device")
-        drawing = not self.may_draw and op.random and (bool(device) or self._is_ours(target))
-        if drawing and op.draws(args, kwargs):
-            raise drawn_after_all(user_frame())
+        if op.random and (device or self._is_ours(target)) and op.draws(args, kwargs):
+            self.has_drawn = True
+            if not self.may_draw:
+                raise drawn_after_all(user_frame())
         if device and not host and target is None:
             return []  # nearly all operations: on the device alone
         moves = (

@@ -15,14 +15,13 @@ class Capabilities:
     """The abilities of the driver and cuda-bindings here.
 
     Attributes:
-        memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each
-            launch; otherwise they are launches of their own before and after it.
+        records: calls can be recorded: the nodes of a graph can be found and changed.
         rebind: kernels can be made to read an input where the caller has it.
         why_not: the reason for missing abilities; empty if there are none.
         versions: the versions of the driver and of cuda-bindings, as far as they are known.
     """
 
-    memcpy_nodes: bool
+    records: bool
     rebind: bool
     why_not: str
     versions: str

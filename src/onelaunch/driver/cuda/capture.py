@@ -17,7 +17,6 @@ from onelaunch.driver.cuda.branches import Branches
 from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
-from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.device_waits import put_off
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
@@ -109,15 +108,13 @@ class CudaRecorder:
         displacement: int = 0,
         varying: Varying | None = None,
     ) -> None:
-        """See `Capture.input`. Where the bindings are missing, ``"node"`` becomes ``"copy"``."""
+        """See `Capture.input`."""
         port = CudaPort(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
         elif travel != Travel.NODE:
             port.buffer = borrowed(buffer)
-        elif not capabilities().memcpy_nodes:
-            port.travel, port.buffer = Travel.COPY, borrowed(buffer)
         elif port.nbytes:
             self._copy(port, port.address, source.data_ptr() - displacement)
         self.inputs.append(port)
@@ -131,8 +128,6 @@ class CudaRecorder:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             elsewhere = torch.empty_like(buffer)
             port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
-        elif not capabilities().memcpy_nodes:
-            port.travel, port.buffer = Travel.COPY, borrowed(buffer)
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
             elsewhere = torch.empty_like(buffer)
@@ -395,16 +390,11 @@ def _recover(
     except RuntimeError:
         # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
         # stopped there (pytorch#180395): its allocator and generators still believe in the capture.
-        if _ended(graph):
-            pass
-        elif capabilities().memcpy_nodes:
+        if not _ended(graph):
             # Let PyTorch's own way out end a capture that is good.
             nodes.begin_capture(stream.cuda_stream)
             anything(stream.device_index).zero_()
             _end(graph)
-        else:
-            _forget(graph, stream, pool_id, generators, draws)
-            return
     graph.reset()
 
 

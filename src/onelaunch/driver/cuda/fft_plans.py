@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.protocol import Launch, Released
 from onelaunch.errors import CaptureError
 
@@ -130,7 +129,5 @@ def _has_fft(graph: torch.cuda.CUDAGraph) -> bool:
 
     Every transform has a kernel with "fft" in its name, beside others for packing.
     """
-    if not capabilities().memcpy_nodes:
-        return True
     names = nodes.kernel_names(graph.raw_cuda_graph())
     return any(name is None or "fft" in name.lower() for name in names)

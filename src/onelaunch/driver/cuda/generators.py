@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from onelaunch.unwinding import DispatchMode
+from onelaunch.unwinding import DispatchMode, same_modes
 
 SHARED: bool = cast(Any, torch.__version__) < (2, 13)
 """True if a state that one thread captures is captured for all; see the module."""
@@ -35,7 +35,7 @@ def default_left(index: int) -> Generator[None]:
         yield
         return
     exchange = _Exchange(torch.cuda.default_generators[index])
-    with exchange:
+    with same_modes(), exchange:
         try:
             exchange.begin()
             yield

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.buffers import bring, take
+from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import Bundle, Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import CudaPort, Recorded
@@ -140,9 +140,7 @@ class CudaGraph:
         self.travels: tuple[Travel, ...] = tuple(port.travel for port in self.inputs)
         self.rebound = frozenset[int]()
         self.wiring = Wiring()
-        self.nodes = 0
-        if capabilities().memcpy_nodes:
-            self.nodes = _wire(self.wiring, recorded, pool.index)
+        self.nodes = _wire(self.wiring, recorded, pool.index)
         self.schedule = recorded.schedule
         self.launch, self._stop = _bind(recorded, pool, self.wiring, generators, rewind)
         self._plans = recorded.plans
@@ -260,7 +258,6 @@ def _bind(
     grows, shrinks = wiring.grows, wiring.shrinks
     gathers, scatters = wiring.gathers, wiring.scatters
     early = [(i, port) for i, port in enumerate(recorded.inputs) if port.buffer is not None]
-    late = [(i, port) for i, port in enumerate(recorded.outputs) if port.buffer is not None]
     lock, raw_stream, ranges = order.lock, bindings._cuda_getCurrentRawStream, pool.ranges
     replay = _plain_replay(graph, index)
     replay_random = _random_replay(graph, index, generators, rewind)
@@ -309,8 +306,6 @@ def _bind(
                     random = replay_random(stream, random)
                 for copy in elsewhere:
                     nodes.copy(*copy, stream)
-                if late:
-                    take(late, targets)
             except BaseException:  # Ctrl-C too: no node may stay pointed at a caller's memory
                 nodes.try_all(wiring.rest())
                 raise
@@ -325,7 +320,6 @@ def _bind(
             live = False
             wiring.clear()
             early.clear()
-            late.clear()
             with beside_captures():
                 graph.reset()
 
@@ -339,8 +333,6 @@ def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], No
     numbers and changes the current device if need be.
     """
     slowly = super(torch.cuda.CUDAGraph, graph).replay
-    if not capabilities().memcpy_nodes:
-        return lambda stream: slowly()
     function, executable = nodes.launcher(graph.raw_cuda_graph_exec())
     current_device = bindings._cuda_getDevice
     last, handle = 0, nodes.stream_handle(0)

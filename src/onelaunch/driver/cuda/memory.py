@@ -210,7 +210,7 @@ _keep_history: Any = torch.cuda.memory._record_memory_history
 
 def beside_captures() -> AbstractContextManager[None]:
     """Let this thread free what it must while others capture, without spoiling their captures."""
-    return nodes.relaxed() if capabilities().memcpy_nodes else contextlib.nullcontext()
+    return nodes.relaxed() if capabilities().records else contextlib.nullcontext()
 
 
 def give_back() -> None:
@@ -219,8 +219,6 @@ def give_back() -> None:
     in use. `torch.cuda.MemPool` frees only its own, but ends the process during any capture."""
     if not torch.cuda.is_initialized():
         return
-    if not capabilities().memcpy_nodes and torch.cuda.is_current_stream_capturing():
-        return  # freeing would spoil this thread's own capture
     with contextlib.ExitStack() as stack:
         stack.enter_context(beside_captures())
         for device in range(torch.cuda.device_count()):

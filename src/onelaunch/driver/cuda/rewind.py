@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.streams import bindings, device_index, random_order
 from onelaunch.driver.substitutes import UNKNOWN, substituted
 from onelaunch.errors import CaptureError
@@ -184,8 +183,6 @@ class CudaRewind:
             raise CaptureError("OL106", "random state is saved or set at other places each time")
         if self._stage == "count":
             self.done = False
-            if not capabilities().memcpy_nodes:
-                raise CaptureError("OL106", "random state saved in a capture needs cuda-bindings")
             if not self._draws:
                 self._place([0] * (len(self._changes) + 1))
         elif self._stage == "measure":

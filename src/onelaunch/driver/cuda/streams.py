@@ -12,6 +12,7 @@ import torch
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
+from onelaunch.errors import CaptureError
 
 bindings: Any = torch._C
 """The part of torch without public names: raw streams, allocator pools, cuBLAS workspaces."""
@@ -105,10 +106,14 @@ def capture_stream(index: int) -> torch.cuda.Stream:
 
 
 def new_stream(index: int) -> torch.cuda.Stream:
-    """Make a stream of a device that nobody else has; it lives as long as the process."""
+    """Make a stream of a device that nobody else has; it lives as long as the process.
+
+    Raises:
+        CaptureError: OL109, nothing can be recorded on this machine.
+    """
+    if not capabilities().records:
+        raise CaptureError("OL109", f"no graph can be changed here: {capabilities().why_not}")
     with torch.cuda.device(index):
-        if not capabilities().memcpy_nodes:
-            return torch.cuda.Stream()
         torch.cuda.current_stream().query()  # the device has its context from here on
         return torch.cuda.ExternalStream(nodes.new_stream(), device=torch.device("cuda", index))
 

@@ -71,8 +71,7 @@ def info() -> int:
     found = capabilities()
     lines = {**here, "recordings": "CUDA graphs" if here["gpu"] else "the tape: no GPU here"}
     if here["gpu"]:
-        nodes = "nodes of the graph, re-pointed by each call"
-        lines["copies"] = nodes if found.memcpy_nodes else "launches before and after the replay"
+        lines["recordings"] = "CUDA graphs" if found.records else "none, calls run eagerly"
         lines["rebind"] = "yes, where proven" if found.rebind else "no, inputs are copied"
         lines["versions"] = found.versions
     if found.why_not:

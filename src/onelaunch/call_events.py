@@ -57,6 +57,7 @@ class _PythonHook:
     _leaves: set[type]
     _methods: OnEvent | None
     _owners: tuple[type, ...]
+    _gate: list[int] | None
     _over: bool = False
 
     def begin(self) -> None:
@@ -70,6 +71,8 @@ class _PythonHook:
             return
         if self._over:
             sys.setprofile(None)
+        elif self._gate is not None and not self._gate:
+            return
         elif event == "c_call" and self._methods is not None:
             if isinstance(getattr(arg, "__self__", None), self._owners):
                 self._methods(frame, event, arg)
@@ -112,6 +115,7 @@ def hook(
     leaves: set[type[object]] | None = None,
     methods: OnEvent | None = None,
     owners: tuple[type, ...] = (),
+    gate: list[int] | None = None,
 ) -> Hook:
     """Make a hook.
 
@@ -121,10 +125,11 @@ def hook(
         leaves: types of results of code that is not seen, which matter by their attributes alone.
             The caller may add to both.
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
+        gate: nothing is called while it is empty.
     """
     made: Any = _hook_class()
     types = set[type]() if leaves is None else leaves
-    return made(frames, {} if codes is None else codes, types, methods, owners)
+    return made(frames, {} if codes is None else codes, types, methods, owners, gate)
 
 
 def is_profiled() -> bool:

@@ -124,6 +124,18 @@ def test_code_may_be_skipped_from_the_middle_of_a_run() -> None:
     assert own(events) == [("call", "inner", None), ("return", "inner", 3)]
 
 
+def test_nothing_is_reported_while_the_gate_is_empty() -> None:
+    events: Events = []
+    gate: list[int] = []
+    with on(hook(noting(events), gate=gate)):
+        outer(3)
+        gate.append(1)
+        inner(4)
+        gate.clear()
+        inner(5)
+    assert own(events) == [("call", "inner", None), ("return", "inner", 4)]
+
+
 def test_methods_in_c_of_some_objects() -> None:
     events: Events = []
     generator = random.Random(0)

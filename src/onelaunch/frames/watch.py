@@ -26,6 +26,7 @@ from torch.autograd import Variable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call_events import Matters, hook, set_profile, unwatched
+from onelaunch.driver.select import make_way
 from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import (
     ASKS_FOR_BUILD,
@@ -275,6 +276,7 @@ class FrameWatch:
 
     def _note_frame(self, frame: FrameType, known: CodeFacts, at: int) -> None:
         """Note a frame that has ended, or stops for a while, at an instruction."""
+        make_way()
         key = id(frame)
         self._suspended.pop(key, None)
         arguments = self._arguments.pop(key, _NONE)

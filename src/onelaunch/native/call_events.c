@@ -17,6 +17,7 @@ typedef struct {
     PyObject *leaves;  /* set: types of results of unseen code that matter by attributes alone */
     PyObject *methods; /* called for a call of a method in C of `owners`; or None */
     PyObject *owners;  /* tuple of types */
+    PyObject *gate;    /* list: nothing is reported while it is empty; or None */
     char over;
 } Hook;
 
@@ -100,6 +101,8 @@ static int notice(PyObject *hook, PyFrameObject *frame, int what, PyObject *arg)
         PyEval_SetProfile(NULL, NULL);
         return 0;
     }
+    if (self->gate != Py_None && !PyList_GET_SIZE(self->gate))
+        return 0;
     if (what == PyTrace_C_CALL && self->methods != Py_None)
         return is_owned(self, arg) ? report(self->methods, frame, called_in_c, arg) : 0;
     if (self->frames == Py_None || (what != PyTrace_CALL && what != PyTrace_RETURN))
@@ -128,13 +131,17 @@ static PyObject *end(PyObject *hook, PyObject *Py_UNUSED(none))
 
 static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"frames", "codes", "leaves", "methods", "owners", NULL};
+    static char *names[] = {"frames", "codes", "leaves", "methods", "owners", "gate", NULL};
     Hook *self = (Hook *)hook;
-    PyObject *frames, *codes, *leaves, *methods, *owners;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!", names, &frames, &PyDict_Type,
+    PyObject *frames, *codes, *leaves, *methods, *owners, *gate;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!O", names, &frames, &PyDict_Type,
                                      &codes, &PySet_Type, &leaves, &methods, &PyTuple_Type,
-                                     &owners))
+                                     &owners, &gate))
         return -1;
+    if (gate != Py_None && !PyList_Check(gate)) {
+        PyErr_SetString(PyExc_TypeError, "the gate is a list");
+        return -1;
+    }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(owners); i++)
         if (!PyType_Check(PyTuple_GET_ITEM(owners, i))) {
             PyErr_SetString(PyExc_TypeError, "owners are types");
@@ -145,6 +152,7 @@ static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
     Py_XSETREF(self->leaves, Py_NewRef(leaves));
     Py_XSETREF(self->methods, Py_NewRef(methods));
     Py_XSETREF(self->owners, Py_NewRef(owners));
+    Py_XSETREF(self->gate, Py_NewRef(gate));
     return 0;
 }
 
@@ -153,7 +161,8 @@ static int init(PyObject *hook, PyObject *args, PyObject *kwargs)
     act(self->codes);                                                                              \
     act(self->leaves);                                                                             \
     act(self->methods);                                                                            \
-    act(self->owners)
+    act(self->owners);                                                                             \
+    act(self->gate)
 
 static int traverse(PyObject *hook, visitproc visit, void *arg)
 {

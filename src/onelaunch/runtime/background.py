@@ -84,7 +84,8 @@ class Captures:
     def __init__(self, graphed: CapturesBeside[..., Any]) -> None:
         self.graphed = weakref.ref(graphed)
         self.off = False
-        self.worker = Worker(f"onelaunch captures of {graphed._name}", self._next)
+        calls = graphed._table.running
+        self.worker = Worker(f"onelaunch captures of {graphed._name}", self._next, calls)
         self._wanted: dict[Hashable, _Wanted] = {}
         self._changed = self.worker.changed
         self._runs = 0

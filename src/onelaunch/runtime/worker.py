@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Constant, Flat
+from onelaunch.call_events import hook
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
-from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck, random_states
+from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck, make_way, random_states
+from onelaunch.errors import CaptureError
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
@@ -40,15 +42,21 @@ class Worker:
     Args:
         name: of the thread.
         next_job: returns the next job, or None. Called under `changed`.
+        calls: the threads in calls, for which the thread makes way wherever it is in Python.
 
     Attributes:
         changed: to be held while jobs are added, and notified of each.
     """
 
-    def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        next_job: Callable[[], Callable[[], object] | None],
+        calls: list[int] | None = None,
+    ) -> None:
         self._busy = False
         self.changed = condition()
-        self._name, self._next = name, next_job
+        self._name, self._next, self._calls = name, next_job, calls
         self._thread: threading.Thread | None = None
         self._ended = False
 
@@ -61,6 +69,19 @@ class Worker:
         self.changed.notify_all()
 
     def _work(self) -> None:
+        if self._calls is None:
+            self._work_on()
+            return
+        # One hook for all jobs: Python 3.12 instruments all code anew for the first of a process.
+        making_way = hook(_make_way, gate=self._calls)
+        making_way.begin()
+        try:
+            self._work_on()
+        finally:
+            making_way.end()
+            sys.setprofile(None)
+
+    def _work_on(self) -> None:
         while True:
             with self.changed:
                 job = self._next()
@@ -104,6 +125,11 @@ class Worker:
     def busy(self) -> bool:
         """True during a job."""
         return self._busy and self.alive
+
+
+def _make_way(*_: object) -> None:
+    with suppress(CaptureError):  # the state has moved; it is raised where a run can end
+        make_way()
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -182,10 +182,8 @@ class _PresentForward:
 def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     """Run the backward of a callable's result, and drop the gradients.
 
-    Hooks do not run: a tensor that has one is left out.
-
-    Args:
-        wanting: arguments and parameters that require grad.
+    Hooks do not run: a tensor that has one is left out. `wanting`: arguments and parameters that
+    require grad.
 
     Returns:
         The tensors of `wanting` that get no gradient; none if no result requires grad.

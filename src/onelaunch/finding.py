@@ -91,11 +91,8 @@ class Finding:
 
 
 def of_refusal(code: str, what: str, where: str | None, fix: str) -> Finding | None:
-    """Return the finding for a refusal of a capture; None for a code that is no rule.
-
-    Args:
-        where: ``path/file.py:LINE: source``, or several lines of it; another text is no place.
-    """
+    """Return the finding for a refusal of a capture; None for a code that is no rule. `where`:
+    ``path/file.py:LINE: source``, or several lines of it; another text is no place."""
     entry = CATALOGUE.get(code)
     if entry is None or not entry.rule:
         return None

@@ -57,10 +57,8 @@ class Place(NamedTuple):
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:
-    """Return the innermost line that belongs neither to torch nor to onelaunch.
-
-    Args:
-        traceback: of an exception; the stack of the running thread if None.
+    """Return the innermost line that belongs neither to torch nor to onelaunch. `traceback`: of an
+    exception; the stack of the running thread if None.
 
     Returns:
         The place, or None if there is no such frame (in a thread of the autograd engine, say).
@@ -113,10 +111,6 @@ def user_line() -> str | None:
 def line_of(fn: object, pattern: str | None = None) -> Place | None:
     """Find the last line of a callable's source that matches, else the line where it begins.
 
-    Args:
-        fn: a function, method, module or other object that can be called.
-        pattern: a regular expression to search for.
-
     Returns:
         The place, or None for code that is torch's or has no source.
     """
@@ -136,11 +130,8 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
 
 def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
     """Find the user's first line that changes an attribute or a variable of this name, in code that
-    ran. A computation of the next value precedes an assignment of a constant.
-
-    Args:
-        item: True for an item of a container, whose key is `name`.
-    """
+    ran. A computation of the next value precedes an assignment of a constant. `item`: True for an
+    item of a container, whose key is `name`."""
     found, most = None, 0
     for place, steps in _lines(codes):
         rank = _change(steps, name, item)

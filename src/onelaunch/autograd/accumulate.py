@@ -42,11 +42,7 @@ def takes_directly(t: Tensor) -> bool:
 class Anchors:
     """Leaves that make a node part of every backward and never get a gradient. At the end of a
     backward the caller's stream waits for the leaves' streams. So each stream with forwards has an
-    anchor.
-
-    Args:
-        leaves: the direct leaves of the node.
-    """
+    anchor. `leaves`: the direct leaves of the node."""
 
     def __init__(
         self, device: torch.device, stream: Callable[[], int], leaves: Sequence[Tensor]

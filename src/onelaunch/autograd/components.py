@@ -21,7 +21,6 @@ class Component(NamedTuple):
     """The part of a recording that belongs to some of its results.
 
     Args:
-        results: their positions.
         inputs: positions of the arguments and parameters behind them.
         watched: positions of watched tensors that eager would have saved for them.
         watched_results: positions among these results of results that eager would have saved.
@@ -38,13 +37,8 @@ class Component(NamedTuple):
 
 
 class ComponentNode:
-    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`.
-
-    Args:
-        whole: the recording.
-        component: the component.
-        count: the number of all results.
-    """
+    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`. `count`: the
+    number of all results."""
 
     def __init__(self, whole: AutogradPair, component: Component, count: int) -> None:
         self._whole = whole

@@ -37,13 +37,8 @@ _MOST = 200
 
 
 class FirstBackward:
-    """The operations and the reads of a backward.
-
-    Args:
-        outputs: the results of the forward, with its graph.
-        grads: their gradients.
-        known: the reads of the forward.
-    """
+    """The operations and the reads of a backward. `outputs`: the results of the forward, with its
+    graph. `known`: the reads of the forward."""
 
     def __init__(
         self,
@@ -121,7 +116,6 @@ class BackwardComparison:
     """The comparison of a captured backward with the run before it.
 
     Attributes:
-        difference: the difference, or None.
         guard: the check that the state it read is unchanged.
         changed: the name of state that it read and that the run before found otherwise, or None.
     """

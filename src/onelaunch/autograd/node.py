@@ -94,12 +94,9 @@ _, _NOBODY = _popped([object()])
 
 class InFlightForward:
     """A forward in flight, until its backward or the end of its autograd graph frees it. Until then
-    the recording holds this call's saved tensors, and no other call may use it.
-
-    Args:
-        token: of the recording's `Lease`, if its backward reads anything of the forward; of a
-            component the whole forward in flight, which has it.
-    """
+    the recording holds this call's saved tensors, and no other call may use it. `token`: of the
+    recording's `Lease`, if its backward reads anything of the forward; of a component the whole
+    forward in flight, which has it."""
 
     __slots__ = ("inputs", "overwritten", "places", "released", "token", "versions", "watched")
 

@@ -22,11 +22,8 @@ _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
 
 
 class Overwritten:
-    """Writes of the backwards over one captured graph, as they were seen.
-
-    Args:
-        outputs: the results where the graph begins.
-        storage_of: returns a tensor's storage.
+    """Writes of the backwards over one captured graph, as they were seen. `outputs`: the results
+    where the graph begins.
 
     Attributes:
         statics: the recording's tensors whose originals the caller has: inputs, state and results

@@ -99,8 +99,6 @@ class AutogradPair:
     place of a watched tensor before the backward is an error: eager would have saved it.
 
     Args:
-        static: the forward's autograd graph.
-        pool: memory of the forward.
         new_pool: makes memory that no other recording uses.
         make_room: keeps the pool that counts all this within its budget; returns whether it is.
         results: indices of the results that come out of the node.
@@ -185,11 +183,8 @@ class AutogradPair:
         watched: Any,
         forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
-        """Return the results of one launch, as results of a node of autograd.
-
-        Args:
-            forwards: gets the in-flight forward of each node.
-        """
+        """Return the results of one launch, as results of a node of autograd. `forwards`: gets the
+        in-flight forward of each node."""
         node = (self, in_flight, made, watched)
         forwards.append(in_flight)
         leaves = self._leaves.of(inputs)

@@ -156,10 +156,7 @@ _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tenso
 
 class NoHooks(FunctionMode):
     """A mode that refuses hooks on tensors of a captured graph: Python that no replay would run.
-
-    Args:
-        refused: called with the refusal, which is raised by default.
-    """
+    `refused`: called with the refusal, which is raised by default."""
 
     def __init__(self, refused: Callable[[CaptureError], object] | None = None) -> None:
         super().__init__()

@@ -46,12 +46,8 @@ _leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Wanted:
-    """The leaves that one backward asks for, and their gradients.
-
-    Args:
-        leaves: leaves without edges.
-        accumulates: True if the gradients go into the leaves, False if to the caller.
-    """
+    """The leaves that one backward asks for, and their gradients. `leaves`: leaves without edges.
+    `accumulates`: True if the gradients go into the leaves, False if to the caller."""
 
     def __init__(self, leaves: Sequence[Tensor], accumulates: bool) -> None:
         self._ids = {id(leaf) for leaf in leaves}

@@ -73,10 +73,8 @@ def refresh_mode_flag() -> None:
 def runs_inline(graphed: Any) -> bool:
     """Return whether a call must run as it is: inside a warm-up, or under an ambient mode.
 
-    Called at every call: 0.3 us.
-
-    Args:
-        graphed: the graphed callable, which is named if torch.compile traces it.
+    Called at every call: 0.3 us. `graphed`: the graphed callable, which is named if torch.compile
+    traces it.
     """
     if torch.compiler.is_dynamo_compiling():
         note_traced(graphed._name)
@@ -124,10 +122,7 @@ def modes() -> tuple[object, ...]:
 
 class Modes:
     """The modes of this thread that belong to a signature, to be entered in another thread.
-
-    Args:
-        graded: False to replace a mode with gradients by inference mode.
-    """
+    `graded`: False to replace a mode with gradients by inference mode."""
 
     def __init__(self, graded: bool = True) -> None:
         grad = torch.is_grad_enabled()

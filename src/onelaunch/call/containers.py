@@ -193,13 +193,8 @@ def has_context(keys: tuple[Any, ...]) -> bool:
 
 
 def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
-    """Return the steps from a container to its children, for messages.
-
-    Args:
-        kind: its class.
-        keys: its keys, from `parts_of`.
-        count: the number of its children.
-    """
+    """Return the steps from a container to its children, for messages. `keys`: its keys, from
+    `parts_of`."""
     if isinstance(keys, Names):
         return [f".{key}" for key in keys]
     if isinstance(keys, RecordKeys):

@@ -53,12 +53,8 @@ class Constant:
     by_identity: bool
 
     def __init__(self, value: object, in_context: bool = False) -> None:
-        """Make a constant.
-
-        Args:
-            in_context: True in a context of torch's pytree, which is compared by `==` there. A
-                value with an `==` of its own is then compared by bits here.
-        """
+        """Make a constant. `in_context`: True in a context of torch's pytree, which is compared by
+        `==` there. A value with an `==` of its own is then compared by bits here."""
         self.value = value
         bits = _bits(value)
         if bits is None and in_context and compares(type(value)):
@@ -154,11 +150,7 @@ class Same(NamedTuple):
 
 class Shared(NamedTuple):
     """A container in several places of results and stored values. Each call makes it once.
-
-    Attributes:
-        number: the number of the container, in all trees of a call.
-        tree: the container.
-    """
+    `number`: the number of the container, in all trees of a call."""
 
     number: int
     tree: Container
@@ -198,7 +190,6 @@ def flatten(
     is a constant.
 
     Args:
-        value: anything.
         root: the beginning of paths.
         objects: True to flatten objects of ordinary Python classes that hold tensors (a Hugging
             Face `Cache`) into their attributes. ``"made"`` to flatten objects without tensors too;
@@ -314,14 +305,8 @@ def unflatten(
     within: tuple[Any, ...] = (),
     shared: dict[int, Any] | None = None,
 ) -> Any:
-    """Rebuild a value: containers are new, constants the same objects.
-
-    Args:
-        tree: the value's tree.
-        leaves: its tensors.
-        within: the objects around it.
-        shared: number -> `Shared` container that was made already.
-    """
+    """Rebuild a value: containers are new, constants the same objects. `shared`: number -> `Shared`
+    container that was made already."""
     shared = {} if shared is None else shared
     if isinstance(tree, Leaf):
         return leaves[tree.index]

@@ -44,11 +44,7 @@ def _has_members(kind: type) -> bool:
 
 def written_bits(value: Any, bits: Bits) -> tuple[object, ...] | None:
     """Return a key of pickle's text for a value; None if there is none, or if it contains an object
-    that is no value. Costs a microsecond.
-
-    Args:
-        bits: returns the key of a part.
-    """
+    that is no value. Costs a microsecond. `bits`: returns the key of a part."""
     dtype: Any = getattr(value, "dtype", None)
     if hasattr(dtype, "hasobject") and hasattr(value, "tobytes"):  # NumPy's: a tenth of the time
         return None if dtype.hasobject else (type(value), dtype, value.tobytes())

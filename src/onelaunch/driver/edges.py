@@ -35,13 +35,9 @@ _GENERATOR = Access(0, 1, True)
 
 @dataclass
 class NodeGroup:
-    """The nodes `[first, last)` of one operation, which stay a chain.
-
-    Attributes:
-        accesses: what they touch; None if that is unknown: everything else waits.
-        name: that of the operation.
-        hidden: memory that they may write besides, as a workspace.
-    """
+    """The nodes `[first, last)` of one operation, which stay a chain. `accesses`: what they touch;
+    None if that is unknown: everything else waits. `hidden`: memory that they may write besides, as
+    a workspace."""
 
     first: int
     last: int
@@ -57,11 +53,8 @@ class NodeGroup:
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
     """List what an operation touches by its schema, once it has returned: its arguments, and the
     whole memory of its results. Operations that draw random numbers touch the generator. None for
-    an operation that is not torch's, or that goes to other processes.
-
-    Args:
-        region: see `Driver.region`.
-    """
+    an operation that is not torch's, or that goes to other processes. `region`: see
+    `Driver.region`."""
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
         return None
@@ -95,10 +88,8 @@ def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
 
 
 class Dependencies:
-    """The order of groups, as far as the memory that they touch demands one.
-
-    Args:
-        needed: for each group the earlier ones that come first; None: by their memory.
+    """The order of groups, as far as the memory that they touch demands one. `needed`: for each
+    group the earlier ones that come first; None: by their memory.
 
     Attributes:
         groups: the groups, each after all that it waits for.
@@ -211,11 +202,8 @@ class Kept:
 
 
 class Dealer:
-    """A choice of a lane for each operation, by the storages that it reads and writes.
-
-    Attributes:
-        last: lane -> its last operation; -1 if it has none.
-    """
+    """A choice of a lane for each operation, by the storages that it reads and writes. `last`: lane
+    -> its last operation; -1 if it has none."""
 
     def __init__(self) -> None:
         self.last = [-1] * LANES

@@ -72,10 +72,7 @@ class UnnoticedMode(FunctionMode):
 
 class _Joined(FunctionMode):
     """Several modes of ours in the place of one: each costs 8 us a function, and few concern any.
-
-    Args:
-        modes: the outermost first.
-    """
+    `modes`: the outermost first."""
 
     def __init__(self, modes: Sequence[UnnoticedMode]) -> None:
         super().__init__()

@@ -190,12 +190,7 @@ CAUSES = tuple(
 
 def fix_within(code: str, calls: Iterable[tuple[str, str]]) -> str | None:
     """Return the way to do without a library's refused function, by the first matching cause of the
-    table.
-
-    Args:
-        code: the code of the refusal.
-        calls: see `frames.origins.library_calls`.
-    """
+    table. `calls`: see `frames.origins.library_calls`."""
     running = set(calls)
     files = {file for file, _ in running}
     for cause in CAUSES:

@@ -60,11 +60,7 @@ class Provenance(Enum):
 
 class InPlace(NamedTuple):
     """The tensors that kernels are to reach where the caller has them, where that is proven.
-
-    Attributes:
-        inputs: the least bytes of an input; None: no inputs.
-        outputs: likewise.
-    """
+    `inputs`: the least bytes of an input; None: no inputs. `outputs`: likewise."""
 
     inputs: int | None
     outputs: int | None = None
@@ -204,12 +200,9 @@ Ambiguities = frozenset[tuple[int, ...]]
 
 
 class AmbiguousMatch(Exception):
-    """A value that looks like one of the numbers, and may be half an address.
-
-    Attributes:
-        places: its places. They hold the numbers if another recording, with other numbers, has
-            matches at the same places.
-    """
+    """A value that looks like one of the numbers, and may be half an address. `places`: its places.
+    They hold the numbers if another recording, with other numbers, has matches at the same
+    places."""
 
     def __init__(self, places: Ambiguities) -> None:
         super().__init__(f"{len(places)} numbers may be halves of addresses")
@@ -291,9 +284,7 @@ class Graph(Protocol):
         their reciprocals, in any precision. Return None if the recording cannot be changed.
 
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
-
-        Args:
-            confirmed: places where a match is known to be a number.
+        `confirmed`: places where a match is known to be a number.
 
         Raises:
             AmbiguousMatch: other places may hold a number or half an address.
@@ -382,12 +373,8 @@ class Driver(Protocol):
 
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> DevicePool:
-        """Make a pool, without recordings.
-
-        Args:
-            beside: a pool of separate memory whose launches must not overlap with the new pool's. A
-                backward reads memory that a forward wrote.
-        """
+        """Make a pool, without recordings. `beside`: a pool of separate memory whose launches must
+        not overlap with the new pool's. A backward reads memory that a forward wrote."""
         ...
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
@@ -415,22 +402,16 @@ class Driver(Protocol):
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """Run, and count the bytes of a pool for a recording of `run` alone.
-
-        Args:
-            staged: the bytes of each input buffer that the recording will have besides.
+        """Run, and count the bytes of a pool for a recording of `run` alone. `staged`: the bytes of
+        each input buffer that the recording will have besides.
 
         The second result is 0 where the driver cannot tell.
         """
         ...
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> Rewind:
-        """Make a `Rewind` for the captures of one recording.
-
-        Args:
-            after: another recording's rewind, whose saved states this recording may set. For a
-                backward it is the forward's.
-        """
+        """Make a `Rewind` for the captures of one recording. `after`: another recording's rewind,
+        whose saved states this recording may set. For a backward it is the forward's."""
         ...
 
     def capture(

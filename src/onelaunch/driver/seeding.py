@@ -46,7 +46,6 @@ class _HostGenerator:
     """A generator of Python's or NumPy's.
 
     Args:
-        name: the name in a message.
         read, write: functions for its state.
         shared: the generator, if it is one of the process; None for one that the call reaches.
         value: the generator, if the call reaches it.
@@ -64,11 +63,8 @@ class _HostGenerator:
 
 
 class HostGenerators:
-    """The states of Python's and NumPy's generators: those of the process, and others.
-
-    Args:
-        reached: the objects that a call reaches, by name.
-    """
+    """The states of Python's and NumPy's generators: those of the process, and others. `reached`:
+    the objects that a call reaches, by name."""
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
         self._others = other_threads()  # before the states are read, and after, in `refuse_drawn`
@@ -95,12 +91,9 @@ class HostGenerators:
     def refuse_drawn(
         self, fn: object, reads: Reads | None, words: Callable[[object], Iterable[object]]
     ) -> None:
-        """Refuse a call that has advanced a generator, which no replay does.
-
-        Args:
-            fn: the callable.
-            reads: the reads of its runs; None if they are not known.
-            words: returns the names and keys that lead to an object, the nearest first.
+        """Refuse a call that has advanced a generator, which no replay does. `reads`: the reads of
+        its runs; None if they are not known. `words`: returns the names and keys that lead to an
+        object, the nearest first.
 
         Raises:
             CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A

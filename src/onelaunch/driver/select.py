@@ -147,10 +147,7 @@ def is_beside() -> bool:
 
 def is_stuck(seconds: float | None = None) -> bool:
     """Tell whether a capture beside calls runs nothing for long, as it may wait for a call.
-
-    Args:
-        seconds: in place of `STUCK_S`.
-    """
+    `seconds`: in place of `STUCK_S`."""
     then = time.monotonic() - (STUCK_S if seconds is None else seconds)
     return any(beside.seen < then for beside in list(_BESIDE.values()))
 

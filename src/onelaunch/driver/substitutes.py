@@ -133,11 +133,8 @@ _FIX = "record it after the call: `y = fast(x); event.record()`"
 @contextmanager
 def refusing_events(kind: Any, capturing: Callable[[Any], bool]) -> Generator[None]:
     """Refuse, at the end of this context, an event that was recorded inside for the host. Captures
-    are made one at a time, so the methods of a class have a single substitute.
-
-    Args:
-        kind: the class of the device's events.
-        capturing: tells whether a stream, or with None the current one, is being captured."""
+    are made one at a time, so the methods of a class have a single substitute. `capturing`: tells
+    whether a stream, or with None the current one, is being captured."""
     ident, record, wait = get_ident(), kind.record, kind.wait
     recorded: dict[int, tuple[Any, Place | None]] = {}
     own = record.__code__.co_filename

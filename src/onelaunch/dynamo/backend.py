@@ -88,11 +88,7 @@ def record_graph(
     settings: CompileSettings,
     own: Regions,
 ) -> Callable[..., Any]:
-    """Compile and record a graph.
-
-    Args:
-        own: gets the compiled graphs that this makes.
-    """
+    """Compile and record a graph. `own`: gets the compiled graphs that this makes."""
 
     apart = beside(graph, inputs, device)
     if apart is not None:

@@ -63,7 +63,6 @@ class Fill(NamedTuple):
     """A scalar that fills a tensor.
 
     Attributes:
-        scalar: its number.
         shape: of a tensor that torch fills likewise. Numbers too large for float16 are infinite as
             a single element, and an error else.
         least, most: the range in which no value is an error.

@@ -43,13 +43,8 @@ _MOST_PROGRAMS = 256
 
 
 class RegionCallee(Callee):
-    """A compiled graph with the tensors that it reads where they are.
-
-    Args:
-        fn: the compiled graph.
-        eager_form: the graph itself, whose operations can be watched.
-        cut: see `CompiledRegion._cut`.
-    """
+    """A compiled graph with the tensors that it reads where they are. `eager_form`: the graph
+    itself, whose operations can be watched. `cut`: see `CompiledRegion._cut`."""
 
     def __init__(
         self,
@@ -112,13 +107,11 @@ class CompiledRegion:
     """A compiled graph; each of its calls is one launch.
 
     Args:
-        run: the compiled graph.
         eager_form: the graph itself, whose operations can be watched.
         static: place of an input that is read where it is -> its name.
         numbers: places of inputs that are host tensors of one number, and read on the device.
         floats: places of others, which the graph reads on the host: a recording for each value.
         sizes: the inputs that follow bucketed sizes, if any do.
-        count: the number of inputs.
         code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
     """
 

@@ -73,11 +73,8 @@ def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
 def inspected(
     graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
 ) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain.
-
-    Args:
-        known: operator that a capture was refused in -> the refusal.
-    """
+    """Look for nodes of a graph that a recording cannot contain. `known`: operator that a capture
+    was refused in -> the refusal."""
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
@@ -313,12 +310,9 @@ class _Checked(_Fake):
 
 
 class _Checking(DispatchMode):
-    """A mode that notes the first operation that a recording cannot contain.
-
-    Attributes:
-        steady: whether each such operation is only refused for tensors of the host, draws nothing,
-            and takes nothing from the device.
-    """
+    """A mode that notes the first operation that a recording cannot contain. `steady`: whether each
+    such operation is only refused for tensors of the host, draws nothing, and takes nothing from
+    the device."""
 
     def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
         super().__init__()

@@ -170,11 +170,8 @@ def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
 
 
 def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
-    """Return a function: whether an optimizer outlives the call, as far as known before.
-
-    Args:
-        reached: ids of the optimizers that the call reaches.
-    """
+    """Return a function: whether an optimizer outlives the call, as far as known before. `reached`:
+    ids of the optimizers that the call reaches."""
     return lambda optimizer: id(optimizer) in reached or optimizer in _outlasting
 
 
@@ -255,11 +252,8 @@ def settle(optimizer: Optimizer) -> None:
 
 class StepOptions:
     """The options of optimizers that are constants of a recording, watched for changes.
-
-    Args:
-        optimizers: optimizers that step in the recorded call.
-        patched: (id of a group, key) of numbers that each call reads.
-    """
+    `optimizers`: optimizers that step in the recorded call. `patched`: (id of a group, key) of
+    numbers that each call reads."""
 
     def __init__(
         self, optimizers: Sequence[Optimizer], patched: Collection[tuple[int, object]]
@@ -280,10 +274,8 @@ class StepOptions:
     def restless(self, codes: Iterable[CodeType]) -> CaptureError | None:
         """Return the refusal of an option that changed in two calls in a row, or None.
 
-        Call it at each call that no recording fits.
-
-        Args:
-            codes: the code that the callable runs. It may read the option itself, to return it.
+        Call it at each call that no recording fits. `codes`: the code that the callable runs. It
+        may read the option itself, to return it.
         """
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]

@@ -197,11 +197,8 @@ class Steps:
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """Return `slots` without numbers that each call reads, and without numbers of optimizers
-        that do not step here, unless the callable's own code names them.
-
-        Args:
-            writes: returns whether the call wrote a tensor's memory.
-        """
+        that do not step here, unless the callable's own code names them. `writes`: returns whether
+        the call wrote a tensor's memory."""
         optimizers = [
             value  # one under construction has no groups yet
             for _, value in before.slots.values()
@@ -250,10 +247,7 @@ class Steps:
         followed: Collection[tuple[int, object]],
     ) -> list[Change]:
         """Return the changes of numbers that optimizers in this run read, except mere counts.
-
-        Args:
-            followed: ids of the slots whose numbers each replay moves on.
-        """
+        `followed`: ids of the slots whose numbers each replay moves on."""
         held, groups = self._holders()
 
         def is_moved(change: Change) -> bool:
@@ -332,11 +326,8 @@ def _way(slot: Slot) -> Iterator[Slot]:
 def keys_kept(
     before: StateWalk, constant: Collection[tuple[int, str]]
 ) -> Callable[[Optimizer], frozenset[str]]:
-    """Return a function from an optimizer to its keys whose numbers get no stand-ins.
-
-    Args:
-        constant: (id of a group, key) of numbers that no recording follows.
-    """
+    """Return a function from an optimizer to its keys whose numbers get no stand-ins. `constant`:
+    (id of a group, key) of numbers that no recording follows."""
 
     def kept(optimizer: Optimizer) -> frozenset[str]:
         groups = {id(group) for group in optimizer.param_groups}

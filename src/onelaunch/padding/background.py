@@ -166,11 +166,8 @@ def _is_larger(one: Sizes, other: Sizes) -> bool:
 
 
 def _up_to(buckets: Buckets, bucket: Sizes, above: bool) -> Buckets:
-    """Return the same with one bucket alone, for all sizes up to it.
-
-    Args:
-        above: leave the sizes of the smallest bucket out.
-    """
+    """Return the same with one bucket alone, for all sizes up to it. `above`: leave the sizes of
+    the smallest bucket out."""
     made = copy.copy(buckets)
     known = zip(buckets.sizes, bucket, strict=True)
     sizes = tuple((s[0], b) if above and s[0] < b else (b,) for s, b in known)

@@ -32,12 +32,8 @@ _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and th
 
 class ChunkProofs:
     """The proofs that calls may be cut into chunks, and the refusals, as long as the state is so.
-    Each has a key of its caller's.
-
-    Args:
-        failures: whether to keep the refusal of a callable that fails, `__cause__`. Another call
-            may bring values that it takes.
-    """
+    Each has a key of its caller's. `failures`: whether to keep the refusal of a callable that
+    fails, `__cause__`. Another call may bring values that it takes."""
 
     def __init__(self, buckets: Buckets, callee: Callee, failures: bool) -> None:
         self._buckets = buckets

@@ -58,12 +58,8 @@ def refuse_moved_views(
     driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
 ) -> None:
     """Refuse results of a fixed size that view arguments at other places for another size. Results
-    that follow the size are cut from the padded results.
-
-    Args:
-        big, small: the results at two sizes.
-        given: the arguments that gave `big`.
-    """
+    that follow the size are cut from the padded results. `big`, `small`: the results at two sizes.
+    `given`: the arguments that gave `big`."""
     memory = set(map(driver.storage, given))
     for number, (b, s) in enumerate(zip(big, small, strict=False)):
         if b.shape == s.shape and driver.storage(b) in memory and not any(b is t for t in given):
@@ -86,12 +82,8 @@ Form = tuple[object, ...]
 
 
 class Followed(NamedTuple):
-    """A bucket whose taint was followed at both of its ends.
-
-    Attributes:
-        follows: the dimensions of its results that follow the size.
-        shapes: size of a run -> shapes of all its operations.
-    """
+    """A bucket whose taint was followed at both of its ends. `follows`: the dimensions of its
+    results that follow the size. `shapes`: size of a run -> shapes of all its operations."""
 
     bucket: Sizes
     follows: list[tuple[SizeLink, ...]]

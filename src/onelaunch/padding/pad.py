@@ -28,12 +28,7 @@ from onelaunch.sizes.ragged import Ragged
 
 
 class BucketedCall(NamedTuple):
-    """A call, as buckets see it.
-
-    Attributes:
-        sizes: the call's sizes of the bucketed dimensions.
-        padded: for each tensor its padding, or None.
-    """
+    """A call, as buckets see it. `padded`: for each tensor its padding, or None."""
 
     sizes: Sizes
     padded: tuple[PaddedDims | None, ...]

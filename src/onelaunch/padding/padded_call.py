@@ -169,12 +169,8 @@ class CheckedRun:
 
 
 def steady(call: CallPath, masks: Sequence[Tensor], otherwise: CallPath) -> CallPath:
-    """Return the call path where a proof took masks of the callable for constants.
-
-    Args:
-        call: the path of most calls.
-        otherwise: the path after a mask was changed in place.
-    """
+    """Return the call path where a proof took masks of the callable for constants. `otherwise`: the
+    path after a mask was changed in place."""
     known = [(t, t._version, t.detach().clone()) for t in masks if not t.is_inference()]
 
     def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,12 +185,8 @@ def steady(call: CallPath, masks: Sequence[Tensor], otherwise: CallPath) -> Call
 
 
 def checked(call: CallPath, otherwise: CallPath) -> CallPath:
-    """Return the call path of a recording with a check, for which it waits.
-
-    Args:
-        call: returns the result and the check.
-        otherwise: the path where the check fails.
-    """
+    """Return the call path of a recording with a check, for which it waits. `call`: returns the
+    result and the check. `otherwise`: the path where the check fails."""
 
     def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = call(args, kwargs)

@@ -87,10 +87,7 @@ def _lacks_a_batch(error: Exception) -> bool:
 @dataclass(slots=True)
 class Proving:
     """The runs of one proof that padding to `bucket` changes no real row, and their findings.
-
-    Args:
-        call: the padding of the arguments in `flat`, which may have any size of that bucket.
-    """
+    `call`: the padding of the arguments in `flat`, which may have any size of that bucket."""
 
     dry_run: DryRun
     buckets: Buckets

@@ -23,8 +23,6 @@ class Samples:
     """A set of arguments at a real size, and the same grown to a bucket with other rows.
 
     Args:
-        tensors: the tensors of a call.
-        padded: the padding of each.
         random: True to replace floats by random numbers in their range: zeros, ones and equal rows
             then hide nothing. Integers and booleans stay, as random indices may be out of bounds. A
             mask of 0 and 1 stays too.

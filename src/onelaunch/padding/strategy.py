@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 class BucketStrategy(Strategy):
     """The way to record a padded call: at its bucket's size, once this is proven to change no
-    result.
-
-    Args:
-        buckets: default the buckets of `of`; for others nothing is proven yet.
-    """
+    result. `buckets`: default the buckets of `of`; for others nothing is proven yet."""
 
     def __init__(
         self,

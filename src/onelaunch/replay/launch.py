@@ -49,11 +49,8 @@ def write_launch(
     device: torch.device,
     title: str,
 ) -> list[str]:
-    """Allocate the caller's results, launch, and name each result.
-
-    Args:
-        title: the name of the recording in a trace.
-    """
+    """Allocate the caller's results, launch, and name each result. `title`: the name of the
+    recording in a trace."""
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
@@ -347,12 +344,8 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
 
 def viewer(spec: TensorSpec, offset: int = 0, is_view: bool = False) -> Callable[[Tensor], Tensor]:
     """Return a function that makes a result over the memory of `base`, sharing its version counter
-    as a view does.
-
-    Args:
-        offset: the bytes from the first element of `base`.
-        is_view: whether autograd is to see the result as a view of `base`.
-    """
+    as a view does. `offset`: the bytes from the first element of `base`. `is_view`: whether
+    autograd is to see the result as a view of `base`."""
     if not spec.inference and torch.is_inference_mode_enabled():
         # In inference mode a view of a normal tensor is normal, unless its dtype is another.
         return torch.inference_mode(False)(torch.no_grad()(_viewer_of(spec, offset, is_view)))

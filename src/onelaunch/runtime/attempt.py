@@ -123,11 +123,8 @@ class SignatureState:
 
     def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
         """Return the state for training or for inference, as a refusal in one leaves the other; and
-        for the leaves that have a gradient now, if that matters.
-
-        Args:
-            training: whether the module is training; None if it has no such flag.
-        """
+        for the leaves that have a gradient now, if that matters. `training`: whether the module is
+        training; None if it has no such flag."""
         state = self
         if self.training is not None and self.training != training:
             self.other_mode = state = self.other_mode or SignatureState(worth=self.worth)
@@ -160,12 +157,8 @@ class SignatureState:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A call that warms up its signature, or is to be recorded.
-
-    Attributes:
-        flat: its arguments; of the bucket's size if it is to be recorded.
-        reached: the state that it reaches.
-    """
+    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
+    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
 
     driver: Driver
     device: torch.device

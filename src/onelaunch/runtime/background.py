@@ -75,11 +75,8 @@ class _Wanted:
 
 
 class Captures:
-    """The captures of one callable beside its calls, in a thread.
-
-    Attributes:
-        off: True if the callable is captured in the threads of calls.
-    """
+    """The captures of one callable beside its calls, in a thread. `off`: True if the callable is
+    captured in the threads of calls."""
 
     def __init__(self, graphed: CapturesBeside[..., Any]) -> None:
         self.graphed = weakref.ref(graphed)
@@ -97,12 +94,8 @@ class Captures:
         normal: Callable[[], R],
         eager: Callable[[], R],
     ) -> R:
-        """Make a call that no recording fits.
-
-        Args:
-            normal: makes it as without this option; may wait for a capture of another callable.
-            eager: runs the callable itself.
-        """
+        """Make a call that no recording fits. `normal`: makes it as without this option; may wait
+        for a capture of another callable. `eager`: runs the callable itself."""
         graphed = self.graphed()
         assert graphed is not None
         if self.off:
@@ -207,11 +200,8 @@ class Captures:
 
     def _lock(self, driver: Driver, waits: bool) -> bool:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
-
-        Args:
-            waits: whether to wait for that capture, too: the call may do what it disturbs. Not for
-                one that may wait for the call, for a lock that its caller holds.
-        """
+        `waits`: whether to wait for that capture, too: the call may do what it disturbs. Not for
+        one that may wait for the call, for a lock that its caller holds."""
         while not driver.lock.acquire(timeout=_TRY_S):
             if (self.worker.busy and not waits) or is_stuck():
                 return False
@@ -329,11 +319,8 @@ class CapturesBeside(Graphed[P, R]):
     def at_larger(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat, asked: bool = True
     ) -> R | Miss:
-        """Make a call by a recording for larger sizes; return `MISS` if there is none.
-
-        Args:
-            asked: whether its own sizes are to be captured, which the next call need not ask for.
-        """
+        """Make a call by a recording for larger sizes; return `MISS` if there is none. `asked`:
+        whether its own sizes are to be captured, which the next call need not ask for."""
         return MISS
 
     def widen(self, example: Flat) -> None:

@@ -34,11 +34,8 @@ class Replacements:
 
     def note(self, driver: Driver, entries: Iterable[Entry], callee: Callee) -> bool:
         """Learn from the recordings that do not fit the present state. Return True if the next
-        recording is to have further inputs.
-
-        Args:
-            callee: forgets the reads of former contents, which are no state any more.
-        """
+        recording is to have further inputs. `callee`: forgets the reads of former contents, which
+        are no state any more."""
         before = len(self.expected())
         for entry in entries:
             captured = entry.captured

@@ -53,12 +53,7 @@ class Newest:
         self, spec: CallSpec, paths: Sequence[str], known: SignatureState
     ) -> ChangingArgument | None:
         """Add a new signature, and return the part in which all signatures differ, or None.
-
-        Args:
-            spec: the new signature.
-            paths: the paths of its tensors.
-            known: its state, now and later.
-        """
+        `known`: its state, now and later."""
         once = [(s, k) for s, k in self._once if k.warmups == 1][-_MOST:]
         self._once = [*once, (spec, known)]
         specs = [s for s, _ in self._once]

@@ -122,12 +122,8 @@ class CompilesLater(Graphed[P, R]):
                 self._want(entry, example, flat, free and not changes(entry.captured))
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
-        """Have a recording compiled.
-
-        Args:
-            example: a copy of the call `flat`.
-            free: whether its call changes nothing that other threads could notice.
-        """
+        """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call
+        changes nothing that other threads could notice."""
         if self._tried[entry.spec] >= _MOST:
             return
         self._tried[entry.spec] += 1

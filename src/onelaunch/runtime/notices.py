@@ -64,12 +64,7 @@ _PLAIN = "pass plain strided tensors, and make others of them inside of the call
 
 class Unserved:
     """The calls in a row of one callable that were neither replays nor warm-ups of known
-    signatures.
-
-    Args:
-        name: the name of the callable.
-        launched: counts the launches of its recordings.
-    """
+    signatures. `launched`: counts the launches of its recordings."""
 
     def __init__(self, name: str, notices: Notices, launched: Callable[[], int]) -> None:
         self._name = name
@@ -98,11 +93,8 @@ class Unserved:
         return False
 
     def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
-        """Note a warm-up, which counts if it is the first of its signature.
-
-        Args:
-            specs: all signatures.
-        """
+        """Note a warm-up, which counts if it is the first of its signature. `specs`: all
+        signatures."""
         if attempt.signature.warmups > 1 or not self._is_due():
             return
         varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)

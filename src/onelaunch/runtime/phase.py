@@ -43,11 +43,8 @@ _SIGNATURES_A_RECORDING = 4
 
 
 class Unrecorded(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code.
-
-    Attributes:
-        reason: the code of an earlier warning, or a word, for the counts of calls without a code.
-    """
+    """A call that runs as it is, with a warning if there is a code. `reason`: the code of an
+    earlier warning, or a word, for the counts of calls without a code."""
 
     code: str = ""
     why: str = ""

@@ -179,14 +179,9 @@ class PoolRoom:
 
 class PoolManager:
     """The device pools of one `Pool`, with their recordings and their budget. All methods but
-    `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
-
-    Args:
-        max_bytes: the most that it may hold, on all devices; None: no limit.
-
-    Attributes:
-        clock: marks a launch in the order of all launches; None where there is no limit.
-    """
+    `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`. `max_bytes`: the most
+    that it may hold, on all devices; None: no limit. `clock`: marks a launch in the order of all
+    launches; None where there is no limit."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes: int | None = max_bytes
@@ -251,11 +246,8 @@ class PoolManager:
             self.max_bytes = before
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until the limit is kept; return False if that is impossible.
-
-        Args:
-            without: a device pool whose recordings stay.
-        """
+        """Evict until the limit is kept; return False if that is impossible. `without`: a device
+        pool whose recordings stay."""
         most = self.max_bytes
         return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
 

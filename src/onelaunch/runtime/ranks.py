@@ -59,11 +59,8 @@ _numbers: Counter[str] = Counter()
 
 
 class Elsewhere(CaptureError):
-    """The refusal of a call that another process cannot record.
-
-    Attributes:
-        raises: whether that process raises, so that this one has to; otherwise it runs eagerly.
-    """
+    """The refusal of a call that another process cannot record. `raises`: whether that process
+    raises, so that this one has to; otherwise it runs eagerly."""
 
     def __init__(self, refusals: list[Verdict]) -> None:
         self.raises = any(refusal["raises"] for refusal in refusals)
@@ -169,9 +166,6 @@ class Ranks:
     def meet(self, error: CaptureError | None) -> CaptureError | None:
         """Return None if all processes are ready to capture this call; otherwise its refusal.
 
-        Args:
-            error: this process's refusal.
-
         Raises:
             NotAllReady: another process cannot record it yet.
         """
@@ -193,11 +187,8 @@ class Ranks:
     def record(
         self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
     ) -> Entry | None:
-        """Return a recording if all processes have one, or None if there is no room for it.
-
-        Args:
-            make: makes the recording.
-            free: frees one that other processes lack.
+        """Return a recording if all processes have one, or None if there is no room for it. `free`:
+        frees one that other processes lack.
 
         Raises:
             Elsewhere: another process cannot record it.
@@ -312,11 +303,8 @@ class Ranks:
 
 
 class _BeforeCollective(DispatchMode):
-    """A mode that calls a function once, before the first collective with other processes.
-
-    Args:
-        meet: the function; it gets the process group.
-    """
+    """A mode that calls a function once, before the first collective with other processes. `meet`:
+    the function; it gets the process group."""
 
     supports_higher_order_operators = True
 

@@ -63,13 +63,8 @@ class CannotCaptureHere(CaptureError):
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """The maker of the recordings of one callable.
-
-    Args:
-        name: the name of the callable.
-        table: gets the recordings that are made ahead of a call or taken over.
-        signatures: the signatures of the calls so far.
-    """
+    """The maker of the recordings of one callable. `table`: gets the recordings that are made ahead
+    of a call or taken over."""
 
     _name: str
     _options: Options

@@ -60,12 +60,9 @@ class Objects:
 
 
 class Requests:
-    """The requests that a callable has served, each with objects of its own.
-
-    Attributes:
-        displaced: objects whose recordings another request has taken over: they get new recordings.
-            Two requests that alternate would otherwise change places at each call.
-    """
+    """The requests that a callable has served, each with objects of its own. `displaced`: objects
+    whose recordings another request has taken over: they get new recordings. Two requests that
+    alternate would otherwise change places at each call."""
 
     def __init__(self) -> None:
         self.displaced = Objects()
@@ -122,13 +119,8 @@ def shares(
     before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
 ) -> dict[int, int]:
     """Return id of a tensor -> number of references of a new recording to its memory. Memory is
-    left out if anything but its tensor and recordings refers to it.
-
-    Args:
-        before: the uses of the memory before the capture.
-        tensors: the tensors.
-        entries: the other recordings.
-    """
+    left out if anything but its tensor and recordings refers to it. `before`: the uses of the
+    memory before the capture."""
     now = memory_uses(tensors)
     return {
         id(t): now[id(t)] - before[id(t)]
@@ -188,14 +180,8 @@ def take_over(
 ) -> Taken:
     """Give recordings of other requests to a call of a new signature. The new objects take the
     places of the former ones in the conditions of each recording. A recording fits the calls that
-    pass its whole guard. It stays if anything in its guard is gone for good.
-
-    Args:
-        entries: the recordings; the last is the oldest.
-        spec: the signature.
-        displaced: objects that take no recordings over.
-        name: the callable's.
-    """
+    pass its whole guard. It stays if anything in its guard is gone for good. `entries`: the
+    recordings; the last is the oldest. `displaced`: objects that take no recordings over."""
     spent: list[Entry] = []
     if any(value in displaced for value in requests_in(spec.tree)):
         return Taken({}, spent, [])
@@ -344,11 +330,8 @@ def _transferred_writes(
     writes: Writes, parts: Counterparts, homes: Mapping[int, Tensor], storage: Storage
 ) -> Writes:
     """Return the writes of the same recording. A view of a tensor becomes one of its counterpart:
-    the recording keeps as many references to the memory.
-
-    Args:
-        homes: the storage of a tensor, from before the exchange -> the tensor's counterpart.
-    """
+    the recording keeps as many references to the memory. `homes`: the storage of a tensor, from
+    before the exchange -> the tensor's counterpart."""
     made: dict[int, Tensor] = {}
     for t in writes.tensors:
         new = parts.of(t)

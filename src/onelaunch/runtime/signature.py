@@ -101,11 +101,8 @@ class Signatures:
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is
         the cache of a past request: no call can have such a signature again. Signatures with one
-        call stay, as `newest` compares them.
-
-        Args:
-            recorded: the signatures that have recordings, which stay as well.
-        """
+        call stay, as `newest` compares them. `recorded`: the signatures that have recordings, which
+        stay as well."""
         again = [spec for spec, state in self.states.items() if state.warmups > 1]
         self._drop_dead([spec for spec in again if spec not in recorded])
 
@@ -142,11 +139,8 @@ class Signatures:
     ) -> None:
         """Note a new signature, and warn before the signatures are too many to capture. If each
         call brings another object, such objects are taken apart from now on. The warning is for
-        other objects, and for a number or size that differs at each call.
-
-        Args:
-            followed: whether recordings follow its numbers, which are then no reason to warn.
-        """
+        other objects, and for a number or size that differs at each call. `followed`: whether
+        recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
         found = self.newest.note(spec, flat.paths, signature)

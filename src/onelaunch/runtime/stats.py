@@ -114,11 +114,8 @@ class PoolStats(Figures):
 
 @dataclass(eq=False)
 class Counters:
-    """The counters of a graphed callable; a replay changes none of them.
-
-    Attributes:
-        reason: the reason of the eager run that is to come, or `DEFERRED`.
-    """
+    """The counters of a graphed callable; a replay changes none of them. `reason`: the reason of
+    the eager run that is to come, or `DEFERRED`."""
 
     captures: int = 0
     capture_seconds: float = 0.0

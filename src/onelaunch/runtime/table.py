@@ -237,12 +237,8 @@ def refuse_moving(
     name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
 ) -> CaptureError | None:
     """Return the refusal of a signature whose calls each change a number, and so need a recording
-    each. None while it may get more recordings. Recordings of state that has since been replaced
-    do not count.
-
-    Args:
-        codes: the code that the callable runs.
-    """
+    each. None while it may get more recordings. Recordings of state that has since been replaced do
+    not count. `codes`: the code that the callable runs."""
     moving: list[list[Slot]] = []
     for captured in (e.captured for e in entries if e.spec == spec):
         numbers = captured.moved_numbers()

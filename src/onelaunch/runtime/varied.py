@@ -91,12 +91,7 @@ class Varied:
         found[1].constant.update(positions)
 
     def hold_values(self, spec: CallSpec, tree: Tree) -> None:
-        """Take the values that the numbers have in one call for constants; others are followed.
-
-        Args:
-            spec: the signature.
-            tree: the arguments of the call.
-        """
+        """Take the values that the numbers have in one call for constants; others are followed."""
         found = self._family(spec)
         assert found is not None
         if len(found[1].own) < _MOST_OWN:

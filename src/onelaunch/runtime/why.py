@@ -102,11 +102,7 @@ def varying(
     tensors: Sequence[Tensor] = (),
 ) -> tuple[str, str]:
     """Describe the differences between the calls of a callable with too many recordings, and the
-    fix. The fix is empty for the usual code.
-
-    Args:
-        specs: the signatures of its calls.
-    """
+    fix. The fix is empty for the usual code. `specs`: the signatures of its calls."""
     called = f"`{name}` was called with {len({*specs, spec})} signatures"
     if not entries:
         return called, ""
@@ -143,13 +139,8 @@ KEEP_IN_PLACE = (
 
 
 def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
-    """Describe recordings in a row that did not pay.
-
-    Args:
-        row: their number.
-        used: whether any recording served a call besides its own.
-        reason: why the next recording is needed.
-    """
+    """Describe recordings in a row that did not pay. `used`: whether any recording served a call
+    besides its own. `reason`: why the next recording is needed."""
     calls = "a few calls" if used else "one call"
     if reason == "first signature":
         reason = "each run reads other state than the one before it"
@@ -196,11 +187,8 @@ def still_waiting(name: str, count: int) -> str:
 
 def backward_inside(kept: tuple[str, str | None] | None = None) -> CaptureError:
     """Return the refusal of a callable with a backward inside and results that require grad.
-
-    Args:
-        kept: (slot with a tensor that requires grad, line that made the tensor), unless it is a
-            result.
-    """
+    `kept`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
+    result."""
     if kept is not None:
         name, line = kept
         return CaptureError(
@@ -242,11 +230,8 @@ def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
 
 
 def offer_split(error: CaptureError, root: object, options: Options) -> None:
-    """Add to the refusal of a module the way to run it in pieces.
-
-    Args:
-        root: the module, if the callable is one.
-    """
+    """Add to the refusal of a module the way to run it in pieces. `root`: the module, if the
+    callable is one."""
     if not isinstance(root, nn.Module) or next(root.children(), None) is None:
         return
     if options.on_refusal == "split":

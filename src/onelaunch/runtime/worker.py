@@ -35,15 +35,9 @@ after each operation; the usual interval is 5 ms."""
 
 
 class Worker:
-    """A thread that starts with its first job, and ends when there is none for a while.
-
-    Args:
-        name: of the thread.
-        next_job: returns the next job, or None. Called under `changed`.
-
-    Attributes:
-        changed: to be held while jobs are added, and notified of each.
-    """
+    """A thread that starts with its first job, and ends when there is none for a while. `next_job`:
+    returns the next job, or None. Called under `changed`. `changed`: to be held while jobs are
+    added, and notified of each."""
 
     def __init__(self, name: str, next_job: Callable[[], Callable[[], object] | None]) -> None:
         self._busy = False
@@ -83,10 +77,7 @@ class Worker:
 
     def end(self, seconds: float | None = None) -> None:
         """End the thread after the job that is under way, and wait for it unless it is stuck.
-
-        Args:
-            seconds: see `is_stuck`.
-        """
+        `seconds`: see `is_stuck`."""
         with self.changed:
             self._ended, thread = True, self._thread
             self.changed.notify_all()
@@ -225,11 +216,7 @@ def capturing(
     check: Callable[[], object] = lambda: None,
 ) -> Generator[None]:
     """Return a context for captures beside the calls of a callable, under the modes of a call. No
-    other capture runs meanwhile.
-
-    Args:
-        under_way, check: see `beside_calls`.
-    """
+    other capture runs meanwhile. `under_way`, `check`: see `beside_calls`."""
     with driver.exclusive(), modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
         with beside_calls(under_way, check):

@@ -27,12 +27,8 @@ _MOST_DOUBLED = 7
 
 @dataclass(slots=True, eq=False)
 class Worth:
-    """The recordings in a row, for similar calls, that did not pay.
-
-    Attributes:
-        row: their number.
-        used: True if any recording served a call besides its own.
-    """
+    """The recordings in a row, for similar calls, that did not pay. `row`: their number. `used`:
+    True if any recording served a call besides its own."""
 
     row: int = 0
     used: bool = False
@@ -45,12 +41,8 @@ class Worth:
     """The weight of the newest recording if it serves no other call; None: it is not judged."""
 
     def recorded(self, launched: int, unused: int) -> None:
-        """Note a recording that has served its own call.
-
-        Args:
-            launched: the launches of all recordings of similar calls, dropped ones included.
-            unused: its weight if it serves no other call.
-        """
+        """Note a recording that has served its own call. `launched`: the launches of all recordings
+        of similar calls, dropped ones included. `unused`: its weight if it serves no other call."""
         self._launched, self._unused = launched, unused
 
     def let_off(self) -> None:

@@ -228,12 +228,8 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
 def rows(
     buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
 ) -> tuple[int, int]:
-    """Return the real rows of calls in buckets, and the rows computed for the calls.
-
-    Args:
-        counts: sizes -> number of calls.
-        larger: (sizes, larger bucket than their own) -> number of calls there.
-    """
+    """Return the real rows of calls in buckets, and the rows computed for the calls. `larger`:
+    (sizes, larger bucket than their own) -> number of calls there."""
     real = sum(count * math.prod(sizes) for (sizes, _), count in larger.items())
     computed = sum(count * math.prod(bucket) for (_, bucket), count in larger.items())
     for sizes, count in counts.items():

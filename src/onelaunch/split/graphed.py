@@ -29,10 +29,7 @@ class SplitGraphed(InPieces[P, R]):
     """The forward of a module, graphed whole where it can be captured. Made by `graph`.
 
     A refused signature runs as it is, with graphed forwards in place of the children's. A refused
-    child is split in turn.
-
-    Args:
-        tree: the pieces of the whole, for a child.
+    child is split in turn. `tree`: the pieces of the whole, for a child.
     """
 
     PIECES = "the children"
@@ -141,12 +138,9 @@ class SplitGraphed(InPieces[P, R]):
 
 
 class _Tree:
-    """The pieces of a graphed module, and its measured call in pieces.
-
-    Attributes:
-        root: a weak reference to the graphed forward of the whole.
-        pieces: id of a module -> its graphed forward, shared by its parents.
-    """
+    """The pieces of a graphed module, and its measured call in pieces. `root`: a weak reference to
+    the graphed forward of the whole. `pieces`: id of a module -> its graphed forward, shared by its
+    parents."""
 
     def __init__(self, root: SplitGraphed[..., Any]) -> None:
         self.root = weakref.ref(root)
@@ -162,12 +156,8 @@ Forward = Callable[..., Any]
 
 @dataclass(slots=True, eq=False)
 class _ReplacedForward:
-    """A forward that is replaced for a while.
-
-    Attributes:
-        own: the instance's own forward before, or None.
-        runs: the number of runs, in any thread, that have it replaced.
-    """
+    """A forward that is replaced for a while. `own`: the instance's own forward before, or None.
+    `runs`: the number of runs, in any thread, that have it replaced."""
 
     own: Any
     piece: Forward
@@ -224,11 +214,8 @@ def members(
     module: nn.Module, name: str, opened: Collection[int] = ()
 ) -> Iterator[tuple[str, nn.Module]]:
     """Return (name, module) for the children to graph while a module runs as it is. A child without
-    a forward (`nn.ModuleList`) is left out for its own children.
-
-    Args:
-        opened: ids of modules whose children are graphed too.
-    """
+    a forward (`nn.ModuleList`) is left out for its own children. `opened`: ids of modules whose
+    children are graphed too."""
     seen = {id(module)}
     rest = list(_children(module, name))[::-1]
     while rest:

@@ -32,12 +32,8 @@ _MOST = 8
 
 
 class Told:
-    """The measured call in pieces that the warning tells of.
-
-    Attributes:
-        calls: the calls in pieces so far.
-        launches, host_us: the cost of the measured call.
-    """
+    """The measured call in pieces that the warning tells of. `calls`: the calls in pieces so far.
+    `launches`, `host_us`: the cost of the measured call."""
 
     def __init__(self) -> None:
         self.reset()
@@ -134,12 +130,8 @@ class InPieces(Graphed[P, R]):
 
 def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
     """Make the warning of a callable that runs in pieces. It names the modules that run as they
-    are, the lines that are the reason, and the cost of a call.
-
-    Args:
-        pieces: the noun for the graphed pieces.
-        settled: True if each piece was launched, or runs as it is for good.
-    """
+    are, the lines that are the reason, and the cost of a call. `pieces`: the noun for the graphed
+    pieces. `settled`: True if each piece was launched, or runs as it is for good."""
     of_line: dict[str | None, SplitModule] = {}
     for refusal in stats.split:  # outer modules first: a line is its innermost module's
         of_line[refusal.where] = refusal

@@ -217,10 +217,8 @@ def record(
     draws: bool = True,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
-
-    Args:
-        bundled: let small ports share a node; `body` then calls `Capture.staged`.
-        parallel, draws: see `Driver.capture`.
+    `bundled`: let small ports share a node; `body` then calls `Capture.staged`. `parallel`,
+    `draws`: see `Driver.capture`.
 
     Raises:
         DrawsAfterAll: see `Driver.capture`.

@@ -47,11 +47,7 @@ def default_left(index: int) -> Generator[None]:
 
 class _Exchange(DispatchMode):
     """A time in which the default generator has a copy of its own state, up to the first operation.
-    This is `capture_begin` making memory for the state that it has taken, and not marked yet.
-
-    Args:
-        default: the default generator.
-    """
+    This is `capture_begin` making memory for the state that it has taken, and not marked yet."""
 
     def __init__(self, default: torch.Generator) -> None:
         super().__init__()

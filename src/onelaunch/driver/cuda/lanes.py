@@ -41,11 +41,8 @@ _BEYOND = 1 << 57
 
 
 class CudaLanes:
-    """The lanes of one capture; see `Lanes`.
-
-    Args:
-        stream: the stream under capture, on which everything else runs.
-    """
+    """The lanes of one capture; see `Lanes`. `stream`: the stream under capture, on which
+    everything else runs."""
 
     def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
         self._index = index
@@ -117,11 +114,8 @@ class CudaLanes:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
     def groups(self, graph: int, allocated: Sequence[tuple[int, int]]) -> list[NodeGroup]:
-        """Find the nodes of each operation, and all that they touch.
-
-        Args:
-            allocated: the (address, bytes) of each block that the capture allocated.
-        """
+        """Find the nodes of each operation, and all that they touch. `allocated`: the (address,
+        bytes) of each block that the capture allocated."""
         handles = nodes.handles(graph)
         groups = completed(_groups(self._ran, graph, handles), len(handles))
         blocks = _Blocks([*allocated, *live_blocks(self._index)])
@@ -176,11 +170,8 @@ def streams(index: int) -> list[torch.cuda.Stream]:
 
 
 class _Blocks:
-    """Blocks of memory. Several may have been at the same addresses in turn.
-
-    Attributes:
-        others: words that are no addresses.
-    """
+    """Blocks of memory. Several may have been at the same addresses in turn. `others`: words that
+    are no addresses."""
 
     def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._blocks = sorted(set(blocks))

@@ -376,7 +376,6 @@ class KernelNode:
     """A kernel node and a copy of its argument bytes.
 
     Attributes:
-        name: the kernel's name.
         shape: grid, block and shared memory.
         blocks: the arguments, each as bytes; one block of all arguments where `packed`.
         packed: true if the kernel was launched with one buffer of arguments (`extra`).

@@ -122,10 +122,7 @@ def point(prepared: Sequence[tuple[Any, ...]], tensors: Sequence[Tensor]) -> Non
 
 def grown(source: int, target: int, varying: Varying, index: int, stream: int) -> RowNode:
     """Capture the node that takes the caller's rows to the recording. The source has all of them.
-
-    Args:
-        source, target: addresses.
-    """
+    `source`, `target`: addresses."""
     return _captured(source, target, varying, index, stream, _SOURCE_END, target)
 
 

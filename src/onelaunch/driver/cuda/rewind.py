@@ -70,12 +70,8 @@ another state."""
 
 @dataclass(eq=False)
 class CudaRewind:
-    """A `Rewind` by three captures; see the module.
-
-    Args:
-        index: the index of the device.
-        after: the rewind of a recording whose saved states may be set.
-    """
+    """A `Rewind` by three captures; see the module. `after`: the rewind of a recording whose saved
+    states may be set."""
 
     index: int
     after: CudaRewind | None = None
@@ -176,10 +172,7 @@ class CudaRewind:
 
     def finish(self, graph: torch.cuda.CUDAGraph, others: Sequence[torch.Generator]) -> None:
         """Evaluate a capture that saved or set state. The graph of the second loses its nodes.
-
-        Args:
-            others: further generators that it draws from.
-        """
+        `others`: further generators that it draws from."""
         if self._stage != "count" and self._changes != self._expected:
             raise CaptureError("OL106", "random state is saved or set at other places each time")
         if self._stage == "count":

@@ -52,11 +52,8 @@ def _total(spans: Sequence[tuple[int, int]]) -> int:
 
 def times(executables: Sequence[int], ports: Sequence[int], index: int) -> list[float]:
     """Return the milliseconds of a call of each executable of the same nodes, as a user sees it.
-    Calls follow each other, each points its ports anew, and the host has to keep up.
-
-    Args:
-        ports: the nodes that are pointed elsewhere: copies, and kernels of our own.
-    """
+    Calls follow each other, each points its ports anew, and the host has to keep up. `ports`: the
+    nodes that are pointed elsewhere: copies, and kernels of our own."""
     stream = torch.cuda.current_stream(index)
     runs = [(executable, [_setter(executable, n) for n in ports]) for executable in executables]
     for run in runs:

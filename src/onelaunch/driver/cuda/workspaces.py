@@ -33,24 +33,16 @@ _WORD = 8
 
 @dataclass
 class Workspace:
-    """The products that point at a workspace.
-
-    Attributes:
-        region: all of it.
-        alike: kernels and their arguments -> the products with these.
-    """
+    """The products that point at a workspace. `alike`: kernels and their arguments -> the products
+    with these."""
 
     region: Access
     alike: dict[Hashable, list[NodeGroup]] = field(default_factory=dict)
 
 
 class Workspaces:
-    """The workspaces of a graph.
-
-    Args:
-        executable: of the nodes `handles`.
-        blocks: the (address, bytes) of each block that the capture allocated.
-    """
+    """The workspaces of a graph. `executable`: of the nodes `handles`. `blocks`: the (address,
+    bytes) of each block that the capture allocated."""
 
     def __init__(
         self,

@@ -18,10 +18,7 @@ from onelaunch.source import user_frame
 
 class Alignment:
     """A search for the step of the unpadded run that corresponds to each step of the padded run.
-
-    Args:
-        reference: the steps of the unpadded run.
-    """
+    `reference`: the steps of the unpadded run."""
 
     def __init__(self, reference: Sequence[TracedStep]) -> None:
         self._reference = reference
@@ -67,10 +64,7 @@ class Alignment:
 
 def reason_of(step: TracedStep, real: TracedStep | None, random: bool) -> str | None:
     """Return why a result differs from the unpadded run's whatever the inputs are, or None.
-
-    Args:
-        random: whether the operation draws random numbers.
-    """
+    `random`: whether the operation draws random numbers."""
     packet = packet_of(step.name)
     if real is None:
         return None

@@ -49,11 +49,8 @@ class Holds(Enum):
 
 
 class Picked(NamedTuple):
-    """A call of one of `MOVES` in the unpadded run, without the memory of its tensors.
-
-    Attributes:
-        args, kwargs: data tensors as their shapes, index tensors as copies.
-    """
+    """A call of one of `MOVES` in the unpadded run, without the memory of its tensors. `args`,
+    `kwargs`: data tensors as their shapes, index tensors as copies."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -88,7 +85,6 @@ def displaced(
         padded: returns the plane of elements that are padding.
         unknown: returns the plane of elements that may differ from call to call.
         same_numbers: True if its numbers are the same in both runs.
-        results: the number of results.
     """
     data = _DATA.get(packet)
     places = [] if data is None else tensors([a for i, a in enumerate(args) if i not in data])
@@ -212,11 +208,7 @@ def _held(after: Tensor, before: Tensor, same_numbers: bool) -> Holds:
 def _alike(after: Tensor, before: Tensor, same_numbers: bool, exact: bool) -> bool:
     """Return whether the same elements are in the same order. They are compared one by one, or row
     by row, as rows of padding may hold constants. With the same numbers an operation may take more
-    at the end.
-
-    Args:
-        exact: True if padding in the place of another element is a difference.
-    """
+    at the end. `exact`: True if padding in the place of another element is a difference."""
     kept = after[after != _PADDING]
     if kept.shape == before.flatten().shape and torch.equal(kept, before.flatten()):
         return True

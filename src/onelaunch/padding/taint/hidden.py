@@ -156,11 +156,8 @@ class HidingTrace:
 
 
 class HidingChecks(DecomposingMode):
-    """A mode that has a run compute whether all numbers that hide padding suffice.
-
-    Args:
-        hiding: the places in another run of the same operations.
-    """
+    """A mode that has a run compute whether all numbers that hide padding suffice. `hiding`: the
+    places in another run of the same operations."""
 
     def __init__(self, hiding: Hiding) -> None:
         super().__init__()

@@ -88,11 +88,8 @@ class TaintMode(DecomposingMode):
         return self._trace.hiding
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
-        """Mark the elements of an argument that are padding, or whose values may vary.
-
-        Args:
-            rows: the size whose rows it names, padding a spare row.
-        """
+        """Mark the elements of an argument that are padding, or whose values may vary. `rows`: the
+        size whose rows it names, padding a spare row."""
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
         bits = self._joined(padded, unknown) | SIZED

@@ -150,11 +150,8 @@ def form(steps: Sequence[TracedStep]) -> tuple[object, ...]:
 
 
 class Trace(DecomposingMode):
-    """A mode that notes the operations of a run.
-
-    Args:
-        made_up: whether the run is on numbers that no call gave.
-    """
+    """A mode that notes the operations of a run. `made_up`: whether the run is on numbers that no
+    call gave."""
 
     def __init__(self, made_up: bool = False) -> None:
         super().__init__()

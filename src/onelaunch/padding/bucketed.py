@@ -11,13 +11,10 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
-import torch
-
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
@@ -34,6 +31,7 @@ from onelaunch.padding.pad import (
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -102,32 +100,31 @@ class Bucketed(Graphed[P, R]):
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
-        driver, device = self._callee.driver_and_device(flat)
-        if self._table.unserved.is_unrecordable(driver, flat):
-            return self._inline(driver, args, kwargs)
+        given = self._call(args, kwargs, flat)
+        if self._table.unserved.is_unrecordable(given):
+            return self._inline(given)
         try:
             call = bucketed_call(self._buckets, flat, self._names)
         except GraphError as error:
             if self._raises or error.code != "OL402":
                 raise
-            return self._unbucketed(error, driver, args, kwargs)
+            return self._unbucketed(error, given)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
             self._table.counts.ran_eagerly("empty")
-            return self._inline(driver, args, kwargs)
+            return self._inline(given)
         if bucket is None:
-            return self._above(driver, device, call, flat, args, kwargs)
-        with driver.exclusive():
+            return self._above(given, call)
+        with given.driver.exclusive():
             for path in self._paths(bucket):  # recorded by another thread in the meantime?
                 result = path(args, kwargs)
                 if result is not MISS:
                     self._index(call, flat)
                     return result
             strategy = BucketStrategy(self, call, flat, bucket)
-            result = self._warm_up_or_capture(
-                driver, device, strategy.padded, args, kwargs, strategy
-            )
+            padded_call = given._replace(flat=strategy.padded, strategy=strategy)
+            result = self._warm_up_or_capture(padded_call)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
@@ -170,16 +167,9 @@ class Bucketed(Graphed[P, R]):
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
 
-    def _above(
-        self,
-        driver: Driver,
-        device: torch.device,
-        call: BucketedCall,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    def _above(self, given: Call, call: BucketedCall) -> R:
         """Run or refuse a call above the largest bucket, as `overflow` says."""
+        flat = given.flat
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
         if self._buckets.overflow == "raise":
@@ -195,25 +185,23 @@ class Bucketed(Graphed[P, R]):
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
             example = flat._replace(tensors=all_resized(call, flat, self._buckets.largest))
-            spec = spec_of(driver, example, device)
+            spec = spec_of(given._replace(flat=example))
             if spec in self._chunks or len(self._chunks) < self._most_chunked:
                 proof = self._chunks.of(spec, call, flat, places[0])
                 if isinstance(proof, Proof):
                     return self._in_chunks(proof, call, flat, places[0])
                 if self._raises:
                     raise copy.copy(proof)
-                return self._unbucketed(proof, driver, args, kwargs)
+                return self._unbucketed(proof, given)
             what = f"{what}, with more than {len(self._chunks)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
-        return self._unbucketed(GraphError("OL310", what, fix=fix), driver, args, kwargs)
+        return self._unbucketed(GraphError("OL310", what, fix=fix), given)
 
-    def _unbucketed(
-        self, error: GraphError, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R:
+    def _unbucketed(self, error: GraphError, given: Call) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
         self._notices.give(error.warning("such calls run eagerly"))
         self._table.counts.ran_eagerly(error.code)
-        return self._inline(driver, args, kwargs)
+        return self._inline(given)
 
     def _in_chunks(self, proof: Proof, call: BucketedCall, flat: Flat, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""
@@ -262,13 +250,13 @@ class Bucketed(Graphed[P, R]):
     def _joining(self) -> JoinedCalls:
         return JoinedCalls(self)
 
-    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        """Return the arguments of a call that a bucket serves, padded."""
-        flat = super()._recorded_as(args, kwargs)
-        call = bucketed_call(self._buckets, flat, self._names)
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call that a bucket serves, padded."""
+        given = super()._recorded_as(args, kwargs)
+        call = bucketed_call(self._buckets, given.flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        return padded(call, flat, bucket)
+        return given._replace(flat=padded(call, given.flat, bucket))
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -155,24 +155,6 @@ class SignatureState:
         return self.by_gradients[empty]
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
-    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
-
-    driver: Driver
-    device: torch.device
-    spec: CallSpec
-    signature: SignatureState
-    flat: Flat
-    reached: ReachableState
-    strategy: Strategy
-    ahead: bool = False
-    """True for `capture(...)`, a capture without a call."""
-    chain: Chain | None = None
-    """The chain under capture, if the callable is a part of it."""
-
-
 class Strategy:
     """The way to record a call: this one records it as it is, `BucketStrategy` pads it.
 
@@ -207,3 +189,34 @@ class Strategy:
 
 
 UNPADDED = Strategy()
+
+
+class Call(NamedTuple):
+    """A call that no recording fits. `flat`: its arguments; a `Bucketed` has padded them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    flat: Flat
+    driver: Driver
+    device: torch.device
+    strategy: Strategy = UNPADDED
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
+    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    flat: Flat
+    driver: Driver
+    device: torch.device
+    strategy: Strategy
+    spec: CallSpec
+    signature: SignatureState
+    reached: ReachableState
+    ahead: bool = False
+    """True for `capture(...)`, a capture without a call."""
+    chain: Chain | None = None
+    """The chain under capture, if the callable is a part of it."""

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
@@ -28,6 +26,7 @@ from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.select import STUCK_S, is_stuck
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
@@ -100,18 +99,17 @@ class Captures:
         assert graphed is not None
         if self.off:
             return self._alone(normal, eager)
-        flat = graphed._signatures.flat(args, kwargs)
-        driver, device = graphed._callee.driver_and_device(flat)
-        if graphed._table.unserved.is_unrecordable(driver, flat):
+        call = graphed._call(args, kwargs)
+        if graphed._table.unserved.is_unrecordable(call):
             return normal()
-        spec = spec_of(driver, flat, device)
+        flat, driver, spec = call.flat, call.driver, spec_of(call)
         wanted = self._of(graphed.served_alike(flat, spec), 4 * graphed.options.max_recordings)
         if wanted is None:
             return normal()
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
         wants = wanted.state is _State.WANTED
         if wanted.state is _State.NEW:
-            result = self._at_larger(graphed, wanted, flat, driver, args, kwargs)
+            result = self._at_larger(graphed, wanted, call)
             if result is not MISS:
                 return result
         moved = not served if wanted.state is _State.DONE else wants and not wanted.is_known
@@ -121,45 +119,37 @@ class Captures:
                 return self._alone(normal, eager)
         elif wants:
             self._want(wanted, flat)
-            result = graphed.at_larger(args, kwargs, flat)
+            result = graphed.at_larger(call)
             return self._beside(eager, normal) if result is MISS else result
         if not self._lock(driver, moved):
             return self._beside(eager, normal)
         try:
             if wanted.state is not _State.NEW:
                 return normal()
-            return self._learned(graphed, wanted, flat, device, normal)
+            return self._learned(graphed, wanted, call, normal)
         finally:
             driver.lock.release()
 
-    def _at_larger(
-        self,
-        graphed: CapturesBeside[..., Any],
-        wanted: _Wanted,
-        flat: Flat,
-        driver: Driver,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _at_larger(self, graphed: CapturesBeside[..., Any], wanted: _Wanted, call: Call) -> Any:
         """Make the first call of a signature by a recording for larger sizes, and have its own
         captured. A proof has shown that it does as those that the recording was made for, so that
         it need not be watched. During another capture it is not asked for yet."""
-        if not graphed.has_larger(flat):
+        if not graphed.has_larger(call.flat):
             return MISS
-        if not driver.lock.acquire(blocking=False):
-            return graphed.at_larger(args, kwargs, flat, asked=False)
+        if not call.driver.lock.acquire(blocking=False):
+            return graphed.at_larger(call, asked=False)
         try:
-            example = copied(flat)  # a call may write into its arguments
-            result = MISS if example is None else graphed.at_larger(args, kwargs, flat)
+            example = copied(call.flat)  # a call may write into its arguments
+            result = MISS if example is None else graphed.at_larger(call)
             if result is not MISS:
-                found = Unmoved(graphed, flat)
+                found = Unmoved(graphed, call.flat)
                 with self._changed:
                     wanted.example, wanted.modes, wanted.found = example, Modes(), found
                     wanted.state = _State.WANTED
                     self.worker.wake()
             return result
         finally:
-            driver.lock.release()
+            call.driver.lock.release()
 
     def _beside(self, eager: Callable[[], R], normal: Callable[[], R]) -> R:
         """Run the callable itself, while a capture may go on beside."""
@@ -208,16 +198,11 @@ class Captures:
         return True
 
     def _learned(
-        self,
-        graphed: Graphed[..., Any],
-        wanted: _Wanted,
-        flat: Flat,
-        device: torch.device,
-        normal: Callable[[], R],
+        self, graphed: Graphed[..., Any], wanted: _Wanted, call: Call, normal: Callable[[], R]
     ) -> R:
         """Make the first call of a signature, and learn whether it can be captured beside calls."""
-        example = copied(flat)
-        before = Footprint(graphed, flat, device)
+        flat = call.flat
+        example, before = copied(flat), Footprint(graphed, flat, call.device)
         result = normal()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
@@ -263,7 +248,7 @@ class Captures:
             wanted.state = _State.ITS_OWN
             return
         args, kwargs = unflatten(example.tree, example.tensors)
-        driver, device = graphed._callee.driver_and_device(example)
+        call = graphed._call(args, kwargs, example)
         running, spec = graphed._table.running, None
 
         def under_way() -> list[int]:
@@ -272,12 +257,12 @@ class Captures:
             return running
 
         try:
-            with capturing(modes, driver, device, under_way):
+            with capturing(modes, call.driver, call.device, under_way):
                 if not wanted.is_known:
                     self._forget(wanted)
                     return
                 graphed.widen(example)
-                spec = spec_of(driver, example, device)
+                spec = spec_of(call)
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
@@ -288,7 +273,7 @@ class Captures:
                 graphed._signatures.states.pop(spec, None)
         else:
             self._became(wanted, _State.DONE)
-            with capturing(modes, driver, device, under_way):
+            with capturing(modes, call.driver, call.device, under_way):
                 graphed.widen(example)
         finally:
             wanted.found = None
@@ -316,9 +301,7 @@ class CapturesBeside(Graphed[P, R]):
         """Return whether a recording for larger sizes may serve a call."""
         return False
 
-    def at_larger(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat, asked: bool = True
-    ) -> R | Miss:
+    def at_larger(self, call: Call, asked: bool = True) -> R | Miss:
         """Make a call by a recording for larger sizes; return `MISS` if there is none. `asked`:
         whether its own sizes are to be captured, which the next call need not ask for."""
         return MISS

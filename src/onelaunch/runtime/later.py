@@ -85,13 +85,11 @@ class CompilesLater(Graphed[P, R]):
                     return result
         return super()._replayed(args, kwargs)
 
-    def _replay_new(
-        self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R | Miss:
+    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
-        example = copied(self._signatures.flat(args, kwargs))
+        example = copied(self._signatures.flat(attempt.args, attempt.kwargs))
         before = Footprint(self, attempt.flat, attempt.device)
-        result = super()._replay_new(entry, attempt, args, kwargs)
+        result = super()._replay_new(entry, attempt)
         if entry in self._table.entries:
             self._want(entry, example, attempt.flat, before.none())
         return result
@@ -99,13 +97,12 @@ class CompilesLater(Graphed[P, R]):
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record the signature of this call ahead of time; see `Graphed.capture`. The recording is
         to be compiled."""
-        flat = self._signatures.flat(args, kwargs)
-        driver, device = self._callee.driver_and_device(flat)
-        spec = spec_of(driver, flat, device)
+        call = self._call(args, kwargs)
+        flat, spec = call.flat, spec_of(call)
         compiled = (e for e in self._compiled._table.entries if e.call in self._agreed)
         if any(e.spec == spec and e.captured.guard.check() for e in compiled):
             return
-        example, before = copied(flat), Footprint(self, flat, device)
+        example, before = copied(flat), Footprint(self, flat, call.device)
         known, free = set(map(id, self._table.entries)), False
 
         def learn(result: object) -> None:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from onelaunch.autograd.graph_walk import packing
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
-from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
 from onelaunch.errors import GraphWarning, describe_type
 from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import levels_to_user, user_line
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.attempt import Attempt
+    from onelaunch.runtime.attempt import Attempt, Call
 
 _EAGER = frozenset({"OL301", "OL302", "OL303", "OL304", "OL305", "OL307", "OL311"})
 
@@ -75,16 +73,16 @@ class Unserved:
     def clear(self) -> None:
         self._row = self._last = 0
 
-    def is_unrecordable(self, driver: Driver, flat: Flat) -> bool:
+    def is_unrecordable(self, call: Call) -> bool:
         """Return whether a call runs inline. It does in another capture, and under hooks that pack
         saved tensors. It does for tensors beyond plain memory: a subclass, sparse, quantized, a
         dual number."""
-        if driver.capturing():
+        if call.driver.capturing():
             return True
         if packing():
             self.note("OL303", "hooks that pack saved tensors are on")
             return True
-        for path, t in zip(flat.paths, flat.tensors, strict=True):
+        for path, t in zip(call.flat.paths, call.flat.tensors, strict=True):
             if not recordable(t):
                 layout = str(t.layout).removeprefix("torch.")
                 what = f"`{path}` is {describe_type(t)}, {t.dtype}, {layout}"

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
-from onelaunch.call.tree import Flat, flatten, unique
+from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -24,13 +22,13 @@ from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
-from onelaunch.driver.protocol import Driver, InPlace
+from onelaunch.driver.protocol import InPlace
 from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.ranks import NotAllReady, Ranks
@@ -79,11 +77,9 @@ class Recorder:
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
-    def at_own_size(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Attempt:
+    def at_own_size(self, attempt: Attempt) -> Attempt:
         """Return the attempt for a warm-up after a refused capture: at the call's own size."""
-        flat = self._signatures.flat(args, kwargs)
+        flat = self._signatures.flat(attempt.args, attempt.kwargs)
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         return replace(attempt, flat=flat, reached=self._callee.reached(flat))
 
@@ -230,17 +226,17 @@ class Recorder:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
         return InPlace(0) if every and not attempt.signature.has_backward else None
 
-    def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
+    def take_over(self, call: Call) -> bool:
         """Give the recordings of an earlier request's objects to a new request's, if possible."""
         present, displaced = self._table.entries, self.requests.displaced
         if not present:
             return False
-        spec = spec_of(driver, flat, device)
+        spec = spec_of(call)
         known = self._signatures.states.get(spec)
         refused = known is not None and (known.eager_code or known.known_refusal)
         if refused or any(e.spec == spec for e in present):
             return False
-        entries, spent, objects = take_over(driver, device, present, spec, displaced, self._name)
+        entries, spent, objects = take_over(call, present, spec, displaced, self._name)
         for entry in spent:
             self._table.drop(entry)
         if not entries:
@@ -293,7 +289,8 @@ class Recorder:
         if unequal is not None:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
-            spec = spec_of(driver, flat, device)
+            call = Call(args, kwargs, flat, driver, device, strategy)
+            spec = spec_of(call)
             signature = self._signatures.state(spec).part(self._callee.training, reached)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
@@ -304,9 +301,7 @@ class Recorder:
             if len(self._table.entries) >= self._options.max_recordings:
                 what = f"{len(self._table.entries)} recordings exist"
                 raise CaptureError("OL301", what, where=user_line())
-            attempt = Attempt(
-                driver, device, spec, signature, flat, reached, strategy, ahead=True, chain=chain
-            )
+            attempt = Attempt(*call, spec, signature, reached, ahead=True, chain=chain)
             works_elsewhere = False
 
             def learn(result: Any) -> None:

@@ -23,19 +23,13 @@ from torch import Tensor
 
 from onelaunch.call.containers import is_ordinary, objects_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import (
-    Constant,
-    Container,
-    Same,
-    Tree,
-    call_constants,
-    mapped,
-)
+from onelaunch.call.tree import Constant, Container, Same, Tree, call_constants, mapped
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall, Writes
-from onelaunch.driver.protocol import Driver, Travel
+from onelaunch.driver.protocol import Travel
 from onelaunch.replay.call_path import CallPath, build_call
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.table import Entry
 from onelaunch.state.counterparts import Counterparts, Unlike
 
@@ -171,8 +165,7 @@ class Taken(NamedTuple):
 
 
 def take_over(
-    driver: Driver,
-    device: torch.device,
+    call: Call,
     entries: Sequence[Entry],
     spec: CallSpec,
     displaced: Objects,
@@ -201,7 +194,7 @@ def take_over(
             parts = Counterparts(pairs)
         except Unlike:
             continue
-        storage = driver.storage
+        storage = call.driver.storage
         homes = {storage(old): new for old, new in parts.tensors()}
         made = [(e, _transferred(e.captured, parts)) for e in group]
         made = [(e, new) for e, new in made if new.guard.moved_elsewhere() is None]
@@ -211,16 +204,18 @@ def take_over(
         with ExitStack() as held:
             for e in group:
                 held.enter_context(e.lock)
-            driver.synchronize(device)  # launches on other streams may still use this memory
+            call.driver.synchronize(
+                call.device
+            )  # launches on other streams may still use this memory
             exchange(places)
         found: dict[int, Entry] = {}
         for old, captured in made:
             captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
-            call = locked(build_call(captured, spec, name), old.lock)
+            path = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
             found[id(old)] = replace(
-                old, call=call, spec=spec, captured=captured, info=info, shares=own
+                old, call=path, spec=spec, captured=captured, info=info, shares=own
             )
         spent += [e for e in group if id(e) not in found]
         return Taken(found, spent, [old for old, _ in pairs])

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from onelaunch.call.ambient import default_device, modes
@@ -15,9 +14,8 @@ from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import describe_type
-from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.attempt import Call, SignatureState
 from onelaunch.runtime.brought import Replacements
 from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
@@ -183,15 +181,16 @@ class Signatures:
         self._notices.warn(code, text, found.kind, found.fix)
 
 
-def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
-    """Return the signature of a call whose arguments are flattened."""
-    here = [t for t in flat.tensors if t.device.type == device.type]
-    numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    first = first_places(flat.tensors)
-    twice = [(first[id(t)], i, None) for i, t in enumerate(flat.tensors) if first[id(t)] != i]
-    shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here)]
-    specs = tuple(TensorSpec.of(t) for t in flat.tensors)
-    return CallSpec(flat.tree, specs, (*twice, *shared), modes(), default_device())
+def spec_of(call: Call) -> CallSpec:
+    """Return the signature of a call."""
+    tensors, kind = call.flat.tensors, call.device.type
+    here = [t for t in tensors if t.device.type == kind]
+    numbers = [i for i, t in enumerate(tensors) if t.device.type == kind]
+    first = first_places(tensors)
+    twice = [(first[id(t)], i, None) for i, t in enumerate(tensors) if first[id(t)] != i]
+    shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(call.driver)(*here)]
+    specs = tuple(TensorSpec.of(t) for t in tensors)
+    return CallSpec(call.flat.tree, specs, (*twice, *shared), modes(), default_device())
 
 
 def opaque(flat: Flat) -> str | None:

@@ -9,14 +9,10 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
-from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Recording
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import SignatureState, Strategy
+from onelaunch.runtime.attempt import Call, SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.phase import Phase, Unrecorded
 from onelaunch.runtime.stats import GraphStats, SplitModule, summed
@@ -68,8 +64,8 @@ class InPieces(Graphed[P, R]):
     def _refused_parts(self) -> Iterable[SplitModule]:
         """Return the modules that run as they are, outer modules first."""
 
-    def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        phase = super()._phase(driver, device, flat, strategy)
+    def _phase(self, call: Call) -> Phase:
+        phase = super()._phase(call)
         if isinstance(phase, Unrecorded) and phase.code == "OL302":
             self._split(CaptureError("OL302", phase.why))
             return Unrecorded(reason=phase.code)

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -249,14 +249,14 @@ def record(
         stream.wait_stream(caller)
         try:
             with put_off(), torch.cuda.stream(stream):
-                pool_id = _begin(graph, pool, stream, generators, draws)
+                begun = _begin(graph, pool, stream, generators, draws)
                 try:
                     if parallel:
                         recorder.lanes = CudaLanes(index, stream)
                     with rewinding():
                         result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
-                    _recover(graph, stream, pool_id, generators, draws)
+                    _recover(begun)
                     raise
         finally:
             pool.allocated = None
@@ -289,26 +289,35 @@ def _branched(recorder: CudaRecorder, branches: Branches, parallel: Parallel) ->
         return branches.settle(parallel)
 
 
+class _Begun(NamedTuple):
+    """A capture under way, as far as its end needs to know it."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    pool_id: Any
+    generators: Sequence[torch.Generator]
+    draws: bool
+
+
 def _begin(
     graph: torch.cuda.CUDAGraph,
     pool: CudaPool,
     stream: torch.cuda.Stream,
     generators: Sequence[torch.Generator],
     draws: bool,
-) -> Any:
+) -> _Begun:
     others = pool.listed()  # none of them is freed before the id is in use
     with pool.guard:
-        pool_id: Any = pool.open()
+        begun = _Begun(graph, stream, pool.open(), generators, draws)
         try:
             with contextlib.nullcontext() if draws else default_left(pool.index):
-                graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+                graph.capture_begin(pool=begun.pool_id, capture_error_mode="thread_local")
         except BaseException as error:  # Ctrl-C may come when it has begun
-            begun = not isinstance(error, RuntimeError) and _is_capturing(stream)
-            leave = _recover if begun else _forget
-            leave(graph, stream, pool_id, generators, draws)
+            captures = not isinstance(error, RuntimeError) and _is_capturing(stream)
+            (_recover if captures else _forget)(begun)
             raise
     del others
-    return pool_id
+    return begun
 
 
 def _run(
@@ -379,14 +388,9 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
 _leaked: list[torch.cuda.CUDAGraph] = []
 
 
-def _recover(
-    graph: torch.cuda.CUDAGraph,
-    stream: torch.cuda.Stream,
-    pool_id: Any,
-    generators: Sequence[torch.Generator],
-    draws: bool,
-) -> None:
+def _recover(begun: _Begun) -> None:
     """End the capture so that stream, allocator and generators go on as before."""
+    graph, stream = begun.graph, begun.stream
     torch.cuda.set_stream(stream)
     try:
         _end(graph)
@@ -401,24 +405,18 @@ def _recover(
             anything(stream.device_index).zero_()
             _end(graph)
         else:
-            _forget(graph, stream, pool_id, generators, draws)
+            _forget(begun)
             return
     graph.reset()
 
 
-def _forget(
-    graph: torch.cuda.CUDAGraph,
-    stream: torch.cuda.Stream,
-    pool_id: Any,
-    generators: Sequence[torch.Generator],
-    draws: bool,
-) -> None:
+def _forget(begun: _Begun) -> None:
     """Leave a capture that PyTorch neither began nor ended to the last."""
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
-        bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
+        bindings._cuda_endAllocateToPool(begun.stream.device_index, begun.pool_id)
     # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.
-    _leaked.append(graph)
-    _capture_nothing(stream, generators, draws)
+    _leaked.append(begun.graph)
+    _capture_nothing(begun)
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:
@@ -429,17 +427,15 @@ def _ended(graph: torch.cuda.CUDAGraph) -> bool:
     return True
 
 
-def _capture_nothing(
-    stream: torch.cuda.Stream, generators: Sequence[torch.Generator], draws: bool
-) -> None:
+def _capture_nothing(begun: _Begun) -> None:
     """Make a small capture: its success tells the generators that no capture is under way."""
-    graph = torch.cuda.CUDAGraph()
-    for generator in generators:
+    graph, index = torch.cuda.CUDAGraph(), begun.stream.device_index
+    for generator in begun.generators:
         graph.register_generator_state(generator)
-    with contextlib.nullcontext() if draws else default_left(stream.device_index):
+    with contextlib.nullcontext() if begun.draws else default_left(index):
         graph.capture_begin(capture_error_mode="thread_local")
     try:
-        anything(stream.device_index).zero_()
+        anything(index).zero_()
     finally:
         graph.capture_end()
         graph.reset()

@@ -96,7 +96,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
             counted.made += 1
             alone = not self._paths(bucket)  # else of another signature
             if asked and alone and larger.below is not None:
-                self._fill(index, sized, call.flat, counted, [larger.below])
+                self._fill(index, sized, counted, [larger.below])
             return result
         return MISS
 
@@ -139,7 +139,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 return
             try:
                 call = bucketed_call(buckets, example, self._names)
-                strategy = BucketStrategy(self, call, example, made.sizes, buckets)
+                strategy = BucketStrategy(self, call, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 padded = given._replace(strategy=strategy)
                 attempt = Attempt(*padded, entry.spec, entry.signature, reached, ahead=True)

@@ -22,10 +22,8 @@ from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import (
     BucketedCall,
     Proof,
-    all_resized,
     bucketed_call,
     check_named,
-    padded,
     parameters,
 )
 from onelaunch.padding.padded_call import reader, unread
@@ -120,9 +118,9 @@ class Bucketed(Graphed[P, R]):
             for path in self._paths(bucket):  # recorded by another thread in the meantime?
                 result = path(args, kwargs)
                 if result is not MISS:
-                    self._index(call, flat)
+                    self._index(call)
                     return result
-            strategy = BucketStrategy(self, call, flat, bucket)
+            strategy = BucketStrategy(self, call, bucket)
             padded_call = given._replace(flat=strategy.padded, strategy=strategy)
             result = self._warm_up_or_capture(padded_call)
             if result is MISS:
@@ -141,23 +139,18 @@ class Bucketed(Graphed[P, R]):
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
 
-    def _index(self, call: BucketedCall, flat: Flat) -> None:
+    def _index(self, call: BucketedCall) -> None:
         """Index the recordings for calls of these sizes, which then need no flattening."""
         index = self._table.index
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        self._fill(index, call, flat, self._count(call.sizes), self._paths(bucket))
+        self._fill(index, call, self._count(call.sizes), self._paths(bucket))
 
     def _fill(
-        self,
-        index: dict[Any, Any],
-        call: BucketedCall,
-        flat: Flat,
-        counted: SizeCalls,
-        paths: list[CallPath],
+        self, index: dict[Any, Any], call: BucketedCall, counted: SizeCalls, paths: list[CallPath]
     ) -> None:
         if not index:
-            self._read_sizes = reader(call, flat)
+            self._read_sizes = reader(call)
         index[call.sizes] = counted, paths
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
@@ -169,7 +162,6 @@ class Bucketed(Graphed[P, R]):
 
     def _above(self, given: Call, call: BucketedCall) -> R:
         """Run or refuse a call above the largest bucket, as `overflow` says."""
-        flat = given.flat
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
         if self._buckets.overflow == "raise":
@@ -184,12 +176,12 @@ class Bucketed(Graphed[P, R]):
             dims = " and ".join(str(self._buckets.dim[place]) for place in places)
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
-            example = flat._replace(tensors=all_resized(call, flat, self._buckets.largest))
+            example = given.flat._replace(tensors=call.resized(self._buckets.largest))
             spec = spec_of(given._replace(flat=example))
             if spec in self._chunks or len(self._chunks) < self._most_chunked:
-                proof = self._chunks.of(spec, call, flat, places[0])
+                proof = self._chunks.of(spec, call, places[0])
                 if isinstance(proof, Proof):
-                    return self._in_chunks(proof, call, flat, places[0])
+                    return self._in_chunks(proof, call, places[0])
                 if self._raises:
                     raise copy.copy(proof)
                 return self._unbucketed(proof, given)
@@ -203,10 +195,10 @@ class Bucketed(Graphed[P, R]):
         self._table.counts.ran_eagerly(error.code)
         return self._inline(given)
 
-    def _in_chunks(self, proof: Proof, call: BucketedCall, flat: Flat, place: int) -> R:
+    def _in_chunks(self, proof: Proof, call: BucketedCall, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""
         parts: list[Flat] = []
-        for sizes, args, kwargs in chunks(call, flat, place, self._buckets.largest[place]):
+        for sizes, args, kwargs in chunks(call, place, self._buckets.largest[place]):
             part = cast(Any, self)(*args, **kwargs)
             counted = self._count(sizes)
             counted.made, counted.chunks = counted.made - 1, counted.chunks + 1
@@ -229,7 +221,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            strategy = BucketStrategy(self, call, flat, bucket)
+            strategy = BucketStrategy(self, call, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
             self._recorder.capture_ahead(self, grown, named, strategy)
 
@@ -243,7 +235,7 @@ class Bucketed(Graphed[P, R]):
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
 
         def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return unflatten(flat.tree, all_resized(call, flat, self._buckets.most(bucket)))
+            return unflatten(flat.tree, call.resized(self._buckets.most(bucket)))
 
         return (partial(made, bucket) for bucket in self._buckets.largest_first())
 
@@ -256,7 +248,7 @@ class Bucketed(Graphed[P, R]):
         call = bucketed_call(self._buckets, given.flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        return given._replace(flat=padded(call, given.flat, bucket))
+        return given._replace(flat=call.grown(bucket))
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

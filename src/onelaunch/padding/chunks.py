@@ -15,7 +15,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import BucketedCall, Proof, each_once
+from onelaunch.padding.pad import BucketedCall, Proof
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.mode import TaintMode
@@ -50,20 +50,20 @@ class ChunkProofs:
     def clear(self) -> None:
         self._kept.clear()
 
-    def of(self, key: Hashable, call: BucketedCall, flat: Flat, place: int) -> Proof | CaptureError:
+    def of(self, key: Hashable, call: BucketedCall, place: int) -> Proof | CaptureError:
         """Return the proof that calls may be cut along bucketed dimension `place`, or the refusal.
         It is found once for each state."""
         guard, found = self._kept.get(key, (None, None))
         if found is not None and guard is not None and guard.check():
             return found
+        flat = call.flat
         driver, device = self._callee.driver_and_device(flat)
         with driver.exclusive():
             reached = self._callee.reached(flat)
             guard = guard_of(reached.walk())
             dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
             try:
-                largest = self._buckets.largest
-                chunking = _Chunking(dry_run, self._buckets, call, flat, largest)
+                chunking = _Chunking(dry_run, self._buckets, call, self._buckets.largest)
                 found = chunking.proven_along(place)
             except CaptureError as error:
                 if error.__cause__ is not None and not self._failures:
@@ -80,7 +80,7 @@ def guard_of(state: StateWalk) -> StateGuard:
 
 
 def chunks(
-    call: BucketedCall, flat: Flat, place: int, step: int
+    call: BucketedCall, place: int, step: int
 ) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
     """Return the sizes, arguments and keyword arguments of each chunk: `step` rows, or the rest.
     Their tensors are views."""
@@ -88,7 +88,7 @@ def chunks(
     for start in range(0, size, step):
         count = min(step, size - start)
         rows = partial(_rows, place=place, start=start, count=count)
-        args, kwargs = unflatten(flat.tree, each_once(flat.tensors, call.padded, rows))
+        args, kwargs = unflatten(call.flat.tree, call.each(rows))
         yield (*call.sizes[:place], count, *call.sizes[place + 1 :]), args, kwargs
 
 
@@ -121,7 +121,7 @@ class _Chunking(Proving):
         Raises:
             CaptureError: OL140, naming the operation, its line and the result.
         """
-        for path, how in zip(self.flat.paths, self.call.padded, strict=True):
+        for path, how in zip(self.call.flat.paths, self.call.padded, strict=True):
             if how is not None and how.places.count(place) > 1:
                 what = f"`{path}` has rows and columns, which cannot be cut into chunks"
                 raise CaptureError("OL140", what, fix=_ELSE)
@@ -190,7 +190,7 @@ class _Chunking(Proving):
     def _check_places(self, proof: Proof, place: int, whole: Sizes, half: int) -> None:
         """Refuse if rows depend on the number of rows before, as by a table of positions."""
         count = whole[place] - half
-        inputs = Samples(self.flat.tensors, self.call.padded, whole, random=True).real(whole)
+        inputs = Samples(self.call, whole, random=True).real(whole)
         behind: list[Tensor] = []
         for t, how in zip(inputs, self.call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)

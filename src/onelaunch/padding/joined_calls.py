@@ -125,7 +125,7 @@ class JoinedCalls:
         each is to run alone, since rows depend on others, or arguments are written to."""
         if one.call is None:
             return None
-        fast, found = self._graphed, self._proofs.of(one.key[0], one.call, one.flat, 0)
+        fast, found = self._graphed, self._proofs.of(one.key[0], one.call, 0)
         if not isinstance(found, CaptureError):
             return None if found.written else found
         if found.__cause__ is not None or fast.options.on_refusal == "raise":

@@ -30,8 +30,23 @@ from onelaunch.sizes.ragged import Ragged
 class BucketedCall(NamedTuple):
     """A call, as buckets see it. `padded`: for each tensor its padding, or None."""
 
+    flat: Flat
     sizes: Sizes
     padded: tuple[PaddedDims | None, ...]
+
+    def each(self, change: Callable[[Tensor, PaddedDims | None], Tensor]) -> list[Tensor]:
+        """Return each tensor changed; one that occurs twice is changed once."""
+        return each_once(self.flat.tensors, self.padded, change)
+
+    def grown(self, bucket: Sizes) -> Flat:
+        """Return the arguments, padded."""
+        found = self.each(lambda t, how: t if how is None else pad(t, how, bucket))
+        return self.flat._replace(tensors=found)
+
+    def resized(self, sizes: Sizes) -> list[Tensor]:
+        """Return examples of the tensors for other sizes; see `resized`."""
+        pairs = zip(self.flat.tensors, self.padded, strict=True)
+        return [t if how is None else resized(t, how, sizes) for t, how in pairs]
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -118,7 +133,7 @@ def bucketed_call(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Buckete
     padded = tuple(map(_padding, grown))
     if isinstance(buckets, Ragged):
         padded = _naming(buckets, flat, names, tuple(sizes), padded)
-    return BucketedCall(tuple(sizes), padded)
+    return BucketedCall(flat, tuple(sizes), padded)
 
 
 def _padding(own: Sequence[tuple[int, int, Number | None]]) -> PaddedDims | None:
@@ -295,13 +310,6 @@ def _appended(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
     return t
 
 
-def padded(call: BucketedCall, flat: Flat, bucket: Sizes) -> Flat:
-    grown = each_once(
-        flat.tensors, call.padded, lambda t, how: t if how is None else pad(t, how, bucket)
-    )
-    return flat._replace(tensors=grown)
-
-
 def each_once(
     tensors: Sequence[Tensor],
     padded: Sequence[PaddedDims | None],
@@ -328,12 +336,6 @@ def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
         made = below(made, t, padded.dims[-1], sizes[padded.rows])
     with as_made(t), torch.no_grad():
         return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
-
-
-def all_resized(call: BucketedCall, flat: Flat, sizes: Sizes) -> list[Tensor]:
-    """Return examples of the tensors of a call for other sizes; see `resized`."""
-    pairs = zip(flat.tensors, call.padded, strict=True)
-    return [t if how is None else resized(t, how, sizes) for t, how in pairs]
 
 
 def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:

@@ -23,7 +23,7 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.compare import moved_view
-from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut, padded
+from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut
 from onelaunch.padding.taint.hidden import Hiding, HidingChecks
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -51,7 +51,7 @@ class PaddedCall:
             return MISS
         if call.padded != self._padded or self._buckets.choose(call.sizes) != self._bucket:
             return MISS
-        grown = padded(call, flat, self._bucket).tensors
+        grown = call.grown(self._bucket).tensors
         some, named = unflatten(flat.tree, list(grown))
         result = self._exact(some, named)
         if result is MISS or call.sizes == self._bucket:
@@ -109,11 +109,11 @@ def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
     raise LookupError("no call was seen yet")
 
 
-def reader(call: BucketedCall, flat: Flat) -> Callable[..., Sizes]:
+def reader(call: BucketedCall) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []
     for place in range(len(call.sizes)):
-        for path, how in zip(flat.paths, call.padded, strict=True):
+        for path, how in zip(call.flat.paths, call.padded, strict=True):
             dim = None if how is None else how.dim_of(place)
             if dim is not None:
                 found.append(f"{path}.shape[{dim}]")

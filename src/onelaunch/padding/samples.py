@@ -11,7 +11,14 @@ from torch import Tensor
 
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.select import computing
-from onelaunch.padding.pad import below, bucket_shape, dense_stride, each_once, resized
+from onelaunch.padding.pad import (
+    BucketedCall,
+    below,
+    bucket_shape,
+    dense_stride,
+    each_once,
+    resized,
+)
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims
 
@@ -30,24 +37,17 @@ class Samples:
     """
 
     def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        padded: Sequence[PaddedDims | None],
-        bucket: Sizes,
-        random: bool = False,
-        positive: bool = False,
+        self, call: BucketedCall, bucket: Sizes, random: bool, positive: bool = False
     ) -> None:
-        self._padded = padded
+        self._padded = call.padded
         seeds = itertools.count()
 
         def made(t: Tensor, how: PaddedDims | None) -> Tensor:
-            whole, seed = (
-                t.detach().clone() if how is None else resized(t, how, bucket),
-                next(seeds),
-            )
+            whole = t.detach().clone() if how is None else resized(t, how, bucket)
+            seed = next(seeds)
             return drawn(whole, seed, positive) if random and not _is_mask(whole, how) else whole
 
-        self._whole = each_once(tensors, padded, made)
+        self._whole = call.each(made)
 
     def real(self, sizes: Sizes) -> list[Tensor]:
         """Return new tensors of these sizes, no larger than the bucket; one for a tensor that

@@ -233,10 +233,7 @@ class TaintMode(DecomposingMode):
         if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):
             return None
         packet, count = packet_of(step.name), len(step.outputs)
-        planes = call.padded, call.unknown
-        return displaced(
-            call.func, packet, call.args, real.picked, call.kwargs, *planes, same_numbers, count
-        )
+        return displaced(call, packet, real.picked, same_numbers, count)
 
     def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
         """Mark views of other elements than in the unpadded run."""

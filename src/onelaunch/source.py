@@ -79,7 +79,6 @@ class CodePoint(NamedTuple):
     globals: dict[str, Any]
 
     def place(self) -> Place:
-        """Return its line, with the source."""
         lines = self.code.co_lines()
         found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
         return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
@@ -182,7 +181,6 @@ _CHANGING = frozenset(
 
 
 def _lines(codes: Iterable[CodeType]) -> Iterator[tuple[Place, list[dis.Instruction]]]:
-    """Return the user's lines in code, with their instructions."""
     for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
         if not is_users(code.co_filename):
             continue

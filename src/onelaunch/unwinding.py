@@ -349,7 +349,6 @@ def function_modes() -> list[object]:
 
 
 def _saving_hooks() -> object:
-    """Return the innermost hooks of saved tensors."""
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 

@@ -62,7 +62,6 @@ class Anchors:
         return self._by_stream[stream]
 
     def made(self) -> Sequence[Tensor]:
-        """Return the anchors of all streams."""
         return list(self._by_stream.values())
 
 

@@ -225,7 +225,6 @@ def reading(moved: Moved) -> Generator[None]:
 
 
 def backward_title(grads: Gradients) -> str:
-    """Name a backward in a trace."""
     return f"backward {sizes([g.shape for g in grads if g is not None])}"
 
 

@@ -67,7 +67,6 @@ class _Capturing:
     """The effects of the last run."""
 
     def body(self, capture: Capture) -> list[Tensor | None]:
-        """Run the backward, and return its gradients."""
         static, grads, driver = self.static, self.grads, self.static.driver
         statics = [None if g is None else _port(driver, capture, g) for g in grads]
         there = [(saved, _port(driver, capture, t)) for saved, t in self.moved]
@@ -245,7 +244,6 @@ def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
 
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
-    """Make an input port for a gradient, and return the tensor over it."""
     region = driver.region(g)
     buffer = driver.empty(region.nbytes, g.device)
     static = driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)  # kernels are chosen by strides

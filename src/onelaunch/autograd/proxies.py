@@ -186,7 +186,6 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def _refuse_first(what: str, *registered: dict[int, Any] | None) -> None:
-    """Refuse the first of all hooks, if there is one."""
     for hooks in registered:
         for hook in (hooks or {}).values():
             raise CaptureError("OL112", what, where=line_of(hook))

@@ -340,7 +340,6 @@ def mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
 
 
 def leaf_numbers(tree: Tree) -> Iterator[int]:
-    """Return the number of each tensor of a tree."""
     if isinstance(tree, Leaf):
         yield tree.index
     elif isinstance(tree, Container | Shared):

@@ -260,7 +260,6 @@ def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild `value` with each leaf changed."""
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(v, change) for v in value)
     if isinstance(value, dict):

@@ -20,7 +20,6 @@ _SAMPLE = 2**14
 
 
 def is_inexact(t: Tensor) -> bool:
-    """Return whether the elements of a tensor are rounded."""
     return t.is_floating_point() or t.is_complex()
 
 

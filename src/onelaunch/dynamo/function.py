@@ -66,7 +66,6 @@ class SplitFunction(InPieces[P, R]):
 
 
 def _backend(settings: CompileSettings, regions: Regions) -> Callable[..., Any]:
-    """Return a backend for Dynamo that adds its regions to `regions`."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         driver, device = driver_and_device(graph, inputs)

@@ -378,7 +378,6 @@ def _parted(
     mode: Any,
     device: torch.device,
 ) -> Beside:
-    """Part a graph into the computation of its numbers and the rest."""
     given = inputs_of(graph)
     host, rest = torch.fx.Graph(), torch.fx.Graph()
     on_host: dict[Node, Node] = {}

@@ -86,7 +86,6 @@ class _Hooks:
         return self
 
     def should_wrap(self, compiled_graph: Any) -> bool:
-        """Return whether a graph can be captured, or parts of it."""
         self._compiled.graph = weakref.ref(compiled_graph)
         reason = _refused(compiled_graph)
         if reason is not None and _wanted(compiled_graph):
@@ -125,7 +124,6 @@ class _Hooks:
         return model
 
     def reset(self) -> None:
-        """Free all recordings of this policy."""
         self._regions.reset()
 
 
@@ -221,7 +219,6 @@ def _shown(run: Callable[..., list[Any]], written: Sequence[int], *args: Any) ->
 
 
 def _refused(compiled_graph: Any) -> str | None:
-    """Return why Inductor will not capture a graph, or None."""
     reason = compiled_graph.disabled_cudagraphs_reason
     if reason is not None or compiled_graph.cudagraph_info is None:
         return reason

@@ -145,7 +145,6 @@ class CompiledRegion:
         return self.call(*args)
 
     def graphs(self) -> list[Graphed[..., Any]]:
-        """Return the graphed callable of each set of parameters so far."""
         return [program.graphed for program in self._programs]
 
     def reset(self) -> None:
@@ -237,11 +236,9 @@ class Regions(weakref.WeakSet[CompiledRegion]):
     """The compiled graphs of one owner."""
 
     def graphs(self) -> list[Graphed[..., Any]]:
-        """Return the graphed callables of all of them."""
         return [graphed for region in list(self) for graphed in region.graphs()]
 
     def reset(self) -> None:
-        """Free all their recordings."""
         for region in list(self):
             region.reset()
 

@@ -67,7 +67,6 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
 
 
 def _why_not(kind: str, group: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the same for one of its groups."""
     host = all(p.device.type == "cpu" for p in group["params"])
     if group.get("fused") or (group.get("capturable") and not host):
         return None
@@ -237,7 +236,6 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's step is torch's."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 

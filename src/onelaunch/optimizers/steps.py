@@ -231,7 +231,6 @@ class Steps:
         ]
 
     def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
-        """Refuse a callable, `fn`, that steps a schedule of an optimizer."""
         for slot, _, _ in found:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
@@ -347,5 +346,4 @@ def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:
-    """Return all keys of an optimizer's groups."""
     return frozenset(key for group in optimizer.param_groups for key in group)

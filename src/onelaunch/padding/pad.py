@@ -39,7 +39,6 @@ class BucketedCall(NamedTuple):
         return each_once(self.flat.tensors, self.padded, change)
 
     def grown(self, bucket: Sizes) -> Flat:
-        """Return the arguments, padded."""
         found = self.each(lambda t, how: t if how is None else pad(t, how, bucket))
         return self.flat._replace(tensors=found)
 
@@ -267,7 +266,6 @@ def _outer_first(t: Tensor) -> list[int]:
 
 
 def bucket_shape(t: Tensor, padded: PaddedDims, bucket: Sizes) -> list[int]:
-    """Return the shape of an argument at the size of the bucket."""
     shape = list(t.shape)
     for dim, place in zip(padded.dims, padded.places, strict=True):
         shape[dim] = bucket[place]
@@ -377,7 +375,6 @@ class Proof:
 
 
 def cut_shape(shape: Sequence[int], follows: Sequence[SizeLink], sizes: Sizes) -> list[int]:
-    """Return the shape of a result at the call's sizes."""
     found = list(shape)
     for f in follows:
         found[f.dim] = f.scale * sizes[f.place] + f.more

@@ -170,7 +170,6 @@ class BucketStrategy(Strategy):
 
 
 def serves(entry: Any, bucket: Sizes) -> bool:
-    """Return whether an entry of the table is a recording of a bucket."""
     served = entry.captured.bucket
     return served is not None and served.sizes == bucket
 

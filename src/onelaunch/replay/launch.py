@@ -115,7 +115,6 @@ def _take_writes(source: GeneratedFunction, targets: list[str]) -> list[str]:
 
 
 def _empty(source: GeneratedFunction, nbytes: int) -> str:
-    """Return an expression that allocates bytes."""
     empty, device = source.captured.driver.empty, source.captured.device
     return f"{source.name('empty', empty)}({nbytes}, {source.name('device', device)})"
 

@@ -227,7 +227,6 @@ class Captures:
                 wanted.state = state
 
     def _want(self, wanted: _Wanted, flat: Flat) -> None:
-        """Have a signature captured."""
         with self._changed:
             if wanted.example is None:
                 wanted.example, wanted.modes = copied(flat), Modes()

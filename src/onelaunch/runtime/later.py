@@ -205,7 +205,6 @@ class CompilesLater(Graphed[P, R]):
 
 
 def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] | None:
-    """Return the next job of a callable, if it is still there."""
     graphed = this()
     return graphed._due.popleft() if graphed is not None and graphed._due else None
 

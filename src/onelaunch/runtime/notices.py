@@ -31,7 +31,6 @@ class Notices:
         return any(key[:5] in _EAGER for key in self._given)
 
     def clear(self) -> None:
-        """Forget the given warnings."""
         self._given.clear()
 
     def warn(

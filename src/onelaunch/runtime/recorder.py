@@ -143,7 +143,6 @@ class Recorder:
     def _entry(
         self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
     ) -> Entry:
-        """Return the entry for a capture, with its call path and its figures."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         if signature.launches is not None:
             captured.launches = signature.launches

@@ -239,7 +239,6 @@ def _check(examples: object, progress: object, budget_s: object, max_bytes: obje
 
 
 def _arguments(example: object) -> Given:
-    """Return the positional and keyword arguments of an example."""
     match example:
         case (tuple() as args, dict() as kwargs):
             return cast(Given, (args, kwargs))
@@ -259,7 +258,6 @@ def _told(progress: bool | Tell, name: str) -> AbstractContextManager[Tell]:
 
 
 def _warning(which: str, missed: list[PendingCall | RefusedCall]) -> GraphWarning:
-    """Make the warning of a warm-up that has left calls out."""
     lines = [
         f"{call.call}: {call.why}"
         if isinstance(call, PendingCall)

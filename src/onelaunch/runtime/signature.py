@@ -54,7 +54,6 @@ class Signatures:
         self._notices = notices
 
     def clear(self) -> None:
-        """Forget every signature."""
         self.states.clear()
         self._worths.clear()
         self.newest.clear()
@@ -182,7 +181,6 @@ class Signatures:
 
 
 def spec_of(call: Call) -> CallSpec:
-    """Return the signature of a call."""
     tensors, kind = call.flat.tensors, call.device.type
     here = [t for t in tensors if t.device.type == kind]
     numbers = [i for i, t in enumerate(tensors) if t.device.type == kind]

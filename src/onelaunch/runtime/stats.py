@@ -136,7 +136,6 @@ _SUMMED = "captures", "capture_seconds", "replays", "evictions", "warmup_calls",
 
 
 def summed(each: Sequence[Figures]) -> dict[str, Any]:
-    """Return the figures of several callables together, by name."""
     sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in _SUMMED}
     padded = sum(one.padding * one.bucket_rows for one in each)
     return sums | {

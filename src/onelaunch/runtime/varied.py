@@ -55,7 +55,6 @@ class Varied:
         """ids of slots whose numbers no recording follows."""
 
     def clear(self) -> None:
-        """Forget all calls."""
         self._families.clear()
         self._constant.clear()
 
@@ -79,7 +78,6 @@ class Varied:
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
     def note(self, spec: CallSpec, signature: SignatureState) -> None:
-        """Note the state of a new signature."""
         found = self._family(spec)
         if found is not None and len(found[1].known) <= FEW:
             found[1].known.append(signature)

@@ -164,7 +164,6 @@ def _form(spec: CallSpec) -> tuple[object, ...]:
 
 
 def _bucketed(sizes: Mapping[tuple[int, int], set[int]]) -> str:
-    """Return the code with buckets for these sizes."""
     seen: dict[int, set[int]] = {}
     for (_, dim), found in sizes.items():
         seen.setdefault(dim, set()).update(found - {0})

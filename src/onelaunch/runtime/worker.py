@@ -158,7 +158,6 @@ class Unmoved:
 
 
 def changes(captured: CapturedCall) -> bool:
-    """Return whether a recorded call changes state, or draws."""
     state = (s for s in captured.state if not _is_there(s))
     changed = (*captured.writes.tensors, *state, *captured.optimizers)
     return bool(changed or captured.draws or captured.moved_numbers())
@@ -190,7 +189,6 @@ def _copy(t: Tensor) -> Tensor:
 
 @contextmanager
 def _on(device: torch.device) -> Generator[None]:
-    """Make a device the current one of this thread."""
     chosen = getattr(torch.get_device_module(device), "device", None)
     with nullcontext() if chosen is None else chosen(device):
         yield
@@ -198,7 +196,6 @@ def _on(device: torch.device) -> Generator[None]:
 
 @contextmanager
 def _switching() -> Generator[None]:
-    """Have the interpreter switch threads often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_STEP_S)
     try:

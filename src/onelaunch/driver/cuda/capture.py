@@ -165,7 +165,6 @@ class CudaRecorder:
         self.branches.chain()
 
     def _nodes(self) -> set[int]:
-        """Return the nodes of the ports."""
         found: set[int] = set()
         for port in (*self.inputs, *self.outputs):
             shared = None if port.bundle is None else port.bundle[0]

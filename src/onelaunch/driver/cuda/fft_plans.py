@@ -121,7 +121,6 @@ class Plans:
 
     @property
     def lost(self) -> str | None:
-        """The loss of a plan in words, or None if all are kept."""
         return None if self.are_kept() else _FREED
 
 

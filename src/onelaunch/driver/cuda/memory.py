@@ -40,7 +40,6 @@ class Ranges:
         self._bounds: tuple[list[int], list[int]] = [], []
 
     def copy(self) -> Ranges:
-        """Make a copy of them, to keep."""
         made = Ranges()
         made.nbytes, made._bounds = self.nbytes, self._bounds
         return made
@@ -130,7 +129,6 @@ class CudaPool:
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 
     def listed(self) -> list[PooledRecording]:
-        """List the recordings that exist."""
         with self.guard:
             return list(self.recordings)
 

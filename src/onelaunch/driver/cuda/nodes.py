@@ -311,7 +311,6 @@ def instantiated(graph: int) -> Generator[int]:
 
 
 def destroy(node: int) -> None:
-    """Take a node out of its graph."""
     _call("cuGraphDestroyNode", _node(node))
 
 
@@ -322,7 +321,6 @@ def set_enabled(executable: int, node: int, enabled: bool) -> None:
 
 
 def memset_address(node: int) -> int:
-    """Find the address that a memset node writes to."""
     return int(_call("cuGraphMemsetNodeGetParams", _node(node)).dst)
 
 

@@ -111,7 +111,6 @@ class Found:
         return [number for number in self.ports if number >= len(self.graph.inputs)]
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:
-        """Remember a place."""
         self.words.setdefault(port, []).append((word, distance))
         self.readers.setdefault(port, set()).add(node)
 

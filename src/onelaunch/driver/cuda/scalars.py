@@ -109,7 +109,6 @@ class Patterns(NamedTuple):
 
 
 def patterns_of(numbers: Sequence[float]) -> Patterns:
-    """Make the patterns of some numbers."""
     whole: dict[bytes, tuple[int, Form]] = {}
     for form in FORMS:
         for index, number in enumerate(numbers):

@@ -295,7 +295,6 @@ class TaintMode(DecomposingMode):
         return find_cause(self._events, storage_of(t))
 
     def depends(self, t: Tensor, part: tuple[slice, ...] = ()) -> bool:
-        """Return whether an element of this part of `t` depends on padding."""
         bits = self._memory.of(t)
         return bits is not None and bool((bits[part] & PADDED).any())
 

@@ -55,7 +55,6 @@ class ShadowMemory:
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
     def put(self, t: Tensor, bits: Tensor) -> None:
-        """Set the bits of the elements of `t`."""
         view = self.of(t)
         if view is None:
             blank = torch.zeros(_elements(t), dtype=torch.uint8, device=self.device)

@@ -76,7 +76,6 @@ class TracedStep(NamedTuple):
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:
-    """Return the step of a call of an overload, with its result."""
     name = name_of(func)
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
@@ -170,5 +169,4 @@ class Trace(DecomposingMode):
 
 
 def shapes_of(steps: Sequence[TracedStep]) -> tuple[int, ...]:
-    """Return the sizes of all tensors that the steps take and give."""
     return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)

@@ -166,10 +166,8 @@ def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
 
 
 class _PresentForward:
-    """A module's present forward, whose attribute is about to be replaced.
-
-    A copy of the module copies this with it, and so runs on its own parameters.
-    """
+    """A module's present forward, whose attribute is about to be replaced. A copy of the module
+    copies this with it, and so runs on its own parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self._forward: Callable[..., Any] = module.forward
@@ -204,11 +202,9 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
 
 
 def capture_backward(pair: AutogradPair) -> None:
-    """Capture the backward of the usual gradients; see `AutogradPair.capture_ahead`.
-
-    It runs outside of autocast, as backwards should. If another thread captures at this moment,
-    the capture is left to the first backward.
-    """
+    """Capture the backward of the usual gradients; see `AutogradPair.capture_ahead`. It runs
+    outside of autocast, as backwards should. If another thread captures at this moment, the capture
+    is left to the first backward."""
     cache = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(True)
     try:

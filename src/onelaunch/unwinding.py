@@ -50,12 +50,9 @@ unnoticed = _CompiledForCapture()
 
 
 class FunctionMode(TorchFunctionMode):
-    """A function mode that ends only itself, whatever is on top of the stack.
-
-    Torch pops a mode while the mode handles an operation (`_pop_mode_temporarily`, since
-    pytorch#84774). After a Ctrl-C it does not push the mode again, whose exit would then pop
-    another mode.
-    """
+    """A function mode that ends only itself, whatever is on top of the stack. Torch pops a mode
+    while the mode handles an operation (`_pop_mode_temporarily`, since pytorch#84774). After a
+    Ctrl-C it does not push the mode again, whose exit would then pop another mode."""
 
     def __exit__(self, *raised: Any) -> None:
         if not any(mode is self for mode in function_modes()[-1:]):
@@ -65,11 +62,9 @@ class FunctionMode(TorchFunctionMode):
 
 class DispatchMode(TorchDispatchMode):
     """A dispatch mode that ends only itself, below other modes too, and in several threads at once.
-
     Torch keeps in flags of the process whether a mode is on, and a mode restores their previous
     values (pytorch#122339). With modes in two threads the flags would stay on, and nothing would be
-    compiled any more.
-    """
+    compiled any more."""
 
     _thread = 0
     """The thread where the mode is active."""
@@ -113,10 +108,8 @@ _flags = threading.RLock()
 
 class same_modes:
     """A context around a run that restores the stacks of modes and the profiler if the run raises.
-
     A Ctrl-C between any two lines, or a recursion that goes too deep, stops a context manager half
-    way: a `with` that has not begun is not exited.
-    """
+    way: a `with` that has not begun is not exited."""
 
     __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
@@ -303,11 +296,9 @@ class TorchSettings:
 
 
 class unwound(same_modes):
-    """A context around a capture that also restores torch's settings and saved-tensor hooks.
-
-    An eager call may leave them changed when it fails, but a capture that fails must have no
-    effects.
-    """
+    """A context around a capture that also restores torch's settings and saved-tensor hooks. An
+    eager call may leave them changed when it fails, but a capture that fails must have no
+    effects."""
 
     __slots__ = ("_hooks", "_nested", "_settings")
 

@@ -145,11 +145,8 @@ class _DeferredGradients:
         self._sums[id(leaf)] = edge, gradient
 
     def __call__(self) -> None:
-        """Have the engine run the hooks and accumulate.
-
-        Raises:
-            GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
-        """
+        """Have the engine run the hooks and accumulate. Raises `GraphError`: OL112, one of the
+        hooks ran already, for a leaf that is not direct."""
         for leaf in self._leaves:
             refuse_hooks_run(leaf, self._backward)
         edges, gradients = zip(*self._sums.values(), strict=True)

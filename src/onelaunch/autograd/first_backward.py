@@ -77,11 +77,8 @@ class FirstBackward:
         self.ledger.finish()
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that changes state, or stores a tensor: no replay does.
-
-        Raises:
-            CaptureError: OL118.
-        """
+        """Refuse a backward that changes state, or stores a tensor: no replay does. Raises
+        `CaptureError`: OL118."""
         if before.is_current() and Use.NONE not in before.used.values():
             return
         after = self.state()

@@ -60,22 +60,18 @@ note_mode: Any = getattr(_C._dynamo.guards, "set_is_in_mode_without_ignore_compi
 
 
 def refresh_mode_flag() -> None:
-    """Tell torch that this thread has no dispatch mode, if it has none.
-
-    Since pytorch#164992 torch keeps a flag for each thread, but copies it from a flag of the
-    process: modes in two threads at once leave it wrong. Its guards of tensors then see other
-    dispatch keys of a tensor subclass than in other threads.
-    """
+    """Tell torch that this thread has no dispatch mode, if it has none. Since pytorch#164992 torch
+    keeps a flag for each thread, but copies it from a flag of the process: modes in two threads at
+    once leave it wrong. Its guards of tensors then see other dispatch keys of a tensor subclass
+    than in other threads."""
     if not _dispatch_modes():
         note_mode(False)
 
 
 def runs_inline(graphed: Any) -> bool:
-    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode.
-
-    Called at every call: 0.3 us. `graphed`: the graphed callable, which is named if torch.compile
-    traces it.
-    """
+    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode. Called
+    at every call: 0.3 us. `graphed`: the graphed callable, which is named if torch.compile traces
+    it."""
     if torch.compiler.is_dynamo_compiling():
         note_traced(graphed._name)
         return True
@@ -162,10 +158,8 @@ def noted_modes() -> Callable[[], str]:
 
 def readers() -> list[tuple[Callable[[], object], object]]:
     """Return (reader, result) pairs that check at a later call that the same modes are in force.
-
     The default device is left out, as it costs more to read: it is compared where it was set. The
-    same modes give the same functions.
-    """
+    same modes give the same functions."""
     now: Any = _C._dynamo.guards.GlobalStateGuard()
     guard = _guards.setdefault(now.__getstate__(), now)
     if not guard.check():  # its text is not complete
@@ -174,10 +168,8 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 
 
 def ambient() -> str | None:
-    """Return the ambient mode that makes a replay meaningless, or None.
-
-    The callable itself runs then: the tracer, transform or mode must see its operations.
-    """
+    """Return the ambient mode that makes a replay meaningless, or None. The callable itself runs
+    then: the tracer, transform or mode must see its operations."""
     if compiles_here():
         return "torch.compile is tracing"
     if _C._len_torch_dispatch_stack():

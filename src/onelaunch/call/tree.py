@@ -41,11 +41,9 @@ class Leaf(NamedTuple):
 
 
 class Constant:
-    """A value that must be the same in every call: plain by type and bits, else by identity.
-
-    2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy
-    number, a `Decimal` or a date is plain too: see `is_value_kind`.
-    """
+    """A value that must be the same in every call: plain by type and bits, else by identity. So 2,
+    2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy number, a
+    `Decimal` or a date is plain too: see `is_value_kind`."""
 
     __slots__ = ("_key", "by_identity", "value")
     _key: tuple[object, ...]

@@ -169,10 +169,8 @@ class Capture(Protocol):
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
-        address ``target.data_ptr() - displacement``, after everything recorded so far.
-
-        With `varying`: the first rows, as many as the target, which is contiguous, has.
-        """
+        address ``target.data_ptr() - displacement``, after everything recorded so far. With
+        `varying`: the first rows, as many as the target, which is contiguous, has."""
         ...
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
@@ -336,10 +334,8 @@ class Driver(Protocol):
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """Make a tensor over `base`'s storage, `offset` bytes after `base`'s first element.
-
-        It has no autograd; conj and neg bits are not set.
-        """
+        """Make a tensor over `base`'s storage, `offset` bytes after `base`'s first element. It has
+        no autograd; conj and neg bits are not set."""
         ...
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
@@ -392,21 +388,17 @@ class Driver(Protocol):
     def run_on_capture_stream(
         self, run: Callable[[], T], device: torch.device, stream: object = None
     ) -> T:
-        """Run on the stream that will capture, ordered after and before the caller's stream.
-
-        On a `stream` of one's own it may run outside `exclusive()`. Tensors of the result are safe
-        to use on the caller's stream.
-        """
+        """Run on the stream that will capture, ordered after and before the caller's stream. On a
+        `stream` of one's own it may run outside `exclusive()`. Tensors of the result are safe to
+        use on the caller's stream."""
         ...
 
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
         """Run, and count the bytes of a pool for a recording of `run` alone. `staged`: the bytes of
-        each input buffer that the recording will have besides.
-
-        The second result is 0 where the driver cannot tell.
-        """
+        each input buffer that the recording will have besides. The second result is 0 where the
+        driver cannot tell."""
         ...
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> Rewind:

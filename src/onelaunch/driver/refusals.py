@@ -241,10 +241,8 @@ BY_LIST = (
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> OperatorRefusal | None:
-    """Find the reason why a capture cannot contain this call on device tensors, or None.
-
-    Costs less than a microsecond; reads no tensor's data.
-    """
+    """Find the reason why a capture cannot contain this call on device tensors, or None. Costs less
+    than a microsecond; reads no tensor's data."""
     row = _row(op)
     return row if row is None or row.when is None or row.when(args, kwargs) else None
 

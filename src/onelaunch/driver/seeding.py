@@ -93,12 +93,9 @@ class HostGenerators:
     ) -> None:
         """Refuse a call that has advanced a generator, which no replay does. `reads`: the reads of
         its runs; None if they are not known. `words`: returns the names and keys that lead to an
-        object, the nearest first.
-
-        Raises:
-            CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A
-                generator of the process then counts only if the callable reads its module.
-        """
+        object, the nearest first. Raises `CaptureError`: OL117. If another thread ran meanwhile,
+        the states stay as they are. A generator of the process then counts only if the callable
+        reads its module."""
         moved = self._moved()
         sure = self._sure()
         ours = (one for one in moved if sure or _may_draw_from(one.shared, reads))

@@ -183,10 +183,8 @@ def random_states(device: torch.device) -> list[Tensor]:
 def preserved_random_state(
     device: torch.device, generators: Iterable[torch.Generator] = ()
 ) -> Generator[None]:
-    """Put the random state of host, device and generators back afterwards.
-
-    For the CPU also that of the GPU in use: a run that is taken for the host's may work there.
-    """
+    """Put the random state of host, device and generators back afterwards. For the CPU also that of
+    the GPU in use: a run that is taken for the host's may work there."""
     if is_beside():
         yield
         return

@@ -108,10 +108,8 @@ def substituted(
 def watching_resizes(
     resized: Callable[[torch.UntypedStorage, int], object],
 ) -> Generator[None]:
-    """Call ``resized(storage, nbytes)`` before this thread resizes a storage.
-
-    To be used by one thread at a time.
-    """
+    """Call ``resized(storage, nbytes)`` before this thread resizes a storage. To be used by one
+    thread at a time."""
     thread = threading.get_ident()
 
     def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:

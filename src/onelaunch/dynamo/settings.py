@@ -41,11 +41,8 @@ class CompileSettings:
 
     @classmethod
     def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> CompileSettings:
-        """Return the settings; options that are not ours are Inductor's.
-
-        Raises:
-            ArgumentError: OL401, an unknown option, or a value that an option of ours cannot have.
-        """
+        """Return the settings; options that are not ours are Inductor's. Raises `ArgumentError`:
+        OL401, an unknown option, or a value that an option of ours cannot have."""
         given = dict(options or {})
         codegen = given.pop("codegen", "inductor")
         if codegen not in ("inductor", "eager"):

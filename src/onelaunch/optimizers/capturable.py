@@ -270,11 +270,9 @@ class StepOptions:
         }
 
     def restless(self, codes: Iterable[CodeType]) -> CaptureError | None:
-        """Return the refusal of an option that changed in two calls in a row, or None.
-
-        Call it at each call that no recording fits. `codes`: the code that the callable runs. It
-        may read the option itself, to return it.
-        """
+        """Return the refusal of an option that changed in two calls in a row, or None. Call it at
+        each call that no recording fits. `codes`: the code that the callable runs. It may read the
+        option itself, to return it."""
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]
         self._values = now

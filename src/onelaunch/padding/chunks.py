@@ -116,11 +116,8 @@ class _Chunking(Proving):
     not depend on rows behind it, which padding shows, nor the reverse."""
 
     def proven_along(self, place: int) -> Proof:
-        """Prove it along the bucketed dimension number `place`.
-
-        Raises:
-            CaptureError: OL140, naming the operation, its line and the result.
-        """
+        """Prove it along the bucketed dimension number `place`. Raises `CaptureError`: OL140,
+        naming the operation, its line and the result."""
         for path, how in zip(self.call.flat.paths, self.call.padded, strict=True):
             if how is not None and how.places.count(place) > 1:
                 what = f"`{path}` has rows and columns, which cannot be cut into chunks"

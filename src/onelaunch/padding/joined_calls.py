@@ -75,11 +75,8 @@ class JoinedCalls:
 
     def together(self, requests: Sequence[JoinableCall]) -> tuple[list[Any], bool] | None:
         """Run requests of one key as one call, and wait for the device. Return the result of each,
-        and whether it was a replay; None if each is to run alone.
-
-        Raises:
-            CaptureError: OL140, the rows of a request would depend on the others.
-        """
+        and whether it was a replay; None if each is to run alone. Raises `CaptureError`: OL140, the
+        rows of a request would depend on the others."""
         fast, first = self._graphed, requests[0]
         try:
             proof = self._proof(first)
@@ -100,11 +97,8 @@ class JoinedCalls:
         return results, proof is not None and _not_replayed(fast) == before
 
     def timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Sizes, float]:
-        """Return bucket -> milliseconds of its recording, on rows made from a request.
-
-        Raises:
-            CaptureError: OL140, rows depend on others, or a call changes state.
-        """
+        """Return bucket -> milliseconds of its recording, on rows made from a request. Raises
+        `CaptureError`: OL140, rows depend on others, or a call changes state."""
         fast, found = self._graphed, dict[Sizes, float]()
         for make in fast._sized(args, kwargs):
             one = self.taken(*make())

@@ -106,12 +106,8 @@ def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
 def bucketed_call(buckets: Buckets, flat: Flat, names: Sequence[str]) -> BucketedCall:
     """Return the sizes of a call, and the dimensions in which each of its tensors is padded. A
     tensor without stated dimensions is padded if it has the bucketed dimension at the common size.
-    A dimension of size 1 is broadcast, and left as it is.
-
-    Raises:
-        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the value
-            that fills its padding.
-    """
+    A dimension of size 1 is broadcast, and left as it is. Raises `ArgumentError`: OL402, the
+    arguments do not agree on a size; OL401, one cannot hold the value that fills its padding."""
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
     _check_fills(flat, fills)

@@ -82,11 +82,8 @@ class PaddedCall:
 
 
 def _view(number: int, t: Tensor, copy: Tensor, real: Tensor) -> Tensor:
-    """Return the view of an argument in place of the same view of its padded copy.
-
-    Raises:
-        CaptureError: OL140, the argument and its copy have different layouts.
-    """
+    """Return the view of an argument in place of the same view of its padded copy. Raises
+    `CaptureError`: OL140, the argument and its copy have different layouts."""
     if copy.stride() != real.stride():
         raise moved_view(number)
     offset = t.storage_offset() - copy.storage_offset() + real.storage_offset()

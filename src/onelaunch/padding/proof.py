@@ -129,11 +129,8 @@ class Proving:
     """The fix in refusals, where an operation has none of its own."""
 
     def proven(self, gradients: bool = False) -> Proof:
-        """Return the proof, of a callable with its backward, too, under `gradients`.
-
-        Raises:
-            CaptureError: OL140, naming the operation, its line and the result.
-        """
+        """Return the proof, of a callable with its backward, too, under `gradients`. Raises
+        `CaptureError`: OL140, naming the operation, its line and the result."""
         proof = self.prove()
         if not self.used[False] <= self.used[True]:
             what = "a smaller size uses other tensors of the state than the bucket's size"

@@ -97,10 +97,8 @@ class BucketStrategy(Strategy):
 
     def proven_around(self, exact: CallPath, attempt: Attempt) -> CallPath:
         """Return the call path around a recording that was made for other sizes of the bucket.
-
-        Raises:
-            CaptureError: OL140, padding would change a result, or each call would check values.
-        """
+        Raises `CaptureError`: OL140, padding would change a result, or each call would check
+        values."""
         known = attempt.reached.reads
         self._prove(attempt)
         if self._proof.hiding is not None:

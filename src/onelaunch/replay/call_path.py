@@ -42,10 +42,8 @@ CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def build_call(captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
-    """Return the call path of a recording.
-
-    A miss has no effect. The caller must have checked that no ambient mode forbids a replay.
-    """
+    """Return the call path of a recording. A miss has no effect. The caller must have checked that
+    no ambient mode forbids a replay."""
     expected = captured.expected
     assert expected is not None
     source = GeneratedFunction(captured, names={"MISS": MISS})

@@ -166,12 +166,10 @@ def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
 
 
 def check_memory(source: GeneratedFunction, expected: ExpectedInputs) -> None:
-    """Check the addresses and overlaps of inputs that the recording relies on.
-
-    An argument read in place must be the captured memory. The callable may compare arguments with
-    its own tensors, so an argument must be the same own tensor as in the capture, or none. For
-    overlaps see `ExpectedInputs`.
-    """
+    """Check the addresses and overlaps of inputs that the recording relies on. An argument read in
+    place must be the captured memory. The callable may compare arguments with its own tensors, so
+    an argument must be the same own tensor as in the capture, or none. For overlaps see
+    `ExpectedInputs`."""
     inputs, captured = source.inputs, source.captured
     for index, address in expected.addresses.items():
         source.miss_if(f"{inputs[index]}.data_ptr() != {address}")

@@ -165,10 +165,7 @@ class Ranks:
 
     def meet(self, error: CaptureError | None) -> CaptureError | None:
         """Return None if all processes are ready to capture this call; otherwise its refusal.
-
-        Raises:
-            NotAllReady: another process cannot record it yet.
-        """
+        Raises `NotAllReady`: another process cannot record it yet."""
         self._posted = self._calls()
         self._at = str(self._posted)
         last = [self._place(str(self._posted - 1), rank) for rank in self._members]

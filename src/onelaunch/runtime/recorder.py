@@ -356,11 +356,8 @@ class Recorder:
     def _rehearse(
         self, attempt: Attempt, owner: Graphed[..., Any], then: Callable[[Any], object]
     ) -> None:
-        """Warm up without a call, and call `then` with the result.
-
-        Raises:
-            CaptureError: OL110, the callable stores new tensors in Python state.
-        """
+        """Warm up without a call, and call `then` with the result. Raises `CaptureError`: OL110,
+        the callable stores new tensors in Python state."""
         attempt.strategy.rehearse(
             attempt, lambda: refuse_lasting(self.warmup.rehearse(attempt, owner._refused, then))
         )

@@ -26,11 +26,9 @@ _OPENING = 4
 
 
 class SplitGraphed(InPieces[P, R]):
-    """The forward of a module, graphed whole where it can be captured. Made by `graph`.
-
-    A refused signature runs as it is, with graphed forwards in place of the children's. A refused
-    child is split in turn. `tree`: the pieces of the whole, for a child.
-    """
+    """The forward of a module, graphed whole where it can be captured. Made by `graph`. A refused
+    signature runs as it is, with graphed forwards in place of the children's. A refused child is
+    split in turn. `tree`: the pieces of the whole, for a child."""
 
     PIECES = "the children"
 

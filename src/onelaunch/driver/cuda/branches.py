@@ -61,8 +61,7 @@ class Branches:
     def settle(self, parallel: Parallel) -> Schedule | None:
         """Give the graph its edges, and instantiate it, unless the chain is as good. Return the
         lanes. Runs on the current stream, with the tensors that the ports point at. Memory is
-        afterwards as it was, but for what the capture allocated.
-        """
+        afterwards as it was, but for what the capture allocated."""
         narrow = [replace(group, hidden=[]) for group in self.groups]
         if not _worth(Dependencies(narrow)):
             return None

@@ -367,10 +367,8 @@ def _is_capturing(stream: torch.cuda.Stream | None) -> bool:
 
 
 def _instantiate(graph: torch.cuda.CUDAGraph, index: int) -> int:
-    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB.
-
-    What others take or free on the device meanwhile is counted in.
-    """
+    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB. What
+    others take or free on the device meanwhile is counted in."""
     before, _ = torch.cuda.mem_get_info(index)
     graph.instantiate()
     after, _ = torch.cuda.mem_get_info(index)

@@ -39,10 +39,8 @@ class PlanCache:
         self.frees = 0
 
     def is_filling(self) -> bool:
-        """Return whether no plan was freed for lack of room since the cache was last emptied.
-
-        The number of plans only grows until the cache is full, and the next one takes a place.
-        """
+        """Return whether no plan was freed for lack of room since the cache was last emptied. The
+        number of plans only grows until the cache is full, and the next one takes a place."""
         size = _torch._cufft_get_plan_cache_size(self.index)
         return size < _torch._cufft_get_plan_cache_max_size(self.index)
 
@@ -91,11 +89,8 @@ class Plans:
         return self._cache.frees == self._frees and self._cache.is_filling()
 
     def used_by(self, graph: torch.cuda.CUDAGraph) -> Plans | None:
-        """Return these plans if a captured graph has an FFT, else None.
-
-        Raises:
-            CaptureError: OL109 if its plans are not kept.
-        """
+        """Return these plans if a captured graph has an FFT, else None. Raises `CaptureError`:
+        OL109 if its plans are not kept."""
         if self._cache.is_unused() or not _has_fft(graph):
             return None
         if not self.are_kept():
@@ -125,10 +120,8 @@ class Plans:
 
 
 def _has_fft(graph: torch.cuda.CUDAGraph) -> bool:
-    """Return whether a kernel of a graph is one of cuFFT's, or may be one.
-
-    Every transform has a kernel with "fft" in its name, beside others for packing.
-    """
+    """Return whether a kernel of a graph is one of cuFFT's, or may be one. Every transform has a
+    kernel with "fft" in its name, beside others for packing."""
     if not capabilities().memcpy_nodes:
         return True
     names = nodes.kernel_names(graph.raw_cuda_graph())

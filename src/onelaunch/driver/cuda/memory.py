@@ -133,10 +133,8 @@ class CudaPool:
             return list(self.recordings)
 
     def open(self) -> tuple[int, int]:
-        """Find the id to begin a capture with; `guard` is held.
-
-        The allocators forget an id with its last recording, and cannot be given it again.
-        """
+        """Find the id to begin a capture with; `guard` is held. The allocators forget an id with
+        its last recording, and cannot be given it again."""
         if self._id is None or not self.recordings:
             self._id = torch.cuda.graph_pool_handle()
         return self._id

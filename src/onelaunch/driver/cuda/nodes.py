@@ -27,11 +27,9 @@ _NEEDED = (
 
 
 class Setter(NamedTuple):
-    """A prepared call, `function(*arguments)`, that sets a node of an executable graph.
-
-    The call returns a tuple of one code, zero if it worked. `memory` keeps the target of the
-    arguments' pointers.
-    """
+    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. The call
+    returns a tuple of one code, zero if it worked. `memory` keeps the target of the arguments'
+    pointers."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]

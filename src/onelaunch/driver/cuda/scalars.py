@@ -55,11 +55,8 @@ class _WordPlace(NamedTuple):
 
 
 class CudaScalarPatch:
-    """The places in an executable graph that hold some numbers; see `ScalarPatch`.
-
-    Raises:
-        AmbiguousMatch: a match may be half an address.
-    """
+    """The places in an executable graph that hold some numbers; see `ScalarPatch`. Raises
+    `AmbiguousMatch`: a match may be half an address."""
 
     def __init__(
         self,

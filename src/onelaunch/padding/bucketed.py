@@ -14,7 +14,6 @@ from weakref import WeakSet
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
@@ -32,7 +31,6 @@ from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, rows, shown
@@ -55,18 +53,11 @@ class Bucketed(Graphed[P, R]):
     smallest bucket that holds it. Its arguments are padded to that size, and the real rows of its
     results are returned. The first calls of a bucket run eagerly at their own size."""
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        options: Options,
-        pool: PoolManager | None = None,
-        root: tuple[str, object] | None = None,
-        callee: Callee | None = None,
-    ) -> None:
+    def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
         assert options.buckets is not None
         count = math.prod(map(len, options.buckets.sizes))
         most = max(options.max_recordings, count)
-        super().__init__(fn, replace(options, max_recordings=most), pool, root, callee)
+        super().__init__(fn, replace(options, max_recordings=most), *rest, **named)
         self._buckets: Buckets = options.buckets
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)

@@ -20,7 +20,6 @@ from torch import Tensor
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
-from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
 from onelaunch.driver.select import begin_run
@@ -29,7 +28,6 @@ from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.readiness import Readiness, readiness_of
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats, summed
@@ -49,17 +47,11 @@ _MOST = 2
 class CompilesLater(Graphed[P, R]):
     """A callable that replays eager's kernels until compiled kernels are there."""
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        options: Options,
-        pool: PoolManager | None = None,
-        root: tuple[str, object] | None = None,
-        callee: Callee | None = None,
-    ) -> None:
-        super().__init__(fn, replace(options, compile=False), pool, root, callee)
+    def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
+        super().__init__(fn, replace(options, compile=False), *rest, **named)
         self.options = options
-        self._compiled: Graphed[P, R] = Graphed(fn, replace(options, compile=True), None, root)
+        compiled = replace(options, compile=True)
+        self._compiled: Graphed[P, R] = Graphed(fn, compiled, None, self._callee.root)
         self._agreed: set[CallPath] = set()
         """The call paths of compiled recordings that agree with eager."""
         self._due = deque[Callable[[], None]]()

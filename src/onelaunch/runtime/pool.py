@@ -62,13 +62,24 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Backoff:
+class Turns:
+    """The calls that have to run eagerly before the next capture."""
+
+    wait: int = 0
+
+    def take_turn(self) -> bool:
+        """Count a call. Return True while calls still have to run eagerly."""
+        self.wait = max(0, self.wait - 1)
+        return self.wait > 0
+
+
+@dataclass(slots=True, eq=False)
+class Backoff(Turns):
     """The eager calls of a signature before its next capture. One eviction costs none. From the
     second in a row, of a recording with little use, a signature waits. Otherwise recordings that do
     not all fit in the pool would take turns."""
 
     early: bool = False
-    wait: int = 0
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
@@ -82,11 +93,6 @@ class Backoff:
     def defer(self) -> None:
         """Run eagerly for a while: there will be room later."""
         self.wait = _WORTH_LAUNCHES
-
-    def take_turn(self) -> bool:
-        """Count a call. Return True while calls still have to run eagerly."""
-        self.wait = max(0, self.wait - 1)
-        return self.wait > 0
 
 
 class Pool:

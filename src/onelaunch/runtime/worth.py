@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree, mapped
+from onelaunch.runtime.pool import Turns
 
 _PAYS = 8
 """The calls that a recording has to serve, besides its own, to pay."""
@@ -26,7 +27,7 @@ _MOST_DOUBLED = 7
 
 
 @dataclass(slots=True, eq=False)
-class Worth:
+class Worth(Turns):
     """The recordings in a row, for similar calls, that did not pay. `row`: their number. `used`:
     True if any recording served a call besides its own."""
 
@@ -34,7 +35,6 @@ class Worth:
     used: bool = False
     _weight: int = 0
     _failed: int = 0
-    _wait: int = 0
     _launched: int = 0
     """The launches of all recordings when the newest had served its own call."""
     _unused: int | None = None
@@ -48,11 +48,6 @@ class Worth:
     def let_off(self) -> None:
         """Do not judge the newest recording: it went for want of room, or is still in use."""
         self._unused = None
-
-    def take_turn(self) -> bool:
-        """Count a call. Return True while calls still have to run eagerly."""
-        self._wait = max(0, self._wait - 1)
-        return self._wait > 0
 
     def spent(self, launched: int) -> bool:
         """Judge the newest recording, as another is needed. Return True if too many in a row did
@@ -69,7 +64,7 @@ class Worth:
         self._weight += FEW if uses > 0 else unused
         if self._weight < _MOST:
             return False
-        self._wait = (_WAIT << min(self._failed, _MOST_DOUBLED)) + 1
+        self.wait = (_WAIT << min(self._failed, _MOST_DOUBLED)) + 1
         self._failed += 1
         return True
 

@@ -23,7 +23,7 @@ from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
 from onelaunch.driver.cuda.lanes import CudaLanes, streams
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
-from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
+from onelaunch.driver.cuda.ragged import RowNode, captured
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
 from onelaunch.driver.cuda.triton_launches import watching_launches
@@ -113,7 +113,9 @@ class CudaRecorder:
         port = CudaPort(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
-            port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
+            port.rows = captured(
+                source.data_ptr(), port.address, varying, self.index, stream, grows=True
+            )
         elif travel != Travel.NODE:
             port.buffer = borrowed(buffer)
         elif not capabilities().memcpy_nodes:
@@ -130,7 +132,9 @@ class CudaRecorder:
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             elsewhere = torch.empty_like(buffer)
-            port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
+            port.rows = captured(
+                port.address, elsewhere.data_ptr(), varying, self.index, stream, grows=False
+            )
         elif not capabilities().memcpy_nodes:
             port.travel, port.buffer = Travel.COPY, borrowed(buffer)
         elif port.nbytes:

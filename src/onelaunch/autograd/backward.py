@@ -46,26 +46,16 @@ _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 
 
 class ForwardRun(NamedTuple):
-    """The run of a forward under capture, as its backward has to know it.
+    """The run of a forward under capture, as its backward has to know it. `compiled`: True for
+    compiled code. Its operations are hidden, and its backward runs no Python."""
 
-    Attributes:
-        where: the line where the callable begins.
-        asking: its answers about capturing, for its recomputation.
-        reads: its reads.
-        compiled: True for compiled code. Its operations are hidden, and its backward runs no
-            Python.
-        copied_to_device: the host values that it copied to the device.
-        rebound: slots in which each forward stores a tensor.
-        parallel: see `Driver.capture`.
-    """
-
-    where: str | None
-    asking: CaptureAnswer
-    reads: Reads | None
+    where: str | None  # the line where the callable begins
+    asking: CaptureAnswer  # its answers about capturing, for its recomputation
+    reads: Reads | None  # its reads
     compiled: bool
-    copied_to_device: Sequence[Tensor]
-    rebound: Sequence[Slot]
-    parallel: Parallel
+    copied_to_device: Sequence[Tensor]  # the host values that it copied to the device
+    rebound: Sequence[Slot]  # slots in which each forward stores a tensor
+    parallel: Parallel  # see `Driver.capture`
 
 
 @dataclass(slots=True, eq=False)

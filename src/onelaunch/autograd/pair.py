@@ -96,43 +96,30 @@ class Watched(NamedTuple):
 @dataclass(slots=True, eq=False)
 class AutogradPair:
     """A captured forward, joined to autograd, with the recordings of its backward. A change in
-    place of a watched tensor before the backward is an error: eager would have saved it.
-
-    Args:
-        new_pool: makes memory that no other recording uses.
-        make_room: keeps the pool that counts all this within its budget; returns whether it is.
-        results: indices of the results that come out of the node.
-        arguments: indices of the inputs that are inputs of the node.
-        parameters: tensors of the callable's state that are further inputs of the node.
-        direct: other leaves of the callable's state; the backward adds to their `.grad`.
-        watched: tensors that eager would have saved, except results of the node.
-        watched_results: positions of saved results among the node's.
-        saved: the watched tensors that eager saves as objects, not as a view or its memory.
-        saves: True if the backward reads anything of the forward.
-        raises: True if a backward that cannot be captured is an error.
-        link: the chain's memory and stream, shared with forwards before and after it.
-        uncopied: position of an input without a copy among the watched -> tensors saved over it.
-        components: groups of results whose graphs share no node; empty if there is one group.
-    """
+    place of a watched tensor before the backward is an error: eager would have saved it."""
 
     static: StaticGraph
     pool: DevicePool
-    new_pool: Callable[[], DevicePool]
+    new_pool: Callable[[], DevicePool]  # makes memory that no other recording uses
     make_room: Callable[[], bool]
-    results: list[int]
-    arguments: list[int]
-    parameters: list[Tensor]
-    direct: list[Tensor]
-    watched: Watched
-    watched_results: list[int]
-    saved: Saved
-    saves: bool
-    raises: bool
+    """Keeps the pool that counts all this within its budget; returns whether it is."""
+    results: list[int]  # indices of the results that come out of the node
+    arguments: list[int]  # indices of the inputs that are inputs of the node
+    parameters: list[Tensor]  # tensors of the callable's state that are further inputs of the node
+    direct: list[Tensor]  # other leaves of the callable's state; the backward adds to their `.grad`
+    watched: Watched  # tensors that eager would have saved, except results of the node
+    watched_results: list[int]  # positions of saved results among the node's
+    saved: Saved  # the watched tensors that eager saves as objects, not as a view or its memory
+    saves: bool  # True if the backward reads anything of the forward
+    raises: bool  # True if a backward that cannot be captured is an error
     link: Link | None = None
+    """The chain's memory and stream, shared with forwards before and after it."""
     components: list[Component] = field(default_factory=list)
+    """Groups of results whose graphs share no node; empty if there is one group."""
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     uncopied: dict[int, SavedOver] = field(default_factory=dict)
+    """Position of an input without a copy among the watched -> tensors saved over it."""
     _in_place: InPlace | None = None
     anchors: Anchors = field(init=False)
     _leaves: InOrder = field(init=False)

@@ -134,15 +134,11 @@ class Above(NamedTuple):
 
 
 class Same(NamedTuple):
-    """An object that existed before the call, and that a result contains as it is.
+    """An object that existed before the call, and that a result contains as it is. `steps`: for an
+    argument, the path to it from ``(args, kwargs)``: items, and `Attribute`. None for an object
+    that is the same in every call."""
 
-    Attributes:
-        value: the object; None for an argument.
-        steps: for an argument, the path to it from ``(args, kwargs)``: items, and `Attribute`.
-            None for an object that is the same in every call.
-    """
-
-    value: object
+    value: object  # the object; None for an argument
     steps: tuple[object, ...] | None
 
 

@@ -129,21 +129,15 @@ class _Hooks:
 
 @dataclass(slots=True, eq=False)
 class RecordedCode:
-    """Compiled code, and its recordings.
-
-    Args:
-        own: gets the region, which the first call makes.
-        static: places of inputs that are read where they are, as far as they stay.
-        written: places of inputs that the code writes, for the caller to see.
-    """
+    """Compiled code, and its recordings."""
 
     _settings: CompileSettings
-    _own: Regions
+    _own: Regions  # gets the region, which the first call makes
     _name: str
     _is_backward: bool
     _model: Boxed
-    static: Collection[int]
-    written: Collection[int]
+    static: Collection[int]  # places of inputs that are read where they are, as far as they stay
+    written: Collection[int]  # places of inputs that the code writes, for the caller to see
     _region: CompiledRegion | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
 

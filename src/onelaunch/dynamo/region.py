@@ -88,44 +88,32 @@ class CutGraphed(Graphed[..., Any]):
 
 
 class Program(NamedTuple):
-    """A region over one set of parameters, and its recordings.
+    """A region over one set of parameters, and its recordings."""
 
-    Attributes:
-        places: of these parameters among the inputs, as bytes of int64.
-        given: the parameters.
-        taken: takes the inputs that move from all inputs.
-    """
-
-    places: bytes
-    given: tuple[Tensor, ...]
-    taken: Callable[[Sequence[Any]], tuple[Any, ...]]
+    places: bytes  # of these parameters among the inputs, as bytes of int64
+    given: tuple[Tensor, ...]  # the parameters
+    taken: Callable[[Sequence[Any]], tuple[Any, ...]]  # takes the inputs that move from all inputs
     graphed: Graphed[..., Any]
 
 
 @dataclass(eq=False)
 class CompiledRegion:
-    """A compiled graph; each of its calls is one launch.
-
-    Args:
-        eager_form: the graph itself, whose operations can be watched.
-        static: place of an input that is read where it is -> its name.
-        numbers: places of inputs that are host tensors of one number, and read on the device.
-        floats: places of others, which the graph reads on the host: a recording for each value.
-        sizes: the inputs that follow bucketed sizes, if any do.
-        code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
-    """
+    """A compiled graph; each of its calls is one launch."""
 
     name: str
     run: Callable[..., Any]
-    eager_form: Callable[..., Any]
-    _static: Mapping[int, str]
+    eager_form: Callable[..., Any]  # the graph itself, whose operations can be watched
+    _static: Mapping[int, str]  # place of an input that is read where it is -> its name
     _numbers: Sequence[int]
-    _sizes: Sized | None
+    """Places of inputs that are host tensors of one number, and read on the device."""
+    _sizes: Sized | None  # the inputs that follow bucketed sizes, if any do
     _count: int
     _device: torch.device
     settings: CompileSettings
     _code: CodeType | None = None
+    """The code that Dynamo compiles anew, in parts, if an operator in the graph is refused."""
     _floats: Sequence[int] = ()
+    """Places of others, which the graph reads on the host: a recording for each value."""
     _stopped_in: object = None
     _programs: list[Program] = field(default_factory=list[Program])
     """Replaced, never changed, so that no lock is needed."""

@@ -25,18 +25,12 @@ _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """The options of one `torch.compile`.
+    """The options of one `torch.compile`. `mode`, `inductor`: the mode and options for Inductor."""
 
-    Attributes:
-        codegen: Inductor's kernels, or torch's own.
-        mode, inductor: the mode and options for Inductor.
-        graph: the options of the recordings.
-    """
-
-    codegen: Literal["inductor", "eager"]
+    codegen: Literal["inductor", "eager"]  # Inductor's kernels, or torch's own
     mode: str | None
     inductor: Mapping[str, Any]
-    graph: Options
+    graph: Options  # the options of the recordings
     pool: PoolManager
 
     @classmethod

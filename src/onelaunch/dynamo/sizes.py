@@ -20,23 +20,17 @@ from onelaunch.sizes.buckets import Buckets
 
 @dataclass(frozen=True)
 class Sized:
-    """The inputs of a graph that follow bucketed sizes.
-
-    Attributes:
-        symbols: the bucketed sizes.
-        kept: the index in `of` of each symbol.
-        dims: place of an input -> for each symbol its dimensions, or None.
-        fills: place of an input -> the values that fill its padding.
-        numbers: place of an input that is a size -> place and dimension of a tensor with this size.
-    """
+    """The inputs of a graph that follow bucketed sizes."""
 
     of: Buckets
     env: Any
-    symbols: tuple[Any, ...]
-    kept: tuple[int, ...]
+    symbols: tuple[Any, ...]  # the bucketed sizes
+    kept: tuple[int, ...]  # the index in `of` of each symbol
     dims: Mapping[int, tuple[tuple[int, ...] | None, ...]]
-    fills: Mapping[int, tuple[Any, ...]]
+    """Place of an input -> for each symbol its dimensions, or None."""
+    fills: Mapping[int, tuple[Any, ...]]  # place of an input -> the values that fill its padding
     numbers: Mapping[int, tuple[int, int]]
+    """Place of an input that is a size -> place and dimension of a tensor with this size."""
 
     def buckets(self, moving: Sequence[int]) -> Buckets | None:
         """Return the buckets of a function of these inputs, or None if the graph serves none. Call

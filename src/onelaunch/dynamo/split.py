@@ -41,15 +41,11 @@ _FIX = "move it out of the compiled function, or to the device"
 
 
 class Inspection(NamedTuple):
-    """The nodes of a graph that need care.
-
-    Attributes:
-        refused: the nodes that a recording cannot contain, each with the reason.
-        constants: the others that make tensors of the host, the same in each call.
-    """
+    """The nodes of a graph that need care. `refused`: the nodes that a recording cannot contain,
+    each with the reason."""
 
     refused: dict[Node, CaptureError]
-    constants: list[Node]
+    constants: list[Node]  # the others that make tensors of the host, the same in each call
 
 
 refused_operators: WeakKeyDictionary[CodeType, dict[object, CaptureError]] = WeakKeyDictionary()

@@ -26,21 +26,15 @@ _TIMES = 3
 
 
 class JoinableCall(NamedTuple):
-    """A request to a callable with buckets, taken apart.
-
-    Attributes:
-        key: equal for requests that may run together: their form, and the tensors that all share.
-        rows: its size of the first bucketed dimension; the largest for one that runs alone.
-        others: the bucket of its other sizes.
-    """
+    """A request to a callable with buckets, taken apart."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     flat: Flat
     call: BucketedCall | None
-    key: Any
-    rows: int
-    others: Sizes = ()
+    key: Any  # equal for requests that may run together: their form, and the tensors that all share
+    rows: int  # its size of the first bucketed dimension; the largest for one that runs alone
+    others: Sizes = ()  # the bucket of its other sizes
 
 
 class JoinedCalls:

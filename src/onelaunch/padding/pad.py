@@ -351,23 +351,18 @@ def varying(t: Tensor, padded: PaddedDims) -> Varying | None:
 
 @dataclass(slots=True)
 class Proof:
-    """The proven cut of results at a bucket's size to a real size.
-
-    Attributes:
-        follows: for each tensor of the result, the dimensions that follow the sizes.
-        written: the padded arguments that the callable writes into.
-        tree: the tree of the result.
-        hiding: the numbers that hide padding, which each call checks; None if there are none.
-        masks: tensors that the callable keeps, whose values were taken for constants.
-        lasting: a lasting trace of a call, which must not run twice; None if it leaves no trace.
-    """
+    """The proven cut of results at a bucket's size to a real size."""
 
     follows: list[tuple[SizeLink, ...]] = field(default_factory=list)
-    written: tuple[int, ...] = ()
-    tree: Tree | None = None
+    """For each tensor of the result, the dimensions that follow the sizes."""
+    written: tuple[int, ...] = ()  # the padded arguments that the callable writes into
+    tree: Tree | None = None  # the tree of the result
     hiding: Hiding | None = None
+    """The numbers that hide padding, which each call checks; None if there are none."""
     masks: list[Tensor] = field(default_factory=list)
+    """Tensors that the callable keeps, whose values were taken for constants."""
     lasting: str | None = None
+    """A lasting trace of a call, which must not run twice; None if it leaves no trace."""
 
 
 def cut_shape(shape: Sequence[int], follows: Sequence[SizeLink], sizes: Sizes) -> list[int]:

@@ -85,18 +85,14 @@ def _lacks_a_batch(error: Exception) -> bool:
 
 
 class _Pair(NamedTuple):
-    """The arguments of a run at a real size, and of a run padded from there.
-
-    Attributes:
-        real, grown: the arguments of either run.
-        steps: the operations of the run at the real size.
-    """
+    """The arguments of a run at a real size, and of a run padded from there. `real`, `grown`: the
+    arguments of either run."""
 
     sizes: Sizes
     samples: Samples
     real: Sequence[Tensor]
     grown: Sequence[Tensor]
-    steps: Sequence[TracedStep]
+    steps: Sequence[TracedStep]  # the operations of the run at the real size
 
 
 @dataclass(slots=True)

@@ -52,20 +52,14 @@ class _State(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A signature and an example of its calls.
-
-    Attributes:
-        calls: the calls that found no recording.
-        moves: how often its state had moved since a call was watched.
-        found: the state that the watched call has read.
-    """
+    """A signature and an example of its calls."""
 
     state: _State = _State.NEW
-    calls: int = 0
-    moves: int = 0
+    calls: int = 0  # the calls that found no recording
+    moves: int = 0  # how often its state had moved since a call was watched
     example: Flat | None = None
     modes: Modes | None = None
-    found: Unmoved | None = None
+    found: Unmoved | None = None  # the state that the watched call has read
 
     @property
     def is_known(self) -> bool:

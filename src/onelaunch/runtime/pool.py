@@ -39,21 +39,16 @@ _WAIT = 8 * _WORTH_LAUNCHES
 
 @dataclass(eq=False)
 class Member:
-    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly.
-
-    Attributes:
-        used: launches so far, and the time of the last one by the pool's clock.
-        kept_bytes: bytes of the pool that it keeps for itself.
-        forget: takes the recording off its owner's table, so that nothing refers to its memory.
-        busy: returns whether something still needs the results of the last launch; then it stays.
-    """
+    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly."""
 
     part: DevicePool
     graph: Graph
-    used: list[int]
-    kept_bytes: int
+    used: list[int]  # launches so far, and the time of the last one by the pool's clock
+    kept_bytes: int  # bytes of the pool that it keeps for itself
     forget: weakref.WeakMethod[Callable[[Member], None]]
+    """Takes the recording off its owner's table, so that nothing refers to its memory."""
     busy: Callable[[], bool] = bool
+    """Returns whether something still needs the results of the last launch; then it stays."""
 
     def leave(self) -> None:
         forget = self.forget()
@@ -160,16 +155,12 @@ def manager_of(pool: Pool) -> PoolManager:
 
 @dataclass(slots=True, eq=False)
 class PoolRoom:
-    """Room in a pool for one recording; see `PoolManager.lease`.
-
-    Attributes:
-        has_room: True while a capture may fit.
-        again: True if a second capture may fit where the first does not. Keeping the limit evicts
-            other recordings and the gaps between.
-    """
+    """Room in a pool for one recording; see `PoolManager.lease`. `again`: True if a second capture
+    may fit where the first does not. Keeping the limit evicts other recordings and the gaps
+    between."""
 
     pool: PoolManager
-    has_room: bool
+    has_room: bool  # True while a capture may fit
     again: bool
 
     def keep(self, member: Member) -> bool:

@@ -151,17 +151,12 @@ def _alone(device: torch.device) -> int:
 
 
 class Taken(NamedTuple):
-    """The recordings that a new request takes over.
-
-    Attributes:
-        entries: id of a recording in the table -> the recording that takes its place.
-        spent: recordings that fit no call any more.
-        objects: the objects whose place was taken; none if nothing was taken over.
-    """
+    """The recordings that a new request takes over. `entries`: id of a recording in the table ->
+    the recording that takes its place."""
 
     entries: dict[int, Entry]
-    spent: list[Entry]
-    objects: list[object]
+    spent: list[Entry]  # recordings that fit no call any more
+    objects: list[object]  # the objects whose place was taken; none if nothing was taken over
 
 
 def take_over(

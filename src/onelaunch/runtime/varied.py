@@ -31,19 +31,14 @@ FEW = 2
 
 @dataclass(slots=True, eq=False)
 class _Family:
-    """Calls that differ in numbers and tensors alone.
+    """Calls that differ in numbers and tensors alone."""
 
-    Attributes:
-        values: for each number, its values, as far as they count.
-        constant: the positions of numbers that no recording follows.
-        own: numbers of calls that get a recording of their own.
-        known: the signatures of the first calls.
-    """
-
-    values: list[set[Constant]]
+    values: list[set[Constant]]  # for each number, its values, as far as they count
     constant: set[int] = field(default_factory=set)
+    """The positions of numbers that no recording follows."""
     own: set[tuple[Constant, ...]] = field(default_factory=set)
-    known: list[SignatureState] = field(default_factory=list)
+    """Numbers of calls that get a recording of their own."""
+    known: list[SignatureState] = field(default_factory=list)  # the signatures of the first calls
 
 
 class Varied:

@@ -29,21 +29,14 @@ _LONGER = 1.3
 
 @dataclass
 class Branches:
-    """The operations of a graph that is a chain so far.
-
-    Attributes:
-        groups: the nodes of each operation.
-        blocks: the (address, bytes) of each block that the capture allocated.
-        ports: the nodes that bring inputs in and take outputs out.
-        runnable: false if no part of it may run before its first launch.
-    """
+    """The operations of a graph that is a chain so far."""
 
     graph: torch.cuda.CUDAGraph
     index: int
-    groups: list[NodeGroup]
-    blocks: list[tuple[int, int]]
-    ports: set[int]
-    runnable: bool
+    groups: list[NodeGroup]  # the nodes of each operation
+    blocks: list[tuple[int, int]]  # the (address, bytes) of each block that the capture allocated
+    ports: set[int]  # the nodes that bring inputs in and take outputs out
+    runnable: bool  # false if no part of it may run before its first launch
     _handles: list[int] = field(init=False)
     _early: dict[tuple[int, int], int] = field(init=False)
     """The edges of kernels that start while the one before ends, with their data."""

@@ -12,20 +12,14 @@ from onelaunch.driver.cuda import nodes
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of the driver and cuda-bindings here.
-
-    Attributes:
-        memcpy_nodes: copies of inputs and outputs are nodes of the graph, re-pointed at each
-            launch; otherwise they are launches of their own before and after it.
-        rebind: kernels can be made to read an input where the caller has it.
-        why_not: the reason for missing abilities; empty if there are none.
-        versions: the versions of the driver and of cuda-bindings, as far as they are known.
-    """
+    """The abilities of the driver and cuda-bindings here."""
 
     memcpy_nodes: bool
-    rebind: bool
-    why_not: str
-    versions: str
+    """Copies of inputs and outputs are nodes of the graph, re-pointed at each launch; otherwise
+    they are launches of their own before and after it."""
+    rebind: bool  # kernels can be made to read an input where the caller has it
+    why_not: str  # the reason for missing abilities; empty if there are none
+    versions: str  # the versions of the driver and of cuda-bindings, as far as they are known
 
 
 @functools.cache

@@ -68,29 +68,22 @@ class CudaPort:
 
 @dataclass
 class CudaRecorder:
-    """The ports of a recording under capture: the body's `Capture`.
-
-    Attributes:
-        bundled: true if small ports may share a node.
-        rewind: the random state that the body saves and sets.
-        runnable: see `Branches`.
-        branches: the operations of the graph, if they may run at the same time.
-        draws: true if the graph has the default generator.
-        examples: the source of each input port, as it was given.
-        held: memory that must not be given away before the capture ends.
-    """
+    """The ports of a recording under capture: the body's `Capture`."""
 
     pool: CudaPool
-    bundled: bool = False
-    draws: bool = True
+    bundled: bool = False  # true if small ports may share a node
+    draws: bool = True  # true if the graph has the default generator
     lanes: CudaLanes | None = None
-    rewind: CudaRewind | None = None
-    runnable: bool = True
+    rewind: CudaRewind | None = None  # the random state that the body saves and sets
+    runnable: bool = True  # see `Branches`
     branches: Branches | None = None
+    """The operations of the graph, if they may run at the same time."""
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
+    """The source of each input port, as it was given."""
     held: list[Tensor] = field(default_factory=list)
+    """Memory that must not be given away before the capture ends."""
     _waiting: list[tuple[CudaPort, Copy]] = field(default_factory=list)
     _staged: bool = False
 
@@ -191,22 +184,16 @@ class CudaRecorder:
 
 @dataclass
 class Recorded:
-    """A finished capture.
-
-    Attributes:
-        plans: the plans of its FFTs, if it has any.
-        schedule: the lanes; None: it is a chain.
-        draws: false if it draws nothing from the default generator.
-    """
+    """A finished capture."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[CudaPort]
     outputs: list[CudaPort]
     examples: list[Tensor]
     driver_bytes: int
-    plans: Plans | None
-    schedule: Schedule | None
-    draws: bool
+    plans: Plans | None  # the plans of its FFTs, if it has any
+    schedule: Schedule | None  # the lanes; None: it is a chain
+    draws: bool  # false if it draws nothing from the default generator
 
 
 def record(

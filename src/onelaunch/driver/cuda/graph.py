@@ -47,19 +47,14 @@ class CopyEnd:
 
 
 class Direct(NamedTuple):
-    """An input that kernels read, or an output that they write, where the caller has it.
-
-    Attributes:
-        address: the recording's own memory for it.
-        misaligned: the bits of an address that must be zero, as they are in `address`.
-        words: the arguments in place, each with its distance from the first byte.
-    """
+    """An input that kernels read, or an output that they write, where the caller has it. `words`:
+    the arguments in place, each with its distance from the first byte."""
 
     port: int
     displacement: int
-    address: int
+    address: int  # the recording's own memory for it
     nbytes: int
-    misaligned: int
+    misaligned: int  # the bits of an address that must be zero, as they are in `address`
     words: list[tuple[Any, int]]
 
 

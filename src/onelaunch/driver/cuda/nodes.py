@@ -369,19 +369,14 @@ class CopyNode:
 
 @dataclass
 class KernelNode:
-    """A kernel node and a copy of its argument bytes.
-
-    Attributes:
-        shape: grid, block and shared memory.
-        blocks: the arguments, each as bytes; one block of all arguments where `packed`.
-        packed: true if the kernel was launched with one buffer of arguments (`extra`).
-    """
+    """A kernel node and a copy of its argument bytes. `blocks`: the arguments, each as bytes; one
+    block of all arguments where `packed`."""
 
     node: int
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # grid, block and shared memory
     blocks: list[ctypes.Array[ctypes.c_char]]
-    packed: bool
+    packed: bool  # true if the kernel was launched with one buffer of arguments (`extra`)
 
     @classmethod
     def read(cls, node: int) -> KernelNode | None:

@@ -88,16 +88,12 @@ def _launch(index: int, values: Sequence[int], nbytes: int, stream: int) -> None
 
 @dataclass
 class RowNode:
-    """A captured launch of the kernel.
-
-    Attributes:
-        dims: dimensions of the caller's tensor whose sizes are patched; the second may be -1.
-        rest: the address and sizes of the recording's own memory.
-    """
+    """A captured launch of the kernel. `dims`: dimensions of the caller's tensor whose sizes are
+    patched; the second may be -1."""
 
     kernel: nodes.KernelNode
     dims: tuple[int, int]
-    rest: tuple[int, int, int]
+    rest: tuple[int, int, int]  # the address and sizes of the recording's own memory
     words: tuple[Any, Any, Any]
 
     def prepared(self, port: int, setter: nodes.Setter) -> tuple[Any, ...]:

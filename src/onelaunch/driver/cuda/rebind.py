@@ -88,22 +88,17 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Itera
 @dataclass
 class Found:
     """The arguments that could be re-pointed in one recording. Outputs are counted on from the
-    inputs.
-
-    Attributes:
-        ports: port number -> a port that is to be re-pointed.
-        words: port number -> (place that holds an address of it, distance).
-        readers: port number -> the nodes with such places.
-        setters: node -> the call that takes its words to the graph.
-        refused: ports that must be copied.
-    """
+    inputs."""
 
     graph: CudaGraph
-    ports: dict[int, CudaPort]
+    ports: dict[int, CudaPort]  # port number -> a port that is to be re-pointed
     words: dict[int, list[tuple[Any, int]]] = field(default_factory=dict)
+    """Port number -> (place that holds an address of it, distance)."""
     readers: dict[int, set[int]] = field(default_factory=dict)
+    """Port number -> the nodes with such places."""
     setters: dict[int, nodes.Setter] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
+    """Node -> the call that takes its words to the graph."""
+    refused: set[int] = field(default_factory=set)  # ports that must be copied
 
     @property
     def outputs(self) -> list[int]:

@@ -33,24 +33,19 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Hiding:
-    """The places of a run where a finite number hides padding.
-
-    Attributes:
-        compared: place of a softmax or maximum -> its dimensions, the highest constant that hides
-            there, and whether a sum with a hiding number does.
-        added: places of sums whose other summand must be far above the hiding number.
-        attended: places of attention with a mask that is added.
-        counts: kind of operation -> operations of that kind in the run.
-        highest: the highest hiding number that is a summand.
-        depth: the most sums that a hiding number goes through.
-    """
+    """The places of a run where a finite number hides padding."""
 
     compared: dict[Place, tuple[tuple[int, ...], float, bool]] = field(default_factory=dict)
+    """Place of a softmax or maximum -> its dimensions, the highest constant that hides there, and
+    whether a sum with a hiding number does."""
     added: set[Place] = field(default_factory=set)
+    """Places of sums whose other summand must be far above the hiding number."""
     attended: set[Place] = field(default_factory=set)
+    """Places of attention with a mask that is added."""
     counts: Counter[str] = field(default_factory=Counter)
-    highest: float = -torch.inf
-    depth: int = 1
+    """Kind of operation -> operations of that kind in the run."""
+    highest: float = -torch.inf  # the highest hiding number that is a summand
+    depth: int = 1  # the most sums that a hiding number goes through
 
     def __bool__(self) -> bool:
         """Return whether a result rests on a finite number. Minus infinity needs no check."""

@@ -58,21 +58,15 @@ _SIZES: dict[str, tuple[int, ...]] = {
 
 
 class TracedStep(NamedTuple):
-    """An operation of a run, as far as a run at another size must agree with it.
-
-    Attributes:
-        fixed: its numbers that must be the same at every size.
-        inputs, outputs: the shapes of its tensors.
-        constant: a tensor that the code makes from numbers.
-        picked: its call, if it picks elements by index.
-    """
+    """An operation of a run, as far as a run at another size must agree with it. `inputs`,
+    `outputs`: the shapes of its tensors."""
 
     name: str
-    fixed: tuple[Any, ...]
+    fixed: tuple[Any, ...]  # its numbers that must be the same at every size
     inputs: tuple[torch.Size, ...]
     outputs: tuple[torch.Size, ...]
-    constant: Tensor | None = None
-    picked: Picked | None = None
+    constant: Tensor | None = None  # a tensor that the code makes from numbers
+    picked: Picked | None = None  # its call, if it picks elements by index
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:

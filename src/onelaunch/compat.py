@@ -19,8 +19,7 @@ from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 
-_POOLS: dict[object, PoolManager] = {}
-"""Torch's pool id -> the pool in its place."""
+_POOLS: dict[object, PoolManager] = {}  # Torch's pool id -> the pool in its place
 
 
 def make_graphed_callables(

@@ -10,8 +10,7 @@ from collections.abc import Generator
 FROZEN_AT_START = 10_000
 """More objects than an interpreter freezes itself (Python 3.12 some 400), and fewer than a program
 with torch does by `gc.freeze` (ten times as many)."""
-MOST_FREEZES = 64
-"""Freezes after which garbage is collected; a full collection takes some 0.15 s."""
+MOST_FREEZES = 64  # freezes after which garbage is collected; a full collection takes some 0.15 s
 
 
 @contextlib.contextmanager

@@ -166,8 +166,7 @@ _STORES = {
 _LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
 _CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"}
-_KEYED = _ITEMS | {"COPY"}
-"""Instructions after a key: a store, or the load in `d["n"] += 1`."""
+_KEYED = _ITEMS | {"COPY"}  # instructions after a key: a store, or the load in `d["n"] += 1`
 _BY_NAME = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"))
 """Names by which code changes an attribute whose name is a string."""
 _CHANGING = frozenset(
@@ -295,5 +294,4 @@ def _inductors() -> Sequence[str]:
     return () if read is None else (os.path.abspath(read()) + os.sep,)
 
 
-_users: dict[str, bool] = {}
-"""file -> whether it is the user's."""
+_users: dict[str, bool] = {}  # file -> whether it is the user's

@@ -26,8 +26,7 @@ _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")
 """Dispatch keys of active modes. An interrupted guard of torch's may leave a key on without a mode,
 and then no operation runs any more."""
-AUTOCAST = ("cpu", "cuda", "privateuseone")
-"""The devices whose autocast a callable may set."""
+AUTOCAST = ("cpu", "cuda", "privateuseone")  # the devices whose autocast a callable may set
 
 
 @contextmanager
@@ -66,8 +65,7 @@ class DispatchMode(TorchDispatchMode):
     values (pytorch#122339). With modes in two threads the flags would stay on, and nothing would be
     compiled any more."""
 
-    _thread = 0
-    """The thread where the mode is active."""
+    _thread = 0  # the thread where the mode is active
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         own: Any = vars(cls).get("__torch_dispatch__")
@@ -101,8 +99,7 @@ class DispatchMode(TorchDispatchMode):
             _C._push_on_torch_dispatch_stack(mode)
 
 
-_entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()
-"""The active modes of all threads."""
+_entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()  # the active modes of all threads
 _flags = threading.RLock()
 
 

@@ -50,8 +50,7 @@ class Anchors:
         self._device = device
         self._stream = stream
         self._by_stream: dict[int, Tensor] = {}
-        self.hooked = Hooked(leaves)
-        """A check whether a direct leaf has hooks by now."""
+        self.hooked = Hooked(leaves)  # a check whether a direct leaf has hooks by now
         if leaves:
             lead_to(leaves, self)
 

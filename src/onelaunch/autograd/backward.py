@@ -69,8 +69,7 @@ class StaticGraph:
     inputs: list[Tensor]
     direct: int
     """The number of leaves at the end of `inputs` whose `.grad` the backward adds to directly."""
-    rewind: Rewind | None
-    """The random state of the forward capture."""
+    rewind: Rewind | None  # the random state of the forward capture
     forward: ForwardRun
     outlasting: list[Tensor] = field(default_factory=list)
     """Tensors from before the call that it returns or stores, or whose views it does."""
@@ -224,15 +223,12 @@ class Backward:
 
     graph: Graph
     title: str
-    written: list[Tensor]
-    """Tensors of the caller that it writes, and whose versions eager advances."""
+    written: list[Tensor]  # tensors of the caller that it writes, and whose versions eager advances
     verdict: BackwardComparison | None
     _handed: list[tuple[int, Tensor]]
     """(index among its inputs, the copy) of gradients and forward inputs that it writes."""
-    _constants: list[Tensor]
-    """The device's copies of host values, which the graph reads."""
-    _kept: list[Tensor | None] | None
-    """The gradients in its own memory, or None."""
+    _constants: list[Tensor]  # the device's copies of host values, which the graph reads
+    _kept: list[Tensor | None] | None  # the gradients in its own memory, or None
     _targets: list[Callable[[], tuple[Tensor, Tensor]] | None]
     """Makers of memory for gradients that it does not keep."""
 

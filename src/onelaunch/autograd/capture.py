@@ -61,10 +61,8 @@ class _Capturing:
     constants: DeviceConstants | None
     before: StateWalk | None
     parallel: Parallel
-    draws: bool
-    """True if a run drew from the device's default generator."""
-    effects: _Effects = field(init=False)
-    """The effects of the last run."""
+    draws: bool  # True if a run drew from the device's default generator
+    effects: _Effects = field(init=False)  # the effects of the last run
 
     def body(self, capture: Capture) -> list[Tensor | None]:
         static, grads, driver = self.static, self.grads, self.static.driver

@@ -32,8 +32,7 @@ from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger, moved
 from onelaunch.watch.observer import Observer
 
-_MOST = 200
-"""The most characters of a message's first line."""
+_MOST = 200  # the most characters of a message's first line
 
 
 class FirstBackward:

@@ -31,8 +31,7 @@ _C: Any = torch._C
 packing_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 """A reader of the hooks that pack saved tensors."""
 
-Node = Any
-"""A node of an autograd graph; torch has no public type for all of them."""
+Node = Any  # a node of an autograd graph; torch has no public type for all of them
 
 AccumulateGrad: Any = _C._functions.AccumulateGrad
 """The type of a leaf's node. A custom function's node may have a `variable` too."""
@@ -60,8 +59,7 @@ class CapturedGraph:
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
         self.packs = False
         """True if hooks of the callable (checkpointing) hold saved tensors of a node."""
-        self.spoiled = False
-        """True if the callable wrote over a saved tensor."""
+        self.spoiled = False  # True if the callable wrote over a saved tensor
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
         seen: set[Node] = {t.grad_fn for t in inputs}

@@ -103,8 +103,7 @@ class InFlightForward:
     def __init__(self, token: object) -> None:
         self.token = token
         self.released = False
-        self.overwritten = False
-        """True once a backward wrote to a saved tensor of the forward."""
+        self.overwritten = False  # True once a backward wrote to a saved tensor of the forward
         self.watched: tuple[Tensor, ...] = ()
         """The caller's tensors that eager would have saved, with their version counters in
         `versions`."""

@@ -54,8 +54,7 @@ _C: Any = torch._C
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
-_MOST_CHANGES = 8
-"""The most captures of a kind of backward while a number that it reads changes."""
+_MOST_CHANGES = 8  # the most captures of a kind of backward while a number that it reads changes
 
 
 @dataclass(slots=True, eq=False)
@@ -64,15 +63,11 @@ class _Kind:
     operation, in the thread and on the stream of the capture. This is its warm-up."""
 
     fits: Callable[[], bool]
-    like: Callable[..., bool]
-    """A check that gradients have this layout."""
-    warm: bool = False
-    """True once it ran operation by operation."""
+    like: Callable[..., bool]  # a check that gradients have this layout
+    warm: bool = False  # True once it ran operation by operation
     first_run: FirstBackward | None = None
-    differing: int = 0
-    """Captures in a row that differed from the run before them."""
-    changes: int = 0
-    """Captures that no longer fit the state that they read."""
+    differing: int = 0  # captures in a row that differed from the run before them
+    changes: int = 0  # captures that no longer fit the state that they read
     refused: bool = False
     kept: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
@@ -83,14 +78,10 @@ class _Kind:
 class Watched(NamedTuple):
     """Tensors that eager would have saved for a backward, except results of the node."""
 
-    inputs: list[int]
-    """Indices of inputs of the recording."""
-    tensors: list[Tensor]
-    """Tensors of the callable's state."""
-    plain: list[int]
-    """Indices of results that need no gradient."""
-    memory: list[int]
-    """Storages of all watched tensors, in the recording."""
+    inputs: list[int]  # indices of inputs of the recording
+    tensors: list[Tensor]  # tensors of the callable's state
+    plain: list[int]  # indices of results that need no gradient
+    memory: list[int]  # storages of all watched tensors, in the recording
 
 
 @dataclass(slots=True, eq=False)

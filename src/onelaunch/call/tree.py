@@ -30,8 +30,7 @@ from onelaunch.call.values import compares, is_value_kind, written_bits
 
 _PLAIN = frozenset({tuple, list, dict})
 """The kinds of nearly all containers, which have no attributes."""
-_EMPTY: tuple[object, ...] = ()
-"""Python's only empty tuple."""
+_EMPTY: tuple[object, ...] = ()  # Python's only empty tuple
 
 
 class Leaf(NamedTuple):
@@ -165,8 +164,7 @@ class Flat(NamedTuple):
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
-    apart: Sequence[object] = ()
-    """The objects that were taken apart."""
+    apart: Sequence[object] = ()  # the objects that were taken apart
 
 
 def flatten(

@@ -29,8 +29,7 @@ class Access(NamedTuple):
     writes: bool
 
 
-_GENERATOR = Access(0, 1, True)
-"""Stands for the generators: no memory is at such an address."""
+_GENERATOR = Access(0, 1, True)  # stands for the generators: no memory is at such an address
 
 
 @dataclass
@@ -172,8 +171,7 @@ LANES = 8
 """The number of lanes, each with memory apart, for operations with large memory of their own."""
 _WORKING = ("conv", "rnn", "attention", "fft")
 """Parts of the names of operations with large memory of their own."""
-SPARE_BYTES = 64 << 20
-"""The most memory that is kept from being taken again."""
+SPARE_BYTES = 64 << 20  # the most memory that is kept from being taken again
 
 
 class Kept:

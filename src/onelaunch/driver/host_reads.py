@@ -135,8 +135,7 @@ def _is_place(part: Any) -> bool:
     return is_places(part) or (hasattr(part, "__index__") and not _is_sequence(part))
 
 
-_LONG = 32
-"""The length of a list that is never taken for a tuple."""
+_LONG = 32  # the length of a list that is never taken for a tuple
 
 
 def _is_sequence(value: Any) -> bool:

@@ -31,31 +31,22 @@ T = TypeVar("T")
 class Travel(StrEnum):
     """The way of an input to its recording."""
 
-    NODE = "node"
-    """A memcpy node of the graph."""
-    COPY = "copy"
-    """`copy_` before the launch, of memory that a memcpy cannot carry."""
-    FILL = "fill"
-    """`fill_` before the launch, by a 0-dim host tensor."""
-    PAD = "pad"
-    """A node that copies a smaller input and fills up the rest."""
-    REBIND = "rebind"
-    """No copy: the kernels that read it are re-pointed to the caller's memory."""
+    NODE = "node"  # a memcpy node of the graph
+    COPY = "copy"  # `copy_` before the launch, of memory that a memcpy cannot carry
+    FILL = "fill"  # `fill_` before the launch, by a 0-dim host tensor
+    PAD = "pad"  # a node that copies a smaller input and fills up the rest
+    REBIND = "rebind"  # no copy: the kernels that read it are re-pointed to the caller's memory
     ADDRESS = "address"
     """No copy: it is read where it was in the capture, and a call must have that very memory."""
-    HOST = "host"
-    """No copy: the device does not use it."""
+    HOST = "host"  # no copy: the device does not use it
 
 
 class Provenance(Enum):
     """The provenance of memory in a capture."""
 
-    CAPTURE = auto()
-    """The capture itself: it lies in its pool."""
-    MEANWHILE = auto()
-    """Another thread has made it since the capture began."""
-    BEFORE = auto()
-    """It was there before, or its origin is unknown."""
+    CAPTURE = auto()  # the capture itself: it lies in its pool
+    MEANWHILE = auto()  # another thread has made it since the capture began
+    BEFORE = auto()  # it was there before, or its origin is unknown
 
 
 class InPlace(NamedTuple):
@@ -193,8 +184,7 @@ class Rewind(Protocol):
         ...
 
 
-Ambiguities = frozenset[tuple[int, ...]]
-"""Places in the arguments of recorded operations."""
+Ambiguities = frozenset[tuple[int, ...]]  # places in the arguments of recorded operations
 
 
 class AmbiguousMatch(Exception):
@@ -210,8 +200,7 @@ class AmbiguousMatch(Exception):
 class ScalarPatch(Protocol):
     """Numbers in a recording that can be patched; see `Graph.scalar_patch`."""
 
-    found: frozenset[int]
-    """Positions of the numbers that some recorded operation holds."""
+    found: frozenset[int]  # positions of the numbers that some recorded operation holds
 
     def write(self, numbers: Sequence[float]) -> None:
         """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us
@@ -300,8 +289,7 @@ class Driver(Protocol):
     tensor_class: type[Tensor]
     """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
 
-    computes_on_host: bool
-    """True if the host's kernels and random generators serve the device."""
+    computes_on_host: bool  # True if the host's kernels and random generators serve the device
 
     compiler: Literal["inductor", "aten"] | None
     """The compiler with code that is recorded like torch's own; None: no compiler."""

@@ -73,12 +73,10 @@ class OperatorRefusal(NamedTuple):
     """The reason why one operation cannot be captured."""
 
     code: str
-    fix: str | None
-    """The code to write instead; None: that of the code."""
+    fix: str | None  # the code to write instead; None: that of the code
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
     """A condition on the arguments, which may be symbols: see `_known`. None: refused always."""
-    what: str | None = None
-    """The fault, where it is not a need for the value of a tensor."""
+    what: str | None = None  # the fault, where it is not a need for the value of a tensor
 
 
 def _known(condition: bool | torch.SymBool) -> bool:

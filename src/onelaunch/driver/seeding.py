@@ -34,8 +34,7 @@ _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state",
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
 """The C methods of a `random.Random` that all other methods use."""
-_SEEDS = frozenset({"seed", "setstate"})
-"""The C methods of a `random.Random` that set its state."""
+_SEEDS = frozenset({"seed", "setstate"})  # the C methods of a `random.Random` that set its state
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 DRAWING = r"\brandom\.|\brng\."
 SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
@@ -58,8 +57,7 @@ class _HostGenerator:
     value: object = None
 
     def __post_init__(self) -> None:
-        self.state = pickle.dumps(self.read())
-        """The state at the start."""
+        self.state = pickle.dumps(self.read())  # the state at the start
 
 
 class HostGenerators:
@@ -181,8 +179,7 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
 class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
-    saved: list[object]
-    """The last place where the state of Python's own generator was read."""
+    saved: list[object]  # the last place where the state of Python's own generator was read
     draw: Callable[[str], BaseException] | None = None
     take: Callable[[set[Any]], BaseException | None] | None = None
 

@@ -61,16 +61,12 @@ def computing(device: torch.device) -> torch.device:
     return torch.device("cpu") if driver_of(device.type).computes_on_host else device
 
 
-_BESIDE: dict[int, _Beside] = {}
-"""Thread -> its capture beside calls."""
-_LOOK_S = 2e-4
-"""The seconds between looks at whether calls are under way."""
-_awaited: list[int] = []
-"""Threads that wait for the end of a capture, perhaps in a call."""
+_BESIDE: dict[int, _Beside] = {}  # thread -> its capture beside calls
+_LOOK_S = 2e-4  # the seconds between looks at whether calls are under way
+_awaited: list[int] = []  # threads that wait for the end of a capture, perhaps in a call
 STUCK_S = 5.0
 """The seconds without an operation after which a capture may wait for a lock that a call holds."""
-_PATIENCE = 8
-"""The most time that a capture waits for calls, in terms of the time that it works."""
+_PATIENCE = 8  # the most time that a capture waits for calls, in terms of the time that it works
 
 
 class _Beside:
@@ -80,8 +76,7 @@ class _Beside:
         self.check = check
         self._under_way = under_way
         self._started, self._waited = time.monotonic(), 0.0
-        self.seen = self._started
-        """The time of the last operation."""
+        self.seen = self._started  # the time of the last operation
 
     def wait(self) -> None:
         """Wait while calls are under way: an operation of a call waits for the interpreter."""

@@ -31,8 +31,7 @@ from onelaunch.dynamo.split import (
 from onelaunch.errors import CaptureError
 from onelaunch.source import levels_to_user
 
-regions = Regions()
-"""The compiled graphs that are there, but for those of `SplitFunction`."""
+regions = Regions()  # the compiled graphs that are there, but for those of `SplitFunction`
 
 
 def onelaunch(

@@ -23,8 +23,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.dynamo.nodes import Graph, Node, detached, example, fake_mode, inputs_of, is_on
 
-_Scalar = tuple[Node, bool]
-"""A number, and whether its inverse is meant."""
+_Scalar = tuple[Node, bool]  # a number, and whether its inverse is meant
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _OUT_OF_PLACE = ("add", "sub", "mul", "div", "true_divide", "truediv")

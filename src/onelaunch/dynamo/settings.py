@@ -16,8 +16,7 @@ from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.sizes.ragged import Ragged
 
-_SHARED = PoolManager()
-"""The pool of all regions, unless the options name another."""
+_SHARED = PoolManager()  # the pool of all regions, unless the options name another
 _RECORDED = "gradients", "inputs", "max_in_flight", "max_recordings", "parallel", "warmup"
 _OURS = frozenset({"buckets", *_RECORDED})
 _NAMES = (*_OURS, "codegen", "on_refusal", "pool")

@@ -22,8 +22,7 @@ class Backprop:
         self._fn = fn
         self._shapes: list[torch.Size] = []
         self._parameters: list[Tensor] | None = None
-        self.inputs: list[Tensor] = []
-        """The arguments whose gradients the next call returns."""
+        self.inputs: list[Tensor] = []  # the arguments whose gradients the next call returns
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         with torch.enable_grad():

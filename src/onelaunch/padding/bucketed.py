@@ -68,8 +68,7 @@ class Bucketed(Graphed[P, R]):
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
         self._most_chunked = 4 * most
         self._batchers = WeakSet()
-        self._known: Known = {}
-        """The findings of the proofs so far."""
+        self._known: Known = {}  # the findings of the proofs so far
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):

@@ -21,8 +21,7 @@ from onelaunch.sizes.buckets import Sizes
 if TYPE_CHECKING:
     from onelaunch.padding.bucketed import Bucketed
 
-_TIMES = 3
-"""The runs of each size that is timed; the shortest counts."""
+_TIMES = 3  # the runs of each size that is timed; the shortest counts
 
 
 class JoinableCall(NamedTuple):

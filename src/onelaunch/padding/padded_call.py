@@ -128,8 +128,7 @@ MASKS = (
 )
 """The event, with a place for the name of the callable, and the code to write instead."""
 _FIX = 'mask with float("-inf"), which needs no check'
-_CUDNNS = -65504.0
-"""The number by which cuDNN's attention applies a boolean mask."""
+_CUDNNS = -65504.0  # the number by which cuDNN's attention applies a boolean mask
 _WITHOUT_CUDNN = (
     "torch.backends.cuda.enable_cudnn_sdp(False) before the first call: only cuDNN's attention "
     "applies a boolean mask by this number"

@@ -57,8 +57,7 @@ from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import SizeLink
 from onelaunch.sizes.ragged import Ragged
 
-_ROUNDED = 3
-"""Runs with rounding errors that an integer has to survive."""
+_ROUNDED = 3  # runs with rounding errors that an integer has to survive
 _REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
 _UNCOUNTED = (
     "write it outside of the callable, with the real rows: independent=True says that rows do not "
@@ -117,12 +116,9 @@ class Proving:
     """The storages of masks that the callable keeps."""
     used: dict[bool, set[int]] = field(default_factory=lambda: {True: set(), False: set()})
     """The storages of state that runs have used, by whether they were padded."""
-    lasting: str | None = None
-    """A word on lasting traces of a run; None if it leaves no trace."""
-    on: str | None = None
-    """The cause in refusals; None for padding."""
-    fix: str | None = None
-    """The fix in refusals, where an operation has none of its own."""
+    lasting: str | None = None  # a word on lasting traces of a run; None if it leaves no trace
+    on: str | None = None  # the cause in refusals; None for padding
+    fix: str | None = None  # the fix in refusals, where an operation has none of its own
 
     def proven(self, gradients: bool = False) -> Proof:
         """Return the proof, of a callable with its backward, too, under `gradients`. Raises

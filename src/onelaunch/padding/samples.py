@@ -22,8 +22,7 @@ from onelaunch.padding.pad import (
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims
 
-_LARGE = 1e4
-"""Floats from here on hide scores or stand for infinity, and are not replaced."""
+_LARGE = 1e4  # floats from here on hide scores or stand for infinity, and are not replaced
 
 
 class Samples:

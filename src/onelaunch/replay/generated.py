@@ -16,8 +16,7 @@ class GeneratedFunction:
     """The lines of the function that replays a recording, and the objects that they name."""
 
     captured: CapturedCall
-    inputs: list[str] = field(default_factory=list)
-    """The names of the recording's inputs."""
+    inputs: list[str] = field(default_factory=list)  # the names of the recording's inputs
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)

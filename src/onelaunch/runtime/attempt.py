@@ -37,8 +37,7 @@ class OneWarmup(enum.Enum):
 
     UNASKED = enum.auto()
     ENOUGH = enum.auto()
-    FAILED = enum.auto()
-    """A capture after one failed."""
+    FAILED = enum.auto()  # a capture after one failed
 
 
 @dataclass(slots=True, eq=False)
@@ -59,18 +58,13 @@ class SignatureState:
     """The answer to whether one warm-up is enough, as another bucket is recorded."""
     least: int = 0
     """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
-    misfits_in_a_row: int = 0
-    """Recordings in a row that did not fit the very call of their capture."""
-    eager_code: str | None = None
-    """The code of the reason for running eagerly for good, or None."""
+    misfits_in_a_row: int = 0  # recordings in a row that did not fit the very call of their capture
+    eager_code: str | None = None  # the code of the reason for running eagerly for good, or None
     accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
-    ledger: Ledger | None = None
-    """The operations of the last run, to compare the next capture with."""
-    draws: bool = False
-    """True if a run drew from the device's default generator."""
-    differed_in_a_row: int = 0
-    """Captures in a row that differed from the run before them."""
+    ledger: Ledger | None = None  # the operations of the last run, to compare the next capture with
+    draws: bool = False  # True if a run drew from the device's default generator
+    differed_in_a_row: int = 0  # captures in a row that differed from the run before them
     shrinks: bool = False
     """True if state that it replaces was seen to have other sizes, and not only larger ones."""
     known_refusal: CaptureError | None = None
@@ -80,12 +74,10 @@ class SignatureState:
     """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None
     """The state for training if inference was refused, or the other way round."""
-    read_more_in_a_row: int = 0
-    """Captures in a row that read more than the runs before them."""
+    read_more_in_a_row: int = 0  # captures in a row that read more than the runs before them
     worth: Worth = field(default_factory=Worth)
     """The recordings that did not pay, of all signatures of similar calls."""
-    why: str | None = None
-    """The reason for its next recording, if one was dropped."""
+    why: str | None = None  # the reason for its next recording, if one was dropped
     launches: list[int] | None = None
     """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
@@ -216,7 +208,5 @@ class Attempt:
     spec: CallSpec
     signature: SignatureState
     reached: ReachableState
-    ahead: bool = False
-    """True for `capture(...)`, a capture without a call."""
-    chain: Chain | None = None
-    """The chain under capture, if the callable is a part of it."""
+    ahead: bool = False  # True for `capture(...)`, a capture without a call
+    chain: Chain | None = None  # the chain under capture, if the callable is a part of it

@@ -34,8 +34,7 @@ from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copi
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TRY_S = 5e-4
-"""The seconds between looks at who has the lock."""
+_TRY_S = 5e-4  # the seconds between looks at who has the lock
 _MOST = 8
 """The calls of a signature that are watched. After so many its state moves too often."""
 
@@ -46,8 +45,7 @@ class _State(Enum):
     NEW = auto()
     WANTED = auto()
     DONE = auto()
-    ITS_OWN = auto()
-    """It is captured in the thread of a call."""
+    ITS_OWN = auto()  # it is captured in the thread of a call
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +75,7 @@ class Captures:
         self.worker = Worker(f"onelaunch captures of {graphed._name}", self._next)
         self._wanted: dict[Hashable, _Wanted] = {}
         self._changed = self.worker.changed
-        self._runs = 0
-        """The calls that run eagerly beside captures."""
+        self._runs = 0  # the calls that run eagerly beside captures
 
     def call(
         self,

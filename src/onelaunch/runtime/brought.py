@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 _OFTEN = 2
 """The replacements from which on the next are expected. One is enough for a small content, if it
 came right after the call of the capture."""
-_SMALL = 1 << 24
-"""The most bytes of a small content: each call may copy it, in 10 us."""
+_SMALL = 1 << 24  # the most bytes of a small content: each call may copy it, in 10 us
 
 
 class Replacements:

@@ -40,8 +40,7 @@ R = TypeVar("R")
 
 _TRIES, _WAIT_S = 20, 0.01
 """The tries to replay a new recording, and the seconds between two of them."""
-_MOST = 2
-"""The attempts at each signature: it is compiled again if its state has moved."""
+_MOST = 2  # the attempts at each signature: it is compiled again if its state has moved
 
 
 class CompilesLater(Graphed[P, R]):

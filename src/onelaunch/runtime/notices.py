@@ -48,8 +48,7 @@ class Notices:
             warnings.warn(warning, stacklevel=levels_to_user())
 
 
-_MANY = 24
-"""The calls in a row, without a launch in between, before the warning."""
+_MANY = 24  # the calls in a row, without a launch in between, before the warning
 _WHY = "each such call runs the callable itself: no recording can serve it, or none was made"
 _OTHERWISE = "call it without that, or leave the callable as it is, without `ol.graph`"
 _REMADE = (

@@ -34,8 +34,7 @@ from onelaunch.source import line_of
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 
-_SIGNATURES_A_RECORDING = 4
-"""The signatures that are remembered, as a multiple of `max_recordings`."""
+_SIGNATURES_A_RECORDING = 4  # the signatures that are remembered, as a multiple of `max_recordings`
 
 
 class Unrecorded(NamedTuple):

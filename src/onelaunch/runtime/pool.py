@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WORTH_LAUNCHES = 32
-"""The number of eager calls that cost about as much as a capture."""
+_WORTH_LAUNCHES = 32  # the number of eager calls that cost about as much as a capture
 _WAIT = 8 * _WORTH_LAUNCHES
 """The eager calls between two captures, so that captures take an eighth of the time."""
 
@@ -190,8 +189,7 @@ class PoolManager:
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[Graphed[..., Any]] = weakref.WeakSet()
         self._evicts = True
-        self._lock = threading.Lock()
-        """The lock of the sets, held for nothing else."""
+        self._lock = threading.Lock()  # the lock of the sets, held for nothing else
 
     @property
     def memory_bytes(self) -> int:

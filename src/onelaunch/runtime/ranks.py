@@ -43,14 +43,10 @@ _ORDER = ("warm", "no", "later", "unsettled", "ready")
 _SOON = 2.0
 """Seconds that a process has to come if it was not seen to run the last call itself. Most likely it
 has replayed the last call, and replays this one."""
-_LATE = 10.0
-"""Seconds that another process has to come."""
-_AHEAD = 60.0
-"""Seconds that it has to come to a capture ahead of calls."""
-_CAPTURE = 300.0
-"""Seconds that it has for its capture."""
-_MISSED = 3
-"""The calls in a row to which a process does not come, until the others give up."""
+_LATE = 10.0  # seconds that another process has to come
+_AHEAD = 60.0  # seconds that it has to come to a capture ahead of calls
+_CAPTURE = 300.0  # seconds that it has for its capture
+_MISSED = 3  # the calls in a row to which a process does not come, until the others give up
 _MISSING = "it does not record this call: it replays, or does not come here"
 _CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
@@ -82,15 +78,12 @@ class Ranks:
     _options: Options
     _table: Table
     _signatures: Signatures
-    _raised: int = 0
-    """The calls that raised a refusal, which nothing else counts."""
+    _raised: int = 0  # the calls that raised a refusal, which nothing else counts
     _members: set[int] = field(default_factory=set)
     _group: Callable[[], object] = lambda: None
     _key: str = ""
-    _at: str = ""
-    """The place of the present meeting."""
-    _posted: int = -1
-    """The last call that was posted."""
+    _at: str = ""  # the place of the present meeting
+    _posted: int = -1  # the last call that was posted
     _recorded: bool = False
     """True once the processes have recorded together, so that they may replay."""
     _missed: int = 0

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from onelaunch.autograd.chain import Chain
     from onelaunch.runtime.graphed import Graphed
 
-_LEAST_BYTES = 1 << 20
-"""The least bytes of a tensor that are worth a proof that it needs no copy."""
+_LEAST_BYTES = 1 << 20  # the least bytes of a tensor that are worth a proof that it needs no copy
 
 
 class CannotCaptureHere(CaptureError):

@@ -60,10 +60,8 @@ class Requests:
 
     def __init__(self) -> None:
         self.displaced = Objects()
-        self._served: set[type] = set()
-        """Classes of objects that took recordings over."""
-        self._parts = Objects()
-        """The objects that requests brought, and the objects inside."""
+        self._served: set[type] = set()  # classes of objects that took recordings over
+        self._parts = Objects()  # the objects that requests brought, and the objects inside
 
     def brings_new_object(self, objects: Sequence[object]) -> bool:
         """Return whether this is the first call with objects of classes that took recordings over.

@@ -28,15 +28,13 @@ from onelaunch.source import levels_to_user, user_line
 
 Tell = Callable[[int, int, str], object]
 """A function that is told the calls done, all calls, and the call that is next."""
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a call."""
+Given = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a call
 Planned = tuple[CallSpec, Callable[[], Given]]
 """The signature of a call to capture, and the maker of its arguments."""
 _LEFT_OUT = frozenset({"OL301", "OL304"})
 """The refusals of a limit: `max_recordings`, the bytes of the pool."""
 _FREED = "its recording was freed since"
-_MOST = 4
-"""The most calls that the warning lists."""
+_MOST = 4  # the most calls that the warning lists
 
 
 class Service:

@@ -9,8 +9,7 @@ from typing import Any
 
 from onelaunch.capture.recording import Recording
 
-DEFERRED = "deferred"
-"""The reason of an eager run whose signature is captured in a later call."""
+DEFERRED = "deferred"  # the reason of an eager run whose signature is captured in a later call
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,9 @@ from onelaunch.state.slots import Slot
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
-_MOST = 4
-"""The recordings of one signature that follow numbers."""
-_MOST_OWN = 64
-"""The calls of one signature that get a recording of their own nevertheless."""
-FEW = 2
-"""The values of a number that get a recording each before it is followed."""
+_MOST = 4  # the recordings of one signature that follow numbers
+_MOST_OWN = 64  # the calls of one signature that get a recording of their own nevertheless
+FEW = 2  # the values of a number that get a recording each before it is followed
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +43,7 @@ class Varied:
 
     def __init__(self) -> None:
         self._families: dict[tuple[Tree, tuple[object, ...]], _Family] = {}
-        self._constant: set[object] = set()
-        """ids of slots whose numbers no recording follows."""
+        self._constant: set[object] = set()  # ids of slots whose numbers no recording follows
 
     def clear(self) -> None:
         self._families.clear()

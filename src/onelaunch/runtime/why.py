@@ -22,8 +22,7 @@ from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 
-_FEW = 6
-"""The most sizes that a message offers for a dimension."""
+_FEW = 6  # the most sizes that a message offers for a dimension
 
 
 def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:

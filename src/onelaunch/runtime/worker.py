@@ -23,10 +23,8 @@ from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck, random_stat
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
-_IDLE_S = 5.0
-"""The seconds after which a thread without jobs ends; the next job starts another."""
-_LAST_S = 60.0
-"""The seconds that a compiler may take at the exit of the process."""
+_IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
+_LAST_S = 60.0  # the seconds that a compiler may take at the exit of the process
 _TRIES, _WAIT_S = 20, 1e-3
 """The looks at state that has changed, and the seconds between two of them."""
 _STEP_S = 2e-5

@@ -14,13 +14,11 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree, mapped
 from onelaunch.runtime.pool import Turns
 
-_PAYS = 8
-"""The calls that a recording has to serve, besides its own, to pay."""
+_PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
 """The weights of a recording that did not pay: it was dropped at once; it served no other call; it
 served a few."""
-_MOST = 32
-"""The most weight of recordings in a row that did not pay."""
+_MOST = 32  # the most weight of recordings in a row that did not pay
 _WAIT = 32
 """The eager calls before the next recording is tried; doubled each time that it does not pay."""
 _MOST_DOUBLED = 7
@@ -35,8 +33,7 @@ class Worth(Turns):
     used: bool = False
     _weight: int = 0
     _failed: int = 0
-    _launched: int = 0
-    """The launches of all recordings when the newest had served its own call."""
+    _launched: int = 0  # the launches of all recordings when the newest had served its own call
     _unused: int | None = None
     """The weight of the newest recording if it serves no other call; None: it is not judged."""
 

@@ -18,8 +18,7 @@ from onelaunch.sizes.fit import fit
 Overflow = Literal["eager", "chunk", "raise"]
 Number = int | float | bool
 Key = int | str
-Sizes = tuple[int, ...]
-"""One size for each bucketed dimension."""
+Sizes = tuple[int, ...]  # one size for each bucketed dimension
 Dims = Mapping[Key, int | Sequence[int | Sequence[int] | None] | None]
 Fills = Mapping[Key, Number | Sequence[Number | None] | None]
 ResultDims = Mapping[int, int | Sequence[int | None] | None]

@@ -47,8 +47,7 @@ class SplitGraphed(InPieces[P, R]):
         """id of a child -> its graphed forward in the last run in pieces."""
         self._tree = tree or _Tree(self)
         self._told = self._tree.told
-        self._runs = 0
-        """Number of runs in pieces so far, up to `_OPENING`."""
+        self._runs = 0  # number of runs in pieces so far, up to `_OPENING`
         self._opened: dict[int, nn.Module] = {}
         """id -> a child that is not called itself, whose children are called."""
 

@@ -23,8 +23,7 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_MOST = 8
-"""The most modules that a message names."""
+_MOST = 8  # the most modules that a message names
 
 
 class Told:
@@ -42,8 +41,7 @@ class Told:
 class InPieces(Graphed[P, R]):
     """A callable, graphed whole where it can be captured. A refused signature runs in pieces."""
 
-    PIECES: str
-    """The noun for the graphed pieces in a message."""
+    PIECES: str  # the noun for the graphed pieces in a message
     _told: Told
     _refusals: dict[tuple[str, str | None], SplitModule]
     """(code, line) -> the refusal of a signature."""

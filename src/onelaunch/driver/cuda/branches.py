@@ -17,14 +17,10 @@ from onelaunch.driver.edges import Dependencies, NodeGroup
 from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.driver.select import is_beside
 
-LEAST_GAIN = 1.02
-"""The gain from which branches replace the chain under ``"auto"``."""
-_WORTH = 0.95
-"""The longest chain, as a part of all nodes, above which a recording stays a chain."""
-_WIDTHS = 4, 8, 16
-"""The numbers of lanes to try besides as many as there may be."""
-_LONGER = 1.3
-"""The most that fewer lanes may lengthen the longest chain by, to be tried."""
+LEAST_GAIN = 1.02  # the gain from which branches replace the chain under ``"auto"``
+_WORTH = 0.95  # the longest chain, as a part of all nodes, above which a recording stays a chain
+_WIDTHS = 4, 8, 16  # the numbers of lanes to try besides as many as there may be
+_LONGER = 1.3  # the most that fewer lanes may lengthen the longest chain by, to be tried
 
 
 @dataclass

@@ -80,8 +80,7 @@ def _allocated(index: int) -> set[tuple[int, int]]:
     return {at for at in found if at[0] in _streams(index)} if found else found
 
 
-_A_POOL = 32
-"""Number of streams that torch hands out in turn, of each priority."""
+_A_POOL = 32  # number of streams that torch hands out in turn, of each priority
 
 
 @functools.cache

@@ -42,8 +42,7 @@ class CudaDriver:
     computes_on_host = False
     compiler: Literal["inductor", "aten"] | None = "inductor"
     demands_capturable = True
-    float32_rounding = 1e-2
-    """The difference that TF32 makes."""
+    float32_rounding = 1e-2  # the difference that TF32 makes
     lock = _exclusive
 
     def __init__(self) -> None:

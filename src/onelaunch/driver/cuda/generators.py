@@ -55,8 +55,7 @@ class _Exchange(DispatchMode):
         """A Ctrl-C in the operation: torch ends the process if a graph is half registered."""
         self._default: Any = default
         self._own: Any = self._default.graphsafe_get_state()
-        self._other: Any = None
-        """The copy; the graph has it before the context ends."""
+        self._other: Any = None  # the copy; the graph has it before the context ends
         self._exchanged = False
 
     def begin(self) -> None:

@@ -34,10 +34,8 @@ from onelaunch.driver.protocol import OperatorCall
 
 T = TypeVar("T")
 
-LEAST_ADDRESS = 1 << 32
-"""No memory of a device lies below."""
-_BEYOND = 1 << 57
-"""Nor from here on."""
+LEAST_ADDRESS = 1 << 32  # no memory of a device lies below
+_BEYOND = 1 << 57  # nor from here on
 
 
 class CudaLanes:

@@ -23,8 +23,7 @@ from onelaunch.driver.protocol import Provenance, Region
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
 assert that it holds a whole number of elements."""
-BLOCK_BYTES = 512
-"""Unit of the caching allocator's sizes."""
+BLOCK_BYTES = 512  # unit of the caching allocator's sizes
 
 
 def in_blocks(nbytes: int) -> int:
@@ -199,8 +198,7 @@ def allocations(index: int) -> Generator[Allocated]:
 
 
 _history = threading.Lock()
-_kept = [0]
-"""The number of contexts for which the history is kept."""
+_kept = [0]  # the number of contexts for which the history is kept
 _keep_history: Any = torch.cuda.memory._record_memory_history
 
 

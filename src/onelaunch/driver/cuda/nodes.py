@@ -228,8 +228,7 @@ def launch_with(
     _call("cuLaunchKernel", kernel, *blocks, 1, threads, 1, 1, 0, stream, at, 0)
 
 
-OWN = "onelaunch_"
-"""Prefix of the names of our own kernels."""
+OWN = "onelaunch_"  # prefix of the names of our own kernels
 
 
 # Nodes of a graph.

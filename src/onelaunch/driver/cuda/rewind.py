@@ -49,8 +49,7 @@ class _Saved:
     """A state that a capture saved. The tensor handed out becomes a real state at each launch."""
 
     state: weakref.ref[Tensor]
-    number: int
-    """Its number among the changes of the capture."""
+    number: int  # its number among the changes of the capture
     place: _StreamPlace | None = None
 
     def write(self) -> bool:
@@ -80,10 +79,8 @@ class CudaRewind:
     _origin: _Origin = field(default_factory=_Origin)
     _stage: Literal["count", "measure", "record"] = "count"
     _changes: list[_Change] = field(default_factory=list)
-    _expected: list[_Change] = field(default_factory=list)
-    """The changes of the capture before."""
-    _draws: bool = False
-    """True if a capture may draw from the default generator."""
+    _expected: list[_Change] = field(default_factory=list)  # the changes of the capture before
+    _draws: bool = False  # True if a capture may draw from the default generator
     _drawn: list[int] = field(default_factory=list)
     """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict)
@@ -91,8 +88,7 @@ class CudaRewind:
     _places: list[_StreamPlace] = field(default_factory=list)
     """The place at which each stretch begins."""
     _checked: bool = False
-    _beyond: int = 0
-    """Numbers by which the stream is further at the end than the default generator."""
+    _beyond: int = 0  # numbers by which the stream is further at the end than the default generator
 
     @property
     def used(self) -> bool:

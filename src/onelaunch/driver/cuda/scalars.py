@@ -48,10 +48,8 @@ this form goes first."""
 class _WordPlace(NamedTuple):
     number: int
     form: Form
-    word: ctypes.Array[ctypes.c_char]
-    """The bytes in the block, to be written."""
-    offset: int
-    """Their offset in the block."""
+    word: ctypes.Array[ctypes.c_char]  # the bytes in the block, to be written
+    offset: int  # their offset in the block
 
 
 class CudaScalarPatch:

@@ -25,8 +25,7 @@ _PRODUCTS = frozenset(
 )
 _MARKS = 0x5AC3_A53C_0FF1_E1D5, 0x35A6_C95A_F00E_1E2A
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
-_PART_BYTES = 1 << 16
-"""Unit of the parts of a workspace."""
+_PART_BYTES = 1 << 16  # unit of the parts of a workspace
 _MOST_PARTS = 32
 _WORD = 8
 

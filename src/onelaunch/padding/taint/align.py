@@ -23,10 +23,8 @@ class Alignment:
     def __init__(self, reference: Sequence[TracedStep]) -> None:
         self._reference = reference
         self._next = 0
-        self._unmatched: Counter[tuple[Any, ...]] = Counter()
-        """Slices in only one of the two runs."""
-        self.apart: TaintCause | None = None
-        """The first operation in which the runs differ."""
+        self._unmatched: Counter[tuple[Any, ...]] = Counter()  # slices in only one of the two runs
+        self.apart: TaintCause | None = None  # the first operation in which the runs differ
 
     def counterpart(self, step: TracedStep) -> TracedStep | None:
         """Return the corresponding step of the unpadded run, or None."""

@@ -22,8 +22,7 @@ from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import kind_of, name_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
 
-SUMS = frozenset({"add", "sub", "baddbmm"})
-"""Operations that add to a tensor."""
+SUMS = frozenset({"add", "sub", "baddbmm"})  # operations that add to a tensor
 _KEEP = SUMS | {"mul", "div", "_to_copy", "clone", "copy"}
 """Operations that keep low elements low, besides a choice of two tensors."""
 

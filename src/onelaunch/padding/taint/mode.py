@@ -77,10 +77,8 @@ class TaintMode(DecomposingMode):
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
         self._trace = HidingTrace()
-        self.constants: set[int] = set()
-        """Storages from before the run whose values count as known."""
-        self.random: TaintCause | None = None
-        """The first operation that draws random numbers."""
+        self.constants: set[int] = set()  # storages from before the run whose values count as known
+        self.random: TaintCause | None = None  # the first operation that draws random numbers
 
     @property
     def hiding(self) -> Hiding:

@@ -29,8 +29,7 @@ class Shadow:
     storage: Any
     bits: Tensor
     itemsize: int
-    rows: Rows | None = None
-    """The size whose rows the elements with ROW or SPARE name."""
+    rows: Rows | None = None  # the size whose rows the elements with ROW or SPARE name
 
 
 @dataclass(slots=True)

@@ -22,8 +22,7 @@ LAYOUT = frozenset(
         *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
     }
 )
-AHEAD = 8
-"""The most layout operations that a trace may have in between."""
+AHEAD = 8  # the most layout operations that a trace may have in between
 
 # Factories whose first elements are the same whatever the size.
 PREFIX = frozenset(

@@ -354,7 +354,7 @@ class Proof:
     """The proven cut of results at a bucket's size to a real size."""
 
     follows: list[tuple[SizeLink, ...]] = field(default_factory=list)
-    """For each tensor of the result, the dimensions that follow the sizes."""
+    """The dimensions that follow the sizes, for each tensor of the result."""
     written: tuple[int, ...] = ()  # the padded arguments that the callable writes into
     tree: Tree | None = None  # the tree of the result
     hiding: Hiding | None = None

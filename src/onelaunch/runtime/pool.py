@@ -56,7 +56,7 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Turns:
+class EagerTurns:
     """The calls that have to run eagerly before the next capture."""
 
     wait: int = 0
@@ -68,7 +68,7 @@ class Turns:
 
 
 @dataclass(slots=True, eq=False)
-class Backoff(Turns):
+class Backoff(EagerTurns):
     """The eager calls of a signature before its next capture. One eviction costs none. From the
     second in a row, of a recording with little use, a signature waits. Otherwise recordings that do
     not all fit in the pool would take turns."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree, mapped
-from onelaunch.runtime.pool import Turns
+from onelaunch.runtime.pool import EagerTurns
 
 _PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
@@ -25,7 +25,7 @@ _MOST_DOUBLED = 7
 
 
 @dataclass(slots=True, eq=False)
-class Worth(Turns):
+class Worth(EagerTurns):
     """The recordings in a row, for similar calls, that did not pay. `row`: their number. `used`:
     True if any recording served a call besides its own."""
 

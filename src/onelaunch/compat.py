@@ -69,7 +69,8 @@ def make_graphed_callables(
         >>> fast is model, tuple(fast(torch.zeros(3, 4)).shape)
         (True, (3, 2))
     """
-    if _autocast_caches(sample_args):
+    kinds = {"cuda", *(t.device.type for t in flatten(sample_args).tensors)} & {"cuda", "cpu"}
+    if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds)):
         what = "make_graphed_callables under an autocast that caches weights"
         fix = "torch.autocast(..., cache_enabled=False) around the call, or call it outside"
         raise ArgumentError("OL401", what, fix=fix)
@@ -91,7 +92,9 @@ def make_graphed_callables(
         for fn, graphed in modules:  # before any capture: recordings rely on the attributes
             fn.forward = graphed
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
-            wanting = _requiring_grad(fn, (arguments, named or {}))
+            parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
+            given = (*flatten((arguments, named or {})).tensors, *parameters)
+            wanting = unique([t for t in given if t.requires_grad])
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
             capture_in(graphed, chain, tuple(arguments), named or {}, then)
         for graphed in reversed(made):
@@ -111,12 +114,6 @@ def make_graphed_callables(
     return tuple(results) if several else results[0]
 
 
-def _autocast_caches(samples: Any) -> bool:
-    """Return whether a call would run under an autocast that caches the weights it casts."""
-    kinds = {"cuda", *(t.device.type for t in flatten(samples).tensors)} & {"cuda", "cpu"}
-    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
-
-
 def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) -> None:
     if len(args) != len(chosen) or len(kwargs) != len(chosen):
         counts = f"{len(chosen)} callables, {len(args)} sample_args, {len(kwargs)} sample_kwargs"
@@ -134,11 +131,6 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
         if any(b.requires_grad for b in fn.buffers()):
             fix = "make it a parameter: only parameters may be trained"
             raise ArgumentError("OL401", f"a buffer of {name} requires grad", fix=fix)
-
-
-def _requiring_grad(fn: Any, arguments: Any) -> list[Tensor]:
-    parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
-    return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
 
 
 def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:

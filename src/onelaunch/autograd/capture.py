@@ -94,9 +94,7 @@ class _Capturing:
         observer.ledger = compared
         verdict = None
         if self.first_run is not None and self.before is not None:
-            verdict = BackwardComparison(
-                observer, self.first_run, self.before, driver, static.device
-            )
+            verdict = BackwardComparison(observer, self.first_run, self.before)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)

@@ -47,7 +47,7 @@ class FirstBackward:
         grads: Sequence[Tensor],
         known: Reads | None,
     ) -> None:
-        self._driver, self._device, self._known = driver, device, known
+        self.driver, self.device, self._known = driver, device, known
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
         """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
@@ -103,9 +103,7 @@ class FirstBackward:
         """Return a ledger for a capture, to compare it with the run."""
         state = walk((), self._known)
         given = [*grads, *self._numbers]
-        return Ledger(
-            self._driver, self._device, given, state, earlier=self.ledger, capture=capture
-        )
+        return Ledger(self.driver, self.device, given, state, earlier=self.ledger, capture=capture)
 
 
 class BackwardComparison:
@@ -121,10 +119,9 @@ class BackwardComparison:
         observer: Observer,
         first_run: FirstBackward,
         before: StateWalk,
-        driver: Driver,
-        device: torch.device,
     ) -> None:
         assert observer.ledger is not None
+        driver, device = first_run.driver, first_run.device
         observer.ledger.finish()
         self.difference: RunDifference | None = observer.ledger.difference
         before.expand()

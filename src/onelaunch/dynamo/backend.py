@@ -64,7 +64,9 @@ def onelaunch(
         tensor([1., 1.])
     """
     settings = CompileSettings.of(mode, options)
-    _to_be_reset()
+    # For the next `torch._dynamo.reset`, which forgets a backend: functions compile again.
+    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
+    frames.cached_backends.setdefault(id(onelaunch), onelaunch)
     driver, device = driver_and_device(graph, inputs)
     compiler = settings.compiler(driver)
     if driver.compiler is None:
@@ -117,13 +119,6 @@ def reset() -> None:
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010
-
-
-def _to_be_reset() -> None:
-    """Have the next `torch._dynamo.reset` call ours. It forgets a backend, and functions compile
-    again."""
-    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
-    frames.cached_backends.setdefault(id(onelaunch), onelaunch)
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:

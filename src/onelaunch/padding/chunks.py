@@ -24,7 +24,6 @@ from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import PaddedDims, SizeLink
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import MISSING
-from onelaunch.state.walk import StateWalk
 
 _ELSE = 'overflow="eager", or a larger bucket'
 _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and the batcher'
@@ -60,7 +59,10 @@ class ChunkProofs:
         driver, device = self._callee.driver_and_device(flat)
         with driver.exclusive():
             reached = self._callee.reached(flat)
-            guard = guard_of(reached.walk())
+            # Of the flags and numbers on which the callable may branch.
+            state = reached.walk()
+            held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
+            guard = StateGuard([pair for pair in held if is_plain(pair[1])], [])
             dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
             try:
                 chunking = _Chunking(dry_run, self._buckets, call, self._buckets.largest)
@@ -71,12 +73,6 @@ class ChunkProofs:
                 found = copy.copy(error)  # without the frames, which hold tensors
         self._kept[key] = guard, found
         return found
-
-
-def guard_of(state: StateWalk) -> StateGuard:
-    """Return a guard of the flags and numbers on which the callable may branch."""
-    held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
-    return StateGuard([pair for pair in held if is_plain(pair[1])], [])
 
 
 def chunks(

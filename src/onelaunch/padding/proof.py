@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onelaunch.call.tree import Flat
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
-from onelaunch.padding.backprop import Backprop
 from onelaunch.padding.compare import (
+    Backprop,
     Followed,
     Form,
     Jitter,
@@ -48,7 +48,7 @@ from onelaunch.padding.pad import (
     resized,
 )
 from onelaunch.padding.samples import Samples, unknown
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, TaintCause
+from onelaunch.padding.taint.align import DIVERGES, DRAWN, NUMBER, TaintCause
 from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.shadow import storage_of

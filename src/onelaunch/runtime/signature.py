@@ -16,12 +16,11 @@ from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import describe_type
 from onelaunch.runtime.attempt import Call, SignatureState
-from onelaunch.runtime.brought import Replacements
 from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
-from onelaunch.runtime.varied import Varied
+from onelaunch.runtime.varied import Replacements, Varied
 from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
 
 if TYPE_CHECKING:

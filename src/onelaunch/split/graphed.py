@@ -217,7 +217,10 @@ def members(
     rest = list(_children(module, name))[::-1]
     while rest:
         path, child = rest.pop()
-        if id(child) in seen or _is_apart(child):
+        if id(child) in seen:
+            continue
+        # One that is graphed already, or has no forward that could be replaced.
+        if isinstance(child, torch.jit.ScriptModule) or hasattr(type(child), "__graphed__"):
             continue
         seen.add(id(child))
         callable_ = has_forward(child)
@@ -231,8 +234,3 @@ def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     for key, child in module._modules.items():
         if child is not None:
             yield f"{name}.{key}", child
-
-
-def _is_apart(module: nn.Module) -> bool:
-    """Return whether a module is graphed already, or has no forward that could be replaced."""
-    return isinstance(module, torch.jit.ScriptModule) or hasattr(type(module), "__graphed__")

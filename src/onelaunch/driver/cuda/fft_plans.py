@@ -44,10 +44,6 @@ class PlanCache:
         size = _torch._cufft_get_plan_cache_size(self.index)
         return size < _torch._cufft_get_plan_cache_max_size(self.index)
 
-    def is_unused(self) -> bool:
-        """Return whether no FFT has run. With a size of 0 nobody can tell: no plan is kept."""
-        return self.is_filling() and not _torch._cufft_get_plan_cache_size(self.index)
-
 
 @functools.cache
 def plan_cache(index: int) -> PlanCache:
@@ -91,7 +87,9 @@ class Plans:
     def used_by(self, graph: torch.cuda.CUDAGraph) -> Plans | None:
         """Return these plans if a captured graph has an FFT, else None. Raises `CaptureError`:
         OL109 if its plans are not kept."""
-        if self._cache.is_unused() or not _has_fft(graph):
+        # With a size of 0 nobody can tell whether an FFT has run: no plan is kept.
+        kept = _torch._cufft_get_plan_cache_size(self._cache.index)
+        if (self._cache.is_filling() and not kept) or not _has_fft(graph):
             return None
         if not self.are_kept():
             room = _torch._cufft_get_plan_cache_max_size(self._cache.index)

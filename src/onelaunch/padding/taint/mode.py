@@ -15,14 +15,16 @@ from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.select import computing
-from onelaunch.padding.taint.align import Alignment, draws, reason_of
-from onelaunch.padding.taint.attribution import (
+from onelaunch.padding.taint.align import (
     DRAWN,
     MOVED,
     ONCE,
+    Alignment,
     TaintCause,
     TaintEvent,
+    draws,
     find_cause,
+    reason_of,
 )
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced

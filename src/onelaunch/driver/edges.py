@@ -88,22 +88,16 @@ def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
 
 class Dependencies:
     """The order of groups, as far as the memory that they touch demands one. `needed`: for each
-    group the earlier ones that come first; None: by their memory.
-
-    Attributes:
-        groups: the groups, each after all that it waits for.
-        waits: for each group the earlier ones that it waits for. What they wait for is left out.
-        longest: the number of nodes of the longest chain.
-        nodes: the number of all nodes.
-    """
+    group the earlier ones that come first; None: by their memory. `waits`: for each group the
+    earlier ones that it waits for. What they wait for is left out."""
 
     def __init__(
         self, groups: Sequence[NodeGroup], needed: Iterable[set[int]] | None = None
     ) -> None:
-        self.groups = groups
+        self.groups = groups  # the groups, each after all that it waits for
         self.waits: list[list[int]] = []
         self._lengths = [group.last - group.first for group in groups]
-        self.nodes = sum(self._lengths)
+        self.nodes = sum(self._lengths)  # the number of all nodes
         behind: list[int] = []  # group -> a bit for each group that comes before it
         longest: list[int] = []
         for own, first in zip(self._lengths, needed or _needed(groups), strict=True):
@@ -115,7 +109,7 @@ class Dependencies:
             self.waits.append(waits)
             behind.append(before)
             longest.append(own + max((longest[other] for other in waits), default=0))
-        self.longest = max(longest, default=0)
+        self.longest = max(longest, default=0)  # the number of nodes of the longest chain
 
     def schedule(self) -> Schedule:
         """Return the lanes of the groups, for users."""

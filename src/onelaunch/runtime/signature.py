@@ -30,17 +30,12 @@ if TYPE_CHECKING:
 
 
 class Signatures:
-    """The signatures of the calls of one callable, and their differences.
-
-    Attributes:
-        states: the state of each signature.
-        varied: the numbers that the caller varies.
-        planned: the calls of `warm_up`, and why each has no recording if it has none.
-    """
+    """The signatures of the calls of one callable, and their differences. `planned`: the calls of
+    `warm_up`, and why each has no recording if it has none."""
 
     def __init__(self, name: str, notices: Notices) -> None:
-        self.states: dict[CallSpec, SignatureState] = {}
-        self.varied = Varied()
+        self.states: dict[CallSpec, SignatureState] = {}  # the state of each signature
+        self.varied = Varied()  # the numbers that the caller varies
         self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
         self.newest = Newest()

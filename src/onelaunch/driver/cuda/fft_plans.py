@@ -26,17 +26,13 @@ MORE_PLANS = "torch.backends.cuda.cufft_plan_cache.max_size = 16384, before the 
 
 
 class PlanCache:
-    """Torch's cache of the plans of one device.
-
-    Attributes:
-        lock: held while plans are freed on request, and from the check of a launch to its end.
-        frees: the number of times that the cache was cleared or resized.
-    """
+    """Torch's cache of the plans of one device. `lock`: held while plans are freed on request, and
+    from the check of a launch to its end."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.lock = threading.RLock()
-        self.frees = 0
+        self.frees = 0  # the number of times that the cache was cleared or resized
 
     def is_filling(self) -> bool:
         """Return whether no plan was freed for lack of room since the cache was last emptied. The

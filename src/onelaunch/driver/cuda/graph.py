@@ -110,13 +110,8 @@ class Wiring:
 
 
 class CudaGraph:
-    """A recording; see `Graph`. Keeps none of the caller's tensors.
-
-    Attributes:
-        launch: a function. It takes about 2.5 us of host time more than a bare `replay()` with an
-            input and an output by node.
-        draws: false if it draws nothing from the default generator.
-    """
+    """A recording; see `Graph`. Keeps none of the caller's tensors. `launch`: a function. It takes
+    about 2.5 us of host time more than a bare `replay()` with an input and an output by node."""
 
     launch: Launch
 
@@ -145,7 +140,7 @@ class CudaGraph:
             self.launch = self._plans.checked(self.launch)
         with pool.guard:
             pool.recordings.add(self)
-        self.draws = recorded.draws
+        self.draws = recorded.draws  # false if it draws nothing from the default generator
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
         # Last, so that it also goes last, and finds its memory unused.
         self.pool = pool

@@ -25,12 +25,12 @@ from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
-from onelaunch.errors import CaptureError, letting_go
+from onelaunch.errors import CaptureError, describe_type, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
 from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
-from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager
@@ -160,7 +160,8 @@ class Graphed(Service, Generic[P, R]):
                 if result is not MISS:
                     return result
             elif is_prompt:
-                self._table.unserved.note_object(caches[0])
+                what = f"each brings {describe_type(caches[0])} that is new"
+                self._table.unserved.note("OL302", what, REMADE)
                 self._table.counts.reason = "OL302"
                 return MISS
         match self._phase(call):

@@ -51,7 +51,7 @@ class Notices:
 _MANY = 24  # the calls in a row, without a launch in between, before the warning
 _WHY = "each such call runs the callable itself: no recording can serve it, or none was made"
 _OTHERWISE = "call it without that, or leave the callable as it is, without `ol.graph`"
-_REMADE = (
+REMADE = (
     "pass the tensors themselves, in lists, dicts or dataclasses; or give the same objects, with "
     "new contents, at each call"
 )
@@ -95,13 +95,9 @@ class Unserved:
             return
         varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
         if varied is None:
-            self._warn("OL302", "each has other arguments than all before it", _REMADE)
+            self._warn("OL302", "each has other arguments than all before it", REMADE)
         else:
             self._warn("OL301", *varied)
-
-    def note_object(self, value: object) -> None:
-        """Note a call that brings a new object, for which no recording is worth its cost."""
-        self.note("OL302", f"each brings {describe_type(value)} that is new", _REMADE)
 
     def note(self, code: str, reason: str, fix: str = _OTHERWISE) -> None:
         """Count a call, and warn once there are many."""

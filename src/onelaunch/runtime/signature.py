@@ -83,11 +83,9 @@ class Signatures:
 
     def take_for_constants(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Give each value of a number a recording: the callable branches on it."""
-        if error.only_this_call:  # these values get a recording beside the one for all others
-            self.varied.hold_values(spec, tree)
-        else:  # each value gets a signature, in place of the one for all
+        self.varied.hold(spec, tree, error)
+        if not error.only_this_call:  # each value gets a signature, in place of the one for all
             del self.states[spec]
-            self.varied.hold_arguments(spec, error.positions)
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is

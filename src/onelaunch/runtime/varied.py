@@ -7,7 +7,7 @@ the third value on a recording is tried that follows it; see `capture.numbers`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from onelaunch.call.numbers import any_number, is_number, numbers_in, numbers_re
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.numbers import Following
+from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.driver.protocol import Driver
 from onelaunch.runtime.attempt import SignatureState
 from onelaunch.state.brought import Brought, replaced_alike
@@ -76,17 +76,14 @@ class Varied:
         if found is not None and len(found[1].known) <= FEW:
             found[1].known.append(signature)
 
-    def hold_arguments(self, spec: CallSpec, positions: Sequence[int]) -> None:
-        """Take the numbers at these positions for constants, in all calls from now on."""
+    def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
+        """Take numbers that the callable branches on for constants: in all calls from now on, or
+        with their values in this call, where others are followed."""
         found = self._family(spec)
         assert found is not None
-        found[1].constant.update(positions)
-
-    def hold_values(self, spec: CallSpec, tree: Tree) -> None:
-        """Take the values that the numbers have in one call for constants; others are followed."""
-        found = self._family(spec)
-        assert found is not None
-        if len(found[1].own) < _MOST_OWN:
+        if not error.only_this_call:
+            found[1].constant.update(error.positions)
+        elif len(found[1].own) < _MOST_OWN:
             found[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:

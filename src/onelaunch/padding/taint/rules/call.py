@@ -296,10 +296,10 @@ def beyond(
     return plane
 
 
-def same_size(call: TaintedCall, t: Tensor, first: int = 0) -> bool:
-    """Return whether the dimensions of `t` from `first` on are those of the unpadded run."""
+def same_image(call: TaintedCall, t: Tensor) -> bool:
+    """Return whether the dimensions of `t` from the third on are those of the unpadded run."""
     real = call.real(t)
-    return real is not None and real[first:] == t.shape[first:]
+    return real is not None and real[2:] == t.shape[2:]
 
 
 def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:

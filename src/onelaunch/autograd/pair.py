@@ -103,8 +103,7 @@ class AutogradPair:
     saved: Saved  # the watched tensors that eager saves as objects, not as a view or its memory
     saves: bool  # True if the backward reads anything of the forward
     raises: bool  # True if a backward that cannot be captured is an error
-    link: Link | None = None
-    """The chain's memory and stream, shared with forwards before and after it."""
+    link: Link | None = None  # chain's memory and stream, shared with forwards before and after it
     components: list[Component] = field(default_factory=list)
     """Groups of results whose graphs share no node; empty if there is one group."""
     lease: Lease = field(default_factory=Lease)

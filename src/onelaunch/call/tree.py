@@ -28,8 +28,7 @@ from onelaunch.call.containers import (
 )
 from onelaunch.call.values import compares, is_value_kind, written_bits
 
-_PLAIN = frozenset({tuple, list, dict})
-"""The kinds of nearly all containers, which have no attributes."""
+_PLAIN = frozenset({tuple, list, dict})  # kinds of nearly all containers, which have no attributes
 _EMPTY: tuple[object, ...] = ()  # Python's only empty tuple
 
 

@@ -161,8 +161,7 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
         yield needed
 
 
-LANES = 8
-"""The number of lanes, each with memory apart, for operations with large memory of their own."""
+LANES = 8  # number of lanes, each with memory apart, for operations with large memory of their own
 _WORKING = ("conv", "rnn", "attention", "fft")
 """Parts of the names of operations with large memory of their own."""
 SPARE_BYTES = 64 << 20  # the most memory that is kept from being taken again

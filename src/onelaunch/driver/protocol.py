@@ -298,8 +298,7 @@ class Driver(Protocol):
     """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
     optimizer."""
 
-    float32_rounding: float
-    """The relative difference between two float32 kernels that compute the same."""
+    float32_rounding: float  # relative difference between two float32 kernels that compute the same
 
     lock: RLock
     """The lock of `exclusive`. The holder may wait for the thread of a backward, which may

@@ -210,8 +210,7 @@ READS: dict[Callable[..., Any], str] = {
 }
 """Methods of a tensor that read its memory on the host, with their names in a message."""
 
-SHOWS = frozenset({"print or repr", "format"})
-"""The names of methods that show a tensor to a person."""
+SHOWS = frozenset({"print or repr", "format"})  # names of methods that show a tensor to a person
 
 
 CHECKED: dict[Any, tuple[str, str]] = {

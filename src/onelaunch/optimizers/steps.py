@@ -124,8 +124,7 @@ class Steps:
     stand_in: Callable[[NumberPlace], object] = NumberPlace.read
     """Returns the stand-in for a number."""
     optimizers: list[Optimizer] = field(default_factory=list)
-    places: dict[PlaceId, NumberPlace] = field(default_factory=dict)
-    """The numbers that have stand-ins."""
+    places: dict[PlaceId, NumberPlace] = field(default_factory=dict)  # numbers that have stand-ins
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=list
     )

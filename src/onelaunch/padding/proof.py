@@ -112,8 +112,7 @@ class Proving:
     """True if the run at the smallest size may do less than runs at larger ones."""
     shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     hiding: Hiding = field(default_factory=Hiding)
-    constants: set[int] = field(default_factory=set)
-    """The storages of masks that the callable keeps."""
+    constants: set[int] = field(default_factory=set)  # storages of masks that the callable keeps
     used: dict[bool, set[int]] = field(default_factory=lambda: {True: set(), False: set()})
     """The storages of state that runs have used, by whether they were padded."""
     lasting: str | None = None  # a word on lasting traces of a run; None if it leaves no trace

@@ -34,8 +34,7 @@ class Miss(Enum):
     MISS = "MISS"
 
 
-MISS: Final = Miss.MISS
-"""The value that a call path returns for a call that its recording does not fit."""
+MISS: Final = Miss.MISS  # value that a call path returns for a call that its recording does not fit
 
 CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """A function ``call(args, kwargs)`` that returns the result, or `MISS`."""

@@ -56,8 +56,7 @@ class SignatureState:
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     one_warmup: OneWarmup = OneWarmup.UNASKED
     """The answer to whether one warm-up is enough, as another bucket is recorded."""
-    least: int = 0
-    """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
+    least: int = 0  # fewest warm-up calls, whatever the option says: DDP and FSDP modules need some
     misfits_in_a_row: int = 0  # recordings in a row that did not fit the very call of their capture
     eager_code: str | None = None  # the code of the reason for running eagerly for good, or None
     accesses: CompiledAccesses | None = None
@@ -86,8 +85,7 @@ class SignatureState:
     backoff: Backoff = field(default_factory=Backoff)
     asking: CaptureAnswer = field(default_factory=CaptureAnswer)
     """The answer to the callable where it asks whether it is being captured."""
-    options: StepOptions | None = None
-    """The options of the optimizers that step in the last recording."""
+    options: StepOptions | None = None  # options of the optimizers that step in the last recording
     by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
     """Leaves without a gradient, as flags -> the state for this case. None until a recording is
     dropped because a gradient was replaced."""

@@ -38,8 +38,7 @@ from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, chan
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TRIES, _WAIT_S = 20, 0.01
-"""The tries to replay a new recording, and the seconds between two of them."""
+_TRIES, _WAIT_S = 20, 0.01  # tries to replay a new recording, and the seconds between two of them
 _MOST = 2  # the attempts at each signature: it is compiled again if its state has moved
 
 

@@ -84,8 +84,7 @@ class Table:
         self.running: list[int] = []
         """The threads in an eager run. Meanwhile no backward is captured: stand-ins would replace
         parameters that these threads read."""
-        self.unserved = Unserved(name, notices, self._launched)
-        """The calls that no recording serves."""
+        self.unserved = Unserved(name, notices, self._launched)  # calls that no recording serves
         self._gone = 0
         self._name = name
         self._enough_warmups = enough_warmups
@@ -247,8 +246,7 @@ def refuse_moving(
     return CaptureError("OL118", what, where=place)
 
 
-_MOST_VALUES = 8
-"""The most values of a number that the callable itself changes, each with a recording."""
+_MOST_VALUES = 8  # most values of a number that the callable itself changes, each with a recording
 
 
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:

@@ -25,8 +25,7 @@ from onelaunch.runtime.graphed import Graphed
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
 _LAST_S = 60.0  # the seconds that a compiler may take at the exit of the process
-_TRIES, _WAIT_S = 20, 1e-3
-"""The looks at state that has changed, and the seconds between two of them."""
+_TRIES, _WAIT_S = 20, 1e-3  # looks at state that has changed, and the seconds between two of them
 _STEP_S = 2e-5
 """The interpreter's switch interval during a capture. A call waits so long for the interpreter
 after each operation; the usual interval is 5 ms."""

@@ -19,8 +19,7 @@ DROPPED, UNUSED, FEW = 8, 4, 1
 """The weights of a recording that did not pay: it was dropped at once; it served no other call; it
 served a few."""
 _MOST = 32  # the most weight of recordings in a row that did not pay
-_WAIT = 32
-"""The eager calls before the next recording is tried; doubled each time that it does not pay."""
+_WAIT = 32  # eager calls before the next recording is tried; doubled each time that it does not pay
 _MOST_DOUBLED = 7
 
 

@@ -76,8 +76,7 @@ class CudaRecorder:
     lanes: CudaLanes | None = None
     rewind: CudaRewind | None = None  # the random state that the body saves and sets
     runnable: bool = True  # see `Branches`
-    branches: Branches | None = None
-    """The operations of the graph, if they may run at the same time."""
+    branches: Branches | None = None  # operations of the graph, if they may run at the same time
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)

@@ -89,8 +89,7 @@ class CudaPool:
         self.ranges = Ranges()
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
-        self.allocated: Allocated | None = None
-        """The blocks allocated since the present capture began."""
+        self.allocated: Allocated | None = None  # blocks allocated since the present capture began
         self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""

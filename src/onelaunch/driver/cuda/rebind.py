@@ -42,8 +42,7 @@ _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_
 """Kinds of node whose addresses are all visible; beside any other, nothing is rebound."""
 
 _MOST_ALIGNED = 512
-_ROOMS = 4
-"""The number of free blocks for each output: other tensors of its size may live beside it."""
+_ROOMS = 4  # number of free blocks for each output: other tensors of its size may live beside it
 _APART_BYTES = (1 << 20) + BLOCK_BYTES
 """The least size that the caching allocator takes from its memory for large tensors."""
 

@@ -85,8 +85,7 @@ class CudaRewind:
     """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict)
     """Number of a change -> the generator to draw from after it."""
-    _places: list[_StreamPlace] = field(default_factory=list)
-    """The place at which each stretch begins."""
+    _places: list[_StreamPlace] = field(default_factory=list)  # place at which each stretch begins
     _checked: bool = False
     _beyond: int = 0  # numbers by which the stream is further at the end than the default generator
 

@@ -27,8 +27,7 @@ from onelaunch.padding.taint.shadow import (
 )
 from onelaunch.padding.taint.trace import TracedStep, name_of
 
-LEAST = -1e4
-"""The highest number that may stand for minus infinity; each call is checked where it does."""
+LEAST = -1e4  # highest number that may stand for minus infinity; each call is checked where it does
 
 GAP = 1000.0
 """A difference of scores whose exponential is 0 in every type: exp(-746) is, in float64."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.branches import Branches
 from onelaunch.driver.cuda.buffers import bring
-from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
+from onelaunch.driver.cuda.bundles import MOST_BYTES, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.device_waits import put_off
@@ -63,7 +63,7 @@ class CudaPort:
     node: int = 0
     buffer: Tensor | None = None
     rows: RowNode | None = None
-    bundle: tuple[Bundle, int] | None = None
+    bundle: tuple[nodes.KernelNode, int] | None = None
 
 
 @dataclass
@@ -163,9 +163,9 @@ class CudaRecorder:
     def _nodes(self) -> set[int]:
         found: set[int] = set()
         for port in (*self.inputs, *self.outputs):
-            shared = None if port.bundle is None else port.bundle[0]
-            kernels = [p.kernel.node for p in (port.rows, shared) if p is not None]
-            found.update(kernels or [port.node])
+            rows = [] if port.rows is None else [port.rows.kernel.node]
+            shared = [] if port.bundle is None else [port.bundle[0].node]
+            found.update([*rows, *shared] or [port.node])
         return found
 
     def _copy(self, port: CudaPort, target: int, source: int) -> None:

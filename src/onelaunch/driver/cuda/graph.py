@@ -18,7 +18,7 @@ from torch import Tensor
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.buffers import bring, take
-from onelaunch.driver.cuda.bundles import Bundle, Bundled
+from onelaunch.driver.cuda.bundles import Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import CudaPort, Recorded
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, beside_captures
@@ -201,8 +201,8 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
                         ([*zip(port.rows.words, port.rows.rest, strict=True)], setter)
                     )
                     listed.append(port.rows.prepared(number, setter))
-        wiring.gathers.extend(_shared(wiring, recorded.inputs, Bundle.source, executable))
-        wiring.scatters.extend(_shared(wiring, recorded.outputs, Bundle.target, executable))
+        wiring.gathers.extend(_shared(wiring, recorded.inputs, bundle.source, executable))
+        wiring.scatters.extend(_shared(wiring, recorded.outputs, bundle.target, executable))
         nodes.apply(wiring.rest())
     wiring.reads.extend(end.prepared for end in wiring.read_ends.values())
     wiring.writes.extend(end.prepared for end in wiring.write_ends.values())
@@ -210,10 +210,13 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
 
 
 def _shared(
-    wiring: Wiring, ports: Sequence[CudaPort], caller: Callable[[Bundle, int], Any], executable: int
+    wiring: Wiring,
+    ports: Sequence[CudaPort],
+    caller: Callable[[nodes.KernelNode, int], Any],
+    executable: int,
 ) -> Iterator[Bundled]:
     """Prepare the nodes that several ports share; `caller` gives the word of the caller's end."""
-    nodes_of: dict[int, tuple[Bundle, list[tuple[int, int, Any]], list[tuple[Any, int]]]] = {}
+    nodes_of = dict[int, tuple[nodes.KernelNode, list[Any], list[tuple[Any, int]]]]()
     for number, port in enumerate(ports):
         if port.bundle is not None:
             node, place = port.bundle
@@ -222,7 +225,7 @@ def _shared(
             ends.append((number, port.displacement, word))
             rest.append((word, port.address))
     for node, ends, rest in nodes_of.values():
-        setter = node.kernel.setter(executable)
+        setter = node.setter(executable)
         wiring.own.append((rest, setter))
         yield ends, setter.function, setter.arguments
 

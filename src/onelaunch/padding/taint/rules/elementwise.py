@@ -19,10 +19,8 @@ def is_pointwise(func: Any) -> bool:
 
 
 POINTWISE = frozenset(
-    {
-        *("_to_copy", "copy", "clone", "detach", "alias", "lift", "lift_fresh", "where"),
-        *("floor_divide", "hardswish", "_prelu_kernel", "masked_fill", "log_sigmoid_forward"),
-    }
+    """_to_copy copy clone detach alias lift lift_fresh where floor_divide hardswish _prelu_kernel
+    masked_fill log_sigmoid_forward""".split()
 )
 """Pointwise operations that torch does not tag so."""
 

@@ -170,8 +170,11 @@ _KEYED = _ITEMS | {"COPY"}  # instructions after a key: a store, or the load in 
 _BY_NAME = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"))
 """Names by which code changes an attribute whose name is a string."""
 _CHANGING = frozenset(
-    """add append appendleft clear discard extend extendleft insert move_to_end pop popitem popleft
-    remove reverse rotate setdefault sort update""".split()
+    (
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert"),
+        *("move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setdefault"),
+        *("sort", "update"),
+    )
 )
 """Methods that change a container."""
 

@@ -257,7 +257,7 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         allocate = driver.allocator(spec)
 
         def whole() -> tuple[Tensor, Tensor]:
-            made = allocate()
+            made = allocate(spec.shape, spec.stride)
             return made, made
 
         return whole

@@ -26,6 +26,8 @@ from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
+Allocate = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
+"""A function that allocates a tensor of a size and strides."""
 
 
 class Travel(StrEnum):
@@ -330,15 +332,9 @@ class Driver(Protocol):
         kernel. It is from the pool inside `capture`, from the ordinary allocator outside."""
         ...
 
-    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+    def allocator(self, spec: TensorSpec) -> Allocate:
         """Make a function that allocates a tensor of this kind, its values undefined, in the
         ordinary allocator. It runs at every call, so it must be quick."""
-        ...
-
-    def sized_allocator(
-        self, spec: TensorSpec
-    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
-        """Make the same for a size and strides that are given at each call."""
         ...
 
     def varies(self, device: torch.device) -> bool:

@@ -64,8 +64,10 @@ _UNCOUNTED = (
     "depend on each other, and what is kept counts padded ones too"
 )
 _BATCH_NORMS = frozenset(
-    """native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm
-    miopen_batch_norm _native_batch_norm_legit_no_stats""".split()
+    {
+        *("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+        *("cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit_no_stats"),
+    }
 )
 _EVAL = "call `.eval()`: in training, BatchNorm takes the statistics of all rows, padded ones too"
 _OF_ALL = "leave the buckets for this size out: the norm takes statistics of padded elements, too"

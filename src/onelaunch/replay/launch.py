@@ -154,12 +154,12 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
         depth = 2
     if base is None:
         source.line(f"{name} = {_empty(source, group.stop - group.start)}", depth)
-    elif base[1].follows:
-        sized = source.name("sized", driver.sized_allocator(base[1].spec))
-        source.line(f"{name} = {sized}({_sizes(base[1])})", depth)
     else:
-        made = source.name("allocate", driver.allocator(base[1].spec))
-        source.line(f"{name} = {made}()", depth)
+        spec = base[1].spec
+        made = source.name("allocate", driver.allocator(spec))
+        sizes = f"{source.name('size', spec.shape)}, {source.name('stride', spec.stride)}"
+        sizes = _sizes(base[1]) if base[1].follows else sizes
+        source.line(f"{name} = {made}({sizes})", depth)
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name

@@ -15,9 +15,11 @@ from torch import Tensor
 from onelaunch.driver.aten import tensors
 
 _ALONG = frozenset(
-    """gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_select
-    index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_reduce
-    index_reduce_""".split()
+    {
+        *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+        *("scatter_reduce_", "index_select", "index_add", "index_add_", "index_copy"),
+        *("index_copy_", "index_fill", "index_fill_", "index_reduce", "index_reduce_"),
+    }
 )
 """Operations on (tensor, dimension, indices along it)."""
 _AT = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"})

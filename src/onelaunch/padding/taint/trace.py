@@ -15,9 +15,12 @@ from onelaunch.watch.operations import DecomposingMode
 
 # Operations on layout alone, which may be missing in the trace at another size.
 LAYOUT = frozenset(
-    """clone copy copy_ _to_copy contiguous constant_pad_nd lift_fresh view _unsafe_view expand t
-    transpose permute slice as_strided unsqueeze squeeze select alias detach reshape _reshape_alias
-    split split_with_sizes unbind empty empty_strided empty_like""".split()
+    {
+        *("clone", "copy", "copy_", "_to_copy", "contiguous", "constant_pad_nd", "lift_fresh"),
+        *("view", "_unsafe_view", "expand", "t", "transpose", "permute", "slice", "as_strided"),
+        *("unsqueeze", "squeeze", "select", "alias", "detach", "reshape", "_reshape_alias"),
+        *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
+    }
 )
 AHEAD = 8  # the most layout operations that a trace may have in between
 

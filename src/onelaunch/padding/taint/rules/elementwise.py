@@ -19,8 +19,10 @@ def is_pointwise(func: Any) -> bool:
 
 
 POINTWISE = frozenset(
-    """_to_copy copy clone detach alias lift lift_fresh where floor_divide hardswish _prelu_kernel
-    masked_fill log_sigmoid_forward""".split()
+    {
+        *("_to_copy", "copy", "clone", "detach", "alias", "lift", "lift_fresh", "where"),
+        *("floor_divide", "hardswish", "_prelu_kernel", "masked_fill", "log_sigmoid_forward"),
+    }
 )
 """Pointwise operations that torch does not tag so."""
 

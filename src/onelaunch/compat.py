@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from onelaunch.errors import ArgumentError
 from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.split.forward import ModuleForward
 
 _POOLS: dict[object, PoolManager] = {}  # Torch's pool id -> the pool in its place
 
@@ -152,20 +153,8 @@ def _pool(given: Any) -> PoolManager:
 
 def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
-        return Graphed(_PresentForward(fn), options, pool, root=("", fn))
+        return Graphed(ModuleForward(fn, vars(fn).get("forward")), options, pool, root=("", fn))
     return Graphed(fn, options, pool)
-
-
-class _PresentForward:
-    """A module's present forward, whose attribute is about to be replaced. A copy of the module
-    copies this with it, and so runs on its own parameters."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._forward: Callable[..., Any] = module.forward
-        self.__name__ = type(module).__name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
 
 def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:

@@ -25,11 +25,7 @@ from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import (
-    Driver,
-    Graph,
-    Rewind,
-)
+from onelaunch.driver.protocol import Driver, Graph, Rewind
 from onelaunch.driver.schedule import Parallel
 from onelaunch.frames.reads import Reads
 from onelaunch.state.slots import Slot

@@ -114,12 +114,7 @@ class BackwardComparison:
         changed: the name of state that it read and that the run before found otherwise, or None.
     """
 
-    def __init__(
-        self,
-        observer: Observer,
-        first_run: FirstBackward,
-        before: StateWalk,
-    ) -> None:
+    def __init__(self, observer: Observer, first_run: FirstBackward, before: StateWalk) -> None:
         assert observer.ledger is not None
         driver, device = first_run.driver, first_run.device
         observer.ledger.finish()

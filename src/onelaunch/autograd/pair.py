@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.accumulate import Anchors
-from onelaunch.autograd.backward import (
-    Backward,
-    Gradients,
-    Moved,
-    StaticGraph,
-    backward_title,
-)
+from onelaunch.autograd.backward import Backward, Gradients, Moved, StaticGraph, backward_title
 from onelaunch.autograd.capture import capture_backward
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode

@@ -105,9 +105,7 @@ def substituted(
 
 
 @contextmanager
-def watching_resizes(
-    resized: Callable[[torch.UntypedStorage, int], object],
-) -> Generator[None]:
+def watching_resizes(resized: Callable[[torch.UntypedStorage, int], object]) -> Generator[None]:
     """Call ``resized(storage, nbytes)`` before this thread resizes a storage. To be used by one
     thread at a time."""
     thread = threading.get_ident()

@@ -239,10 +239,7 @@ class Steps:
                 raise CaptureError("OL122", what, where=place)
 
     def moved(
-        self,
-        found: Sequence[Change],
-        before: StateWalk,
-        followed: Collection[tuple[int, object]],
+        self, found: Sequence[Change], before: StateWalk, followed: Collection[tuple[int, object]]
     ) -> list[Change]:
         """Return the changes of numbers that optimizers in this run read, except mere counts.
         `followed`: ids of the slots whose numbers each replay moves on."""

@@ -18,13 +18,7 @@ from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
-from onelaunch.padding.pad import (
-    BucketedCall,
-    Proof,
-    bucketed_call,
-    check_named,
-    parameters,
-)
+from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_named, parameters
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath

@@ -32,14 +32,7 @@ from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.ranks import NotAllReady, Ranks
-from onelaunch.runtime.requests import (
-    Requests,
-    locked,
-    memory_uses,
-    requests_in,
-    shares,
-    take_over,
-)
+from onelaunch.runtime.requests import Requests, locked, memory_uses, requests_in, shares, take_over
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.warmup import Warmup

@@ -146,11 +146,7 @@ class Taken(NamedTuple):
 
 
 def take_over(
-    call: Call,
-    entries: Sequence[Entry],
-    spec: CallSpec,
-    displaced: Objects,
-    name: str,
+    call: Call, entries: Sequence[Entry], spec: CallSpec, displaced: Objects, name: str
 ) -> Taken:
     """Give recordings of other requests to a call of a new signature. The new objects take the
     places of the former ones in the conditions of each recording. A recording fits the calls that

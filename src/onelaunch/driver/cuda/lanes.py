@@ -21,15 +21,7 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.memory import joined, live_blocks, region, storage
 from onelaunch.driver.cuda.streams import bindings, new_stream
 from onelaunch.driver.cuda.triton_launches import Launched
-from onelaunch.driver.edges import (
-    LANES,
-    Access,
-    Dealer,
-    Kept,
-    NodeGroup,
-    accesses_of,
-    completed,
-)
+from onelaunch.driver.edges import LANES, Access, Dealer, Kept, NodeGroup, accesses_of, completed
 from onelaunch.driver.protocol import OperatorCall
 
 T = TypeVar("T")

@@ -170,21 +170,7 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 def ambient() -> str | None:
     """Return the ambient mode that makes a replay meaningless, or None. The callable itself runs
     then: the tracer, transform or mode must see its operations."""
-    if compiles_here():
-        return "torch.compile is tracing"
-    if _C._len_torch_dispatch_stack():
-        return "a torch dispatch mode is active"
-    if _C._len_torch_function_stack() and not _only_default_device():
-        return "a torch function mode is active"
-    if _C._functorch.peek_interpreter_stack() is not None:
-        return "a functorch transform is active"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode AD is active"
-    if torch.is_anomaly_enabled():
-        return "anomaly mode is on"
-    if _C._is_tracing():
-        return "torch.jit is tracing"
-    return None
+    return next((mode for mode, is_active in _AMBIENT if is_active()), None)
 
 
 def compiles_here() -> bool:
@@ -195,11 +181,21 @@ def compiles_here() -> bool:
     return (CompileContext.try_get() or TracingContext.try_get()) is not None
 
 
-def _only_default_device() -> bool:
-    """Return whether `torch.set_default_device`'s is the only function mode."""
-    if _C._len_torch_function_stack() != 1:
-        return False
-    return type(_C._get_function_stack_at(0)).__name__ == "DeviceContext"
+def _has_function_mode() -> bool:
+    """Return whether there is a function mode other than `torch.set_default_device`'s."""
+    modes = [type(_C._get_function_stack_at(i)).__name__ for i in range(_function_modes())]
+    return modes not in ([], ["DeviceContext"])
+
+
+_AMBIENT: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("torch.compile is tracing", compiles_here),
+    ("a torch dispatch mode is active", _dispatch_modes),
+    ("a torch function mode is active", _has_function_mode),
+    ("a functorch transform is active", lambda: _functorch() is not None),
+    ("forward-mode AD is active", lambda: _forward_ad._current_level >= 0),
+    ("anomaly mode is on", _anomaly),
+    ("torch.jit is tracing", _tracing),
+)
 
 
 def default_device() -> torch.device:

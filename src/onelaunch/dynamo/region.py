@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_, itemgetter
+from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -284,11 +285,9 @@ def _taking(
 
 def _operator_in(traceback: TracebackType | None) -> object:
     """Return the outermost operator whose call raised an exception, or None."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code is OpOverload.__call__.__code__:
-            return traceback.tb_frame.f_locals["self"]
-        traceback = traceback.tb_next
-    return None
+    frames = (frame for frame, _ in walk_tb(traceback))
+    calls = (f for f in frames if f.f_code is OpOverload.__call__.__code__)
+    return next((call.f_locals["self"] for call in calls), None)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

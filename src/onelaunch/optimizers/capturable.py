@@ -59,14 +59,14 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
     kind = type(optimizer).__name__
     if not is_of_torch(optimizer):
         return None
-    if kind in _NEVER:
-        what, fix = _NEVER[kind]
-        return f"torch.optim.{kind} {what}", fix
     found = (_why_not(kind, group) for group in optimizer.param_groups)
     return next(filter(None, found), None)
 
 
 def _why_not(kind: str, group: dict[str, Any]) -> tuple[str, str] | None:
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        return f"torch.optim.{kind} {what}", fix
     host = all(p.device.type == "cpu" for p in group["params"])
     if group.get("fused") or (group.get("capturable") and not host):
         return None
@@ -339,11 +339,9 @@ def capturable(optimizer: Stepper) -> Stepper:
         what = f"expected an optimizer, got {describe_type(optimizer)}"
         raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
-    if kind in _NEVER:
-        what, fix = _NEVER[kind]
-        raise CaptureError("OL120", f"torch.optim.{kind} {what}", fix=fix)
+    known = is_of_torch(optimizer) or kind in _NEVER
     for group in optimizer.param_groups:  # first all of them: an error leaves it as it was
-        refused = _why_not(kind, group) if is_of_torch(optimizer) else None
+        refused = _why_not(kind, group) if known else None
         if refused is not None and _option(kind, group) is None:
             raise CaptureError("OL120", refused[0], fix=refused[1])
     for group in optimizer.param_groups:

@@ -10,7 +10,6 @@ its capture puts stand-ins into state that other calls would read.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -309,8 +308,7 @@ class CapturesBeside(Graphed[P, R]):
 
     def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable itself: no capture that another thread makes now touches its state."""
-        self._table.counts.ran_eagerly("background")
-        self._table.running.append(threading.get_ident())
+        self._enter_eager("background")
         return self._eager(args, kwargs)
 
     def reset(self) -> None:

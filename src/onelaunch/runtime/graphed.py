@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -361,17 +361,19 @@ class Graphed(Service, Generic[P, R]):
 
     # An eager run.
 
-    def _enter_eager(self) -> None:
+    def _enter_eager(self, why: str | None = None) -> None:
         """Count an eager run, and list its thread, while no other thread captures. Until it is done
         no forward is captured with a backward: stand-ins would replace parameters under it."""
-        self._table.counts.ran_eagerly(self._table.counts.reason)
+        self._table.counts.ran_eagerly(why or self._table.counts.reason)
         self._table.running.append(get_ident())
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _eager(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., R] | None = None
+    ) -> R:
         """Run the callable itself, in a thread listed in `running`. Holds no lock: threads that the
         callable starts may wait for each other."""
         try:
-            return self._run_original(args, kwargs)
+            return (run or self._run_original)(*args, **kwargs)
         finally:
             self._table.running.remove(get_ident())
 
@@ -379,14 +381,11 @@ class Graphed(Service, Generic[P, R]):
         """Run the callable itself, and no pieces of it, with its thread in `running`."""
         with call.driver.exclusive():
             self._table.running.append(get_ident())
-        try:
-            return self.fn(*call.args, **call.kwargs)
-        finally:
-            self._table.running.remove(get_ident())
+        return self._eager(call.args, call.kwargs, self.fn)
 
-    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, *args: Any, **kwargs: Any) -> R:
         """Run the callable as it is; `InPieces` runs its pieces."""
-        return self.fn(*args, **kwargs)
+        return cast(Any, self.fn)(*args, **kwargs)
 
     # For users; see `Service`, too.
 

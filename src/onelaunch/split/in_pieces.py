@@ -80,9 +80,9 @@ class InPieces(Graphed[P, R]):
         refusal = SplitModule(self._name, error.code, error.what, where)
         self._refusals.setdefault((error.code, where), refusal)
 
-    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, *args: Any, **kwargs: Any) -> R:
         if not self._refusals:
-            return super()._run_original(args, kwargs)
+            return super()._run_original(*args, **kwargs)
         with self._watched() if not self._told.done and self._watches() else nullcontext():
             return self._in_pieces(args, kwargs)
 
@@ -126,9 +126,8 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
     """Make the warning of a callable that runs in pieces. It names the modules that run as they
     are, the lines that are the reason, and the cost of a call. `pieces`: the noun for the graphed
     pieces. `settled`: True if each piece was launched, or runs as it is for good."""
-    of_line: dict[str | None, SplitModule] = {}
-    for refusal in stats.split:  # outer modules first: a line is its innermost module's
-        of_line[refusal.where] = refusal
+    # Outer modules come first, so that a line is its innermost module's.
+    of_line = {refusal.where: refusal for refusal in stats.split}
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
         f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "

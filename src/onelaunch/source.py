@@ -16,6 +16,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -66,9 +67,8 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     if traceback is None:
         point = user_point()
         return point and point.place()
-    raised = reversed(list(_raised(traceback)))
-    found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
-    return found and _place(found.tb_frame.f_code, found.tb_lineno, found.tb_frame.f_globals)
+    raised = ((f.f_code, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
+    return next((_place(*at) for at in raised if is_users(at[0].co_filename)), None)
 
 
 class CodePoint(NamedTuple):
@@ -254,12 +254,6 @@ def live() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _raised(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
 
 
 def is_users(filename: str) -> bool:

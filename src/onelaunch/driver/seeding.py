@@ -5,7 +5,6 @@ The drivers make the numbers that a replay draws.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import pickle
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -170,9 +170,7 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
         return one.get_state, one.set_state
     source = one.bit_generator if isinstance(value, numpys.Generator) else one
     if isinstance(source, numpys.BitGenerator):
-        return functools.partial(getattr, source, "state"), functools.partial(
-            setattr, source, "state"
-        )
+        return partial(getattr, source, "state"), partial(setattr, source, "state")
     return None
 
 

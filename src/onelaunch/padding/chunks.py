@@ -156,8 +156,7 @@ class _Chunking(Proving):
         inputs = self.inputs(whole)
         self.on, self.fix = "the rows before", _BY_ITSELF
         taint = TaintMode(self.dry_run.device, trace.steps, front=True)
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
+        for t, dim in zip(inputs, self.call.along(place), strict=True):
             if dim is None:
                 taint.vary(t)
                 continue
@@ -184,10 +183,8 @@ class _Chunking(Proving):
         """Refuse if rows depend on the number of rows before, as by a table of positions."""
         count = whole[place] - half
         inputs = Samples(self.call, whole, random=True).real(whole)
-        behind: list[Tensor] = []
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
+        dims = zip(inputs, self.call.along(place), strict=True)
+        behind = [(t if dim is None else t.narrow(dim, half, count)).clone() for t, dim in dims]
         try:
             alone, result = (self.real(whole, Trace(True), each) for each in (behind, inputs))
         except CaptureError as error:

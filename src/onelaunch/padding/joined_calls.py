@@ -131,8 +131,7 @@ def _joined(requests: Sequence[JoinableCall]) -> list[Tensor]:
     that occurs twice is joined once."""
     first, made = requests[0], dict[int, Tensor]()
     assert first.call is not None
-    for index, (t, how) in enumerate(zip(first.flat.tensors, first.call.padded, strict=True)):
-        dim = None if how is None else how.dim_of(0)
+    for index, (t, dim) in enumerate(zip(first.flat.tensors, first.call.along(0), strict=True)):
         if dim is None:
             made[id(t)] = t
         elif id(t) not in made:

@@ -38,6 +38,10 @@ class BucketedCall(NamedTuple):
         """Return each tensor changed; one that occurs twice is changed once."""
         return each_once(self.flat.tensors, self.padded, change)
 
+    def along(self, place: int) -> list[int | None]:
+        """Return for each tensor the dimension that follows bucketed dimension number `place`."""
+        return [None if how is None else how.dim_of(place) for how in self.padded]
+
     def grown(self, bucket: Sizes) -> Flat:
         found = self.each(lambda t, how: t if how is None else pad(t, how, bucket))
         return self.flat._replace(tensors=found)

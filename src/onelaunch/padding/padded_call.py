@@ -110,11 +110,8 @@ def reader(call: BucketedCall) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []
     for place in range(len(call.sizes)):
-        for path, how in zip(call.flat.paths, call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            if dim is not None:
-                found.append(f"{path}.shape[{dim}]")
-                break
+        dims = zip(call.flat.paths, call.along(place), strict=True)
+        found += [f"{path}.shape[{dim}]" for path, dim in dims if dim is not None][:1]
     return eval(f"lambda args, kwargs: ({', '.join(found)},)")
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onelaunch.call.spec import contiguous_stride
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.marks import give_marks
 from onelaunch.driver.rows import first_rows, grow
@@ -234,16 +235,10 @@ def _stated(mapping: Mapping[Key, Any], path: str, names: Sequence[str]) -> Any:
 def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a dense tensor of another shape, as an elementwise operation on `t`
     would. The order of its dimensions is that of `t`."""
-    order = list(range(t.dim()))
-    if not t.is_contiguous():
-        order = _outer_first(t)
-        if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
-            order = [0, 2, 3, 1]
-    stride, step = [0] * t.dim(), 1
-    for dim in reversed(order):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(stride)
+    if t.is_contiguous():
+        return contiguous_stride(shape)
+    channels_last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    return contiguous_stride(shape, [0, 2, 3, 1] if channels_last else _outer_first(t))
 
 
 def _outer_first(t: Tensor) -> list[int]:

@@ -184,17 +184,13 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
     graph = recorded.graph
     executable = graph.raw_cuda_graph_exec()
     with torch.cuda.device(index):
-        for number, port in enumerate(recorded.inputs):
-            if port.node:
-                wiring.read_ends[number] = _end(number, port, executable)
-        for number, port in enumerate(recorded.outputs):
-            if port.node:
-                wiring.write_ends[number] = _end(number, port, executable)
-        for ports, listed in (
-            (recorded.inputs, wiring.grows),
-            (recorded.outputs, wiring.shrinks),
+        for ports, ends, listed in (
+            (recorded.inputs, wiring.read_ends, wiring.grows),
+            (recorded.outputs, wiring.write_ends, wiring.shrinks),
         ):
             for number, port in enumerate(ports):
+                if port.node:
+                    ends[number] = _end(number, port, executable)
                 if port.rows is not None:
                     setter = port.rows.kernel.setter(executable)
                     wiring.own.append(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
@@ -263,11 +264,8 @@ def _storages(tensors: Sequence[Tensor]) -> dict[int, int]:
 def region(t: Tensor) -> Region:
     """See `Driver.region`; the storage is named by its address."""
     t = local(t)
-    start, named = t.data_ptr(), storage(t)
-    if t.numel() == 0:
-        return Region(named, start, start)
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return Region(named, start, start + (last + 1) * t.itemsize)
+    start = t.data_ptr()
+    return Region(storage(t), start, start + extent_bytes(t.shape, t.stride(), t.dtype))
 
 
 def storage(t: Tensor) -> int:

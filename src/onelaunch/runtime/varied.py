@@ -77,8 +77,8 @@ class Varied:
             found[1].known.append(signature)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
-        """Take numbers that the callable branches on for constants: in all calls from now on, or
-        with their values in this call, where others are followed."""
+        """Take numbers that the callable branches on for constants: in all later calls, or with
+        their values in this call, where others are followed."""
         found = self._family(spec)
         assert found is not None
         if not error.only_this_call:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec, tree_difference
-from onelaunch.errors import ReplayError
+from onelaunch.errors import CaptureError, ReplayError
+from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.fit import fit
+from onelaunch.source import user_line
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.parts import ContainerPart, apart
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
-from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import Attempt
-from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
-from onelaunch.source import user_line
 
 _FEW = 6  # the most sizes that a message offers for a dimension
 

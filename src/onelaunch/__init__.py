@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from onelaunch.call.registered import register
     from onelaunch.capture.recording import Recording
     from onelaunch.compat import make_graphed_callables
-    from onelaunch.errors import (
-        ArgumentError,
-        CaptureError,
-        GraphError,
-        GraphWarning,
-        ReplayError,
-    )
+    from onelaunch.errors import ArgumentError, CaptureError, GraphError, GraphWarning, ReplayError
     from onelaunch.finding import Finding
     from onelaunch.optimizers.capturable import capturable
     from onelaunch.runtime.batcher import Batcher

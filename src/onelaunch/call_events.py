@@ -21,10 +21,8 @@ class Matters(enum.IntEnum):
 
     RESULTS = 1
     """Results that it gives to code that is seen. It is not seen itself."""
-    USES = 2
-    """Also its calls by code that is seen."""
-    RETURNS = 3
-    """Every return, and no call."""
+    USES = 2  # also its calls by code that is seen
+    RETURNS = 3  # every return, and no call
 
 
 class Hook(Protocol):

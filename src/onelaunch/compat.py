@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,9 +18,9 @@ from onelaunch.errors import ArgumentError
 from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.split.forward import ModuleForward
 
-_POOLS: dict[object, PoolManager] = {}
-"""Torch's pool id -> the pool in its place."""
+_POOLS: dict[object, PoolManager] = {}  # Torch's pool id -> the pool in its place
 
 
 def make_graphed_callables(
@@ -70,7 +70,8 @@ def make_graphed_callables(
         >>> fast is model, tuple(fast(torch.zeros(3, 4)).shape)
         (True, (3, 2))
     """
-    if _autocast_caches(sample_args):
+    kinds = {"cuda", *(t.device.type for t in flatten(sample_args).tensors)} & {"cuda", "cpu"}
+    if torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds)):
         what = "make_graphed_callables under an autocast that caches weights"
         fix = "torch.autocast(..., cache_enabled=False) around the call, or call it outside"
         raise ArgumentError("OL401", what, fix=fix)
@@ -92,7 +93,9 @@ def make_graphed_callables(
         for fn, graphed in modules:  # before any capture: recordings rely on the attributes
             fn.forward = graphed
         for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
-            wanting = _requiring_grad(fn, (arguments, named or {}))
+            parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
+            given = (*flatten((arguments, named or {})).tensors, *parameters)
+            wanting = unique([t for t in given if t.requires_grad])
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
             capture_in(graphed, chain, tuple(arguments), named or {}, then)
         for graphed in reversed(made):
@@ -110,12 +113,6 @@ def make_graphed_callables(
         for fn, graphed in zip(chosen, made, strict=True)
     ]
     return tuple(results) if several else results[0]
-
-
-def _autocast_caches(samples: Any) -> bool:
-    """Return whether a call would run under an autocast that caches the weights it casts."""
-    kinds = {"cuda", *(t.device.type for t in flatten(samples).tensors)} & {"cuda", "cpu"}
-    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
 
 
 def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) -> None:
@@ -137,11 +134,6 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
             raise ArgumentError("OL401", f"a buffer of {name} requires grad", fix=fix)
 
 
-def _requiring_grad(fn: Any, arguments: Any) -> list[Tensor]:
-    parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
-    return unique([t for t in (*flatten(arguments).tensors, *parameters) if t.requires_grad])
-
-
 def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
     """Warm up the backward. Raise if a tensor that requires grad gets none."""
     unused = rehearse_backward(result, wanting)
@@ -161,31 +153,15 @@ def _pool(given: Any) -> PoolManager:
 
 def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     if isinstance(fn, nn.Module):
-        return Graphed(_PresentForward(fn), options, pool, root=("", fn))
+        return Graphed(ModuleForward(fn, vars(fn).get("forward")), options, pool, root=("", fn))
     return Graphed(fn, options, pool)
-
-
-class _PresentForward:
-    """A module's present forward, whose attribute is about to be replaced.
-
-    A copy of the module copies this with it, and so runs on its own parameters.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._forward: Callable[..., Any] = module.forward
-        self.__name__ = type(module).__name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
 
 def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     """Run the backward of a callable's result, and drop the gradients.
 
-    Hooks do not run: a tensor that has one is left out.
-
-    Args:
-        wanting: arguments and parameters that require grad.
+    Hooks do not run: a tensor that has one is left out. `wanting`: arguments and parameters that
+    require grad.
 
     Returns:
         The tensors of `wanting` that get no gradient; none if no result requires grad.
@@ -206,11 +182,9 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
 
 
 def capture_backward(pair: AutogradPair) -> None:
-    """Capture the backward of the usual gradients; see `AutogradPair.capture_ahead`.
-
-    It runs outside of autocast, as backwards should. If another thread captures at this moment,
-    the capture is left to the first backward.
-    """
+    """Capture the backward of the usual gradients; see `AutogradPair.capture_ahead`. It runs
+    outside of autocast, as backwards should. If another thread captures at this moment, the capture
+    is left to the first backward."""
     cache = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(True)
     try:

@@ -69,33 +69,13 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
-        found: dict[str, Any] = {
-            "code": self.code,
-            "name": self.name,
-            "severity": self.severity,
-            "what": self.what,
-            "file": self.file,
-            "line": self.line,
-            "column": self.column,
-            "source": self.source,
-            "fix": self.fix,
-            "found_by": list(self.found_by),
-        }
-        if self.calls:
-            found["calls"] = list(self.calls)
-        if self.library is not None:
-            found["library"] = self.library
-        if self.causes:
-            found["causes"] = list(self.causes)
-        return found
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {k: v for k, v in found.items() if v or k not in ("calls", "library", "causes")}
 
 
 def of_refusal(code: str, what: str, where: str | None, fix: str) -> Finding | None:
-    """Return the finding for a refusal of a capture; None for a code that is no rule.
-
-    Args:
-        where: ``path/file.py:LINE: source``, or several lines of it; another text is no place.
-    """
+    """Return the finding for a refusal of a capture; None for a code that is no rule. `where`:
+    ``path/file.py:LINE: source``, or several lines of it; another text is no place."""
     entry = CATALOGUE.get(code)
     if entry is None or not entry.rule:
         return None

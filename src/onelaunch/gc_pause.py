@@ -10,17 +10,14 @@ from collections.abc import Generator
 FROZEN_AT_START = 10_000
 """More objects than an interpreter freezes itself (Python 3.12 some 400), and fewer than a program
 with torch does by `gc.freeze` (ten times as many)."""
-MOST_FREEZES = 64
-"""Freezes after which garbage is collected; a full collection takes some 0.15 s."""
+MOST_FREEZES = 64  # freezes after which garbage is collected; a full collection takes some 0.15 s
 
 
 @contextlib.contextmanager
 def no_collection() -> Generator[None]:
-    """Disable garbage collection during a context, in all threads.
-
-    Under capture it could run code that CUDA refuses. Captures make so many objects that a full
-    collection, 150 ms in a process with torch, comes every few captures.
-    """
+    """Disable garbage collection during a context, in all threads. Under capture it could run code
+    that CUDA refuses. Captures make so many objects that a full collection, 150 ms in a process
+    with torch, comes every few captures."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -34,10 +31,8 @@ def no_collection() -> Generator[None]:
 @contextlib.contextmanager
 def out_of_reach() -> Generator[None]:
     """Keep present objects from a `gc.collect()` of the callable's too, besides `no_collection`.
-
     Garbage may hold another graph, for example, which CUDA refuses to destroy, and that ends the
-    capture. Costs microseconds: lists are joined. Garbage is collected afterwards.
-    """
+    capture. Costs microseconds: lists are joined. Garbage is collected afterwards."""
     with no_collection():
         mine = _frozen.begin()
         try:
@@ -49,11 +44,9 @@ def out_of_reach() -> Generator[None]:
 
 @contextlib.contextmanager
 def importing() -> Generator[None]:
-    """Import without a collection, and have all objects be old ones afterwards.
-
-    A full collection in a process with torch takes 0.1 s. Those of young objects, which an import
-    leaves by the ten thousand, take some 8 ms; what is imported is no garbage.
-    """
+    """Import without a collection, and have all objects be old ones afterwards. A full collection
+    in a process with torch takes 0.1 s. Those of young objects, which an import leaves by the ten
+    thousand, take some 8 ms; what is imported is no garbage."""
     with no_collection():
         yield
         if _frozen.begin():

@@ -1,5 +1,5 @@
-"""The identity of an object without an audit event, which `id` raises. With an audit hook in Python,
-as filelock has one, `id` takes ten times as long."""
+"""The identity of an object without an audit event, which `id` raises. With an audit hook in
+Python, as filelock has one, `id` takes ten times as long."""
 
 from __future__ import annotations
 

@@ -28,10 +28,8 @@ _FORWARDED = (
 
 
 class _ForwardOfTwin:
-    """The descriptor of a twin's `forward`: the graphed form of the module's forward.
-
-    A data descriptor, so that it precedes an instance's own attribute.
-    """
+    """The descriptor of a twin's `forward`: the graphed form of the module's forward. A data
+    descriptor, so that it precedes an instance's own attribute."""
 
     def __get__(self, twin: _Twin | None, kind: type[_Twin]) -> Any:
         return kind.__bases__[1].forward if twin is None else _current(twin)

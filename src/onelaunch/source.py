@@ -16,6 +16,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -57,10 +58,8 @@ class Place(NamedTuple):
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:
-    """Return the innermost line that belongs neither to torch nor to onelaunch.
-
-    Args:
-        traceback: of an exception; the stack of the running thread if None.
+    """Return the innermost line that belongs neither to torch nor to onelaunch. `traceback`: of an
+    exception; the stack of the running thread if None.
 
     Returns:
         The place, or None if there is no such frame (in a thread of the autograd engine, say).
@@ -68,9 +67,8 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     if traceback is None:
         point = user_point()
         return point and point.place()
-    raised = reversed(list(_raised(traceback)))
-    found = next((at for at in raised if is_users(at.tb_frame.f_code.co_filename)), None)
-    return found and _place(found.tb_frame.f_code, found.tb_lineno, found.tb_frame.f_globals)
+    raised = ((f.f_code, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
+    return next((_place(*at) for at in raised if is_users(at[0].co_filename)), None)
 
 
 class CodePoint(NamedTuple):
@@ -81,7 +79,6 @@ class CodePoint(NamedTuple):
     globals: dict[str, Any]
 
     def place(self) -> Place:
-        """Return its line, with the source."""
         lines = self.code.co_lines()
         found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
         return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
@@ -113,10 +110,6 @@ def user_line() -> str | None:
 def line_of(fn: object, pattern: str | None = None) -> Place | None:
     """Find the last line of a callable's source that matches, else the line where it begins.
 
-    Args:
-        fn: a function, method, module or other object that can be called.
-        pattern: a regular expression to search for.
-
     Returns:
         The place, or None for code that is torch's or has no source.
     """
@@ -136,11 +129,8 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
 
 def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
     """Find the user's first line that changes an attribute or a variable of this name, in code that
-    ran. A computation of the next value precedes an assignment of a constant.
-
-    Args:
-        item: True for an item of a container, whose key is `name`.
-    """
+    ran. A computation of the next value precedes an assignment of a constant. `item`: True for an
+    item of a container, whose key is `name`."""
     found, most = None, 0
     for place, steps in _lines(codes):
         rank = _change(steps, name, item)
@@ -176,8 +166,7 @@ _STORES = {
 _LOADS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"}
 _CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _ITEMS = {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"}
-_KEYED = _ITEMS | {"COPY"}
-"""Instructions after a key: a store, or the load in `d["n"] += 1`."""
+_KEYED = _ITEMS | {"COPY"}  # instructions after a key: a store, or the load in `d["n"] += 1`
 _BY_NAME = frozenset(("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"))
 """Names by which code changes an attribute whose name is a string."""
 _CHANGING = frozenset(
@@ -191,7 +180,6 @@ _CHANGING = frozenset(
 
 
 def _lines(codes: Iterable[CodeType]) -> Iterator[tuple[Place, list[dis.Instruction]]]:
-    """Return the user's lines in code, with their instructions."""
     for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
         if not is_users(code.co_filename):
             continue
@@ -268,12 +256,6 @@ def live() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _raised(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
-
-
 def is_users(filename: str) -> bool:
     """Return whether a file belongs neither to torch, nor onelaunch, nor the standard library."""
     found = _users.get(filename)
@@ -306,5 +288,4 @@ def _inductors() -> Sequence[str]:
     return () if read is None else (os.path.abspath(read()) + os.sep,)
 
 
-_users: dict[str, bool] = {}
-"""file -> whether it is the user's."""
+_users: dict[str, bool] = {}  # file -> whether it is the user's

@@ -31,7 +31,6 @@ def named(text: str) -> AbstractContextManager[object]:
 
 
 def annotated(launch: Callable[..., None], text: str) -> Callable[..., None]:
-    """Return a launch with a name in traces."""
 
     def launched(*args: Any) -> None:
         with profiler.record_function(text):

@@ -26,8 +26,7 @@ _C: Any = torch._C
 _OF_MODES = ("Python", "PythonTLSSnapshot")
 """Dispatch keys of active modes. An interrupted guard of torch's may leave a key on without a mode,
 and then no operation runs any more."""
-AUTOCAST = ("cpu", "cuda", "privateuseone")
-"""The devices whose autocast a callable may set."""
+AUTOCAST = ("cpu", "cuda", "privateuseone")  # the devices whose autocast a callable may set
 
 
 @contextmanager
@@ -50,12 +49,9 @@ unnoticed = _CompiledForCapture()
 
 
 class FunctionMode(TorchFunctionMode):
-    """A function mode that ends only itself, whatever is on top of the stack.
-
-    Torch pops a mode while the mode handles an operation (`_pop_mode_temporarily`, since
-    pytorch#84774). After a Ctrl-C it does not push the mode again, whose exit would then pop
-    another mode.
-    """
+    """A function mode that ends only itself, whatever is on top of the stack. Torch pops a mode
+    while the mode handles an operation (`_pop_mode_temporarily`, since pytorch#84774). After a
+    Ctrl-C it does not push the mode again, whose exit would then pop another mode."""
 
     def __exit__(self, *raised: Any) -> None:
         if not any(mode is self for mode in function_modes()[-1:]):
@@ -65,14 +61,11 @@ class FunctionMode(TorchFunctionMode):
 
 class DispatchMode(TorchDispatchMode):
     """A dispatch mode that ends only itself, below other modes too, and in several threads at once.
-
     Torch keeps in flags of the process whether a mode is on, and a mode restores their previous
     values (pytorch#122339). With modes in two threads the flags would stay on, and nothing would be
-    compiled any more.
-    """
+    compiled any more."""
 
-    _thread = 0
-    """The thread where the mode is active."""
+    _thread = 0  # the thread where the mode is active
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         own: Any = vars(cls).get("__torch_dispatch__")
@@ -106,17 +99,14 @@ class DispatchMode(TorchDispatchMode):
             _C._push_on_torch_dispatch_stack(mode)
 
 
-_entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()
-"""The active modes of all threads."""
+_entered: weakref.WeakSet[DispatchMode] = weakref.WeakSet()  # the active modes of all threads
 _flags = threading.RLock()
 
 
 class same_modes:
     """A context around a run that restores the stacks of modes and the profiler if the run raises.
-
     A Ctrl-C between any two lines, or a recursion that goes too deep, stops a context manager half
-    way: a `with` that has not begun is not exited.
-    """
+    way: a `with` that has not begun is not exited."""
 
     __slots__ = ("_dispatch", "_functions", "_keys", "_paused", "_profile")
 
@@ -148,18 +138,10 @@ class same_modes:
         if sys.getprofile() is not self._profile:  # setting a C profiler again would end it
             set_profile(self._profile)
         pause(self._paused)
-        _restore(
-            self._dispatch,
-            dispatch_modes(),
-            lambda: _C._pop_torch_dispatch_stack(None),
-            _C._push_on_torch_dispatch_stack,
-        )
-        _restore(
-            self._functions,
-            function_modes(),
-            _C._pop_torch_function_stack,
-            _C._push_on_torch_function_stack,
-        )
+        pop, push = lambda: _C._pop_torch_dispatch_stack(None), _C._push_on_torch_dispatch_stack
+        _restore(self._dispatch, dispatch_modes(), pop, push)
+        pop, push = _C._pop_torch_function_stack, _C._push_on_torch_function_stack
+        _restore(self._functions, function_modes(), pop, push)
         _forget_interrupted()
         for key, included in self._keys.items():
             _C._dispatch_tls_set_dispatch_key_included(key, included)
@@ -226,44 +208,27 @@ def _attention_order() -> tuple[int, ...]:
     return _same(*_C._get_sdp_priority_order())
 
 
+def _flag(read: str, write: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return reader and writer of a flag, which have such names in torch."""
+    return getattr(_C, f"_get_{read}"), getattr(_C, f"_set_{write or read}")
+
+
 FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
-    (
-        "float32 matmul precision",
-        *_or_precisions(_C._get_float32_matmul_precision, _C._set_float32_matmul_precision),
-    ),
-    (
-        "fp16 accumulation",
-        _C._get_cublas_allow_fp16_accumulation,
-        _C._set_cublas_allow_fp16_accumulation,
-    ),
-    ("cudnn.enabled", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
-    ("cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
-    ("cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    (
-        "cudnn.allow_tf32",
-        *_or_precisions(_C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
-    ),
-    ("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    (
-        "memory-efficient attention",
-        _C._get_mem_efficient_sdp_enabled,
-        _C._set_sdp_use_mem_efficient,
-    ),
-    ("math attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    ("cuDNN attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
-    (
-        "half-precision reduction of math attention",
-        _C._get_math_sdp_allow_fp16_bf16_reduction,
-        _C._set_math_sdp_allow_fp16_bf16_reduction,
-    ),
+    ("float32 matmul precision", *_or_precisions(*_flag("float32_matmul_precision"))),
+    ("fp16 accumulation", *_flag("cublas_allow_fp16_accumulation")),
+    ("cudnn.enabled", *_flag("cudnn_enabled")),
+    ("cudnn.benchmark", *_flag("cudnn_benchmark")),
+    ("cudnn.deterministic", *_flag("cudnn_deterministic")),
+    ("cudnn.allow_tf32", *_or_precisions(*_flag("cudnn_allow_tf32"))),
+    ("flash attention", *_flag("flash_sdp_enabled", "sdp_use_flash")),
+    ("memory-efficient attention", *_flag("mem_efficient_sdp_enabled", "sdp_use_mem_efficient")),
+    ("math attention", *_flag("math_sdp_enabled", "sdp_use_math")),
+    ("cuDNN attention", *_flag("cudnn_sdp_enabled", "sdp_use_cudnn")),
+    ("half-precision reduction of math attention", *_flag("math_sdp_allow_fp16_bf16_reduction")),
     ("order of attention", _attention_order, _C._set_sdp_priority_order),
-    ("mkldnn", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    ("mkldnn.deterministic", _C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
-    (
-        "filling of uninitialized memory",
-        _C._get_deterministic_fill_uninitialized_memory,
-        _C._set_deterministic_fill_uninitialized_memory,
-    ),
+    ("mkldnn", *_flag("mkldnn_enabled")),
+    ("mkldnn.deterministic", *_flag("mkldnn_deterministic")),
+    ("filling of uninitialized memory", *_flag("deterministic_fill_uninitialized_memory")),
 )
 """Flags of torch's libraries: name, reader and writer."""
 
@@ -303,11 +268,9 @@ class TorchSettings:
 
 
 class unwound(same_modes):
-    """A context around a capture that also restores torch's settings and saved-tensor hooks.
-
-    An eager call may leave them changed when it fails, but a capture that fails must have no
-    effects.
-    """
+    """A context around a capture that also restores torch's settings and saved-tensor hooks. An
+    eager call may leave them changed when it fails, but a capture that fails must have no
+    effects."""
 
     __slots__ = ("_hooks", "_nested", "_settings")
 
@@ -349,7 +312,6 @@ def function_modes() -> list[object]:
 
 
 def _saving_hooks() -> object:
-    """Return the innermost hooks of saved tensors."""
     return _C._autograd._top_saved_tensors_default_hooks(False)
 
 

@@ -28,4 +28,4 @@ def proof(f: Program, *args: Any, buckets: Buckets = ROWS) -> Proof:
     bucket = buckets.choose(call.sizes)
     assert bucket is not None
     dry_run = DryRun(driver, device, f, ReachableState([("f", f)]), flat.tree)
-    return Proving(dry_run, buckets, call, flat, bucket).proven()
+    return Proving(dry_run, buckets, call, bucket).proven()

@@ -194,7 +194,7 @@ def test_a_capture_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     left: list[bool] = []
     monkeypatch.setattr(world, "capture_begin", fails)
-    monkeypatch.setattr(capturing, "_forget", lambda *given: left.append(given[-1]))
+    monkeypatch.setattr(capturing, "_forget", lambda begun: left.append(begun.draws))
     with pytest.raises(RuntimeError, match="no"):
         begin(monkeypatch, world)
     assert left == [False]

@@ -42,11 +42,7 @@ def takes_directly(t: Tensor) -> bool:
 class Anchors:
     """Leaves that make a node part of every backward and never get a gradient. At the end of a
     backward the caller's stream waits for the leaves' streams. So each stream with forwards has an
-    anchor.
-
-    Args:
-        leaves: the direct leaves of the node.
-    """
+    anchor. `leaves`: the direct leaves of the node."""
 
     def __init__(
         self, device: torch.device, stream: Callable[[], int], leaves: Sequence[Tensor]
@@ -54,8 +50,7 @@ class Anchors:
         self._device = device
         self._stream = stream
         self._by_stream: dict[int, Tensor] = {}
-        self.hooked = Hooked(leaves)
-        """A check whether a direct leaf has hooks by now."""
+        self.hooked = Hooked(leaves)  # a check whether a direct leaf has hooks by now
         if leaves:
             lead_to(leaves, self)
 
@@ -66,7 +61,6 @@ class Anchors:
         return self._by_stream[stream]
 
     def made(self) -> Sequence[Tensor]:
-        """Return the anchors of all streams."""
         return list(self._by_stream.values())
 
 
@@ -150,11 +144,8 @@ class _DeferredGradients:
         self._sums[id(leaf)] = edge, gradient
 
     def __call__(self) -> None:
-        """Have the engine run the hooks and accumulate.
-
-        Raises:
-            GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
-        """
+        """Have the engine run the hooks and accumulate. Raises `GraphError`: OL112, one of the
+        hooks ran already, for a leaf that is not direct."""
         for leaf in self._leaves:
             refuse_hooks_run(leaf, self._backward)
         edges, gradients = zip(*self._sums.values(), strict=True)

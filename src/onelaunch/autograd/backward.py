@@ -25,11 +25,7 @@ from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.attention_seeds import SeedsOfCapture
 from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.protocol import (
-    Driver,
-    Graph,
-    Rewind,
-)
+from onelaunch.driver.protocol import Driver, Graph, Rewind
 from onelaunch.driver.schedule import Parallel
 from onelaunch.frames.reads import Reads
 from onelaunch.state.slots import Slot
@@ -46,26 +42,16 @@ _use_count: Callable[[int], int] = cast(Any, torch._C)._storage_Use_Count
 
 
 class ForwardRun(NamedTuple):
-    """The run of a forward under capture, as its backward has to know it.
+    """The run of a forward under capture, as its backward has to know it. `compiled`: True for
+    compiled code. Its operations are hidden, and its backward runs no Python."""
 
-    Attributes:
-        where: the line where the callable begins.
-        asking: its answers about capturing, for its recomputation.
-        reads: its reads.
-        compiled: True for compiled code. Its operations are hidden, and its backward runs no
-            Python.
-        copied_to_device: the host values that it copied to the device.
-        rebound: slots in which each forward stores a tensor.
-        parallel: see `Driver.capture`.
-    """
-
-    where: str | None
-    asking: CaptureAnswer
-    reads: Reads | None
+    where: str | None  # the line where the callable begins
+    asking: CaptureAnswer  # its answers about capturing, for its recomputation
+    reads: Reads | None  # its reads
     compiled: bool
-    copied_to_device: Sequence[Tensor]
-    rebound: Sequence[Slot]
-    parallel: Parallel
+    copied_to_device: Sequence[Tensor]  # the host values that it copied to the device
+    rebound: Sequence[Slot]  # slots in which each forward stores a tensor
+    parallel: Parallel  # see `Driver.capture`
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +65,7 @@ class StaticGraph:
     inputs: list[Tensor]
     direct: int
     """The number of leaves at the end of `inputs` whose `.grad` the backward adds to directly."""
-    rewind: Rewind | None
-    """The random state of the forward capture."""
+    rewind: Rewind | None  # the random state of the forward capture
     forward: ForwardRun
     outlasting: list[Tensor] = field(default_factory=list)
     """Tensors from before the call that it returns or stores, or whose views it does."""
@@ -225,7 +210,6 @@ def reading(moved: Moved) -> Generator[None]:
 
 
 def backward_title(grads: Gradients) -> str:
-    """Name a backward in a trace."""
     return f"backward {sizes([g.shape for g in grads if g is not None])}"
 
 
@@ -235,15 +219,12 @@ class Backward:
 
     graph: Graph
     title: str
-    written: list[Tensor]
-    """Tensors of the caller that it writes, and whose versions eager advances."""
+    written: list[Tensor]  # tensors of the caller that it writes, and whose versions eager advances
     verdict: BackwardComparison | None
     _handed: list[tuple[int, Tensor]]
     """(index among its inputs, the copy) of gradients and forward inputs that it writes."""
-    _constants: list[Tensor]
-    """The device's copies of host values, which the graph reads."""
-    _kept: list[Tensor | None] | None
-    """The gradients in its own memory, or None."""
+    _constants: list[Tensor]  # the device's copies of host values, which the graph reads
+    _kept: list[Tensor | None] | None  # the gradients in its own memory, or None
     _targets: list[Callable[[], tuple[Tensor, Tensor]] | None]
     """Makers of memory for gradients that it does not keep."""
 

@@ -61,13 +61,10 @@ class _Capturing:
     constants: DeviceConstants | None
     before: StateWalk | None
     parallel: Parallel
-    draws: bool
-    """True if a run drew from the device's default generator."""
-    effects: _Effects = field(init=False)
-    """The effects of the last run."""
+    draws: bool  # True if a run drew from the device's default generator
+    effects: _Effects = field(init=False)  # the effects of the last run
 
     def body(self, capture: Capture) -> list[Tensor | None]:
-        """Run the backward, and return its gradients."""
         static, grads, driver = self.static, self.grads, self.static.driver
         statics = [None if g is None else _port(driver, capture, g) for g in grads]
         there = [(saved, _port(driver, capture, t)) for saved, t in self.moved]
@@ -97,9 +94,7 @@ class _Capturing:
         observer.ledger = compared
         verdict = None
         if self.first_run is not None and self.before is not None:
-            verdict = BackwardComparison(
-                observer, self.first_run, self.before, driver, static.device
-            )
+            verdict = BackwardComparison(observer, self.first_run, self.before)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)
@@ -245,7 +240,6 @@ def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
 
 
 def _port(driver: Driver, capture: Capture, g: Tensor) -> Tensor:
-    """Make an input port for a gradient, and return the tensor over it."""
     region = driver.region(g)
     buffer = driver.empty(region.nbytes, g.device)
     static = driver.alias(buffer, g.dtype, g.shape, g.stride(), 0)  # kernels are chosen by strides
@@ -263,7 +257,7 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         allocate = driver.allocator(spec)
 
         def whole() -> tuple[Tensor, Tensor]:
-            made = allocate()
+            made = allocate(spec.shape, spec.stride)
             return made, made
 
         return whole

@@ -49,10 +49,7 @@ class Link:
 
     def forward(self, lease: Lease, launch: Launch) -> Launch:
         """Return the launch of the forward captured last, which raises `Released` out of order.
-
-        Args:
-            lease: taken while the forward waits for its backward.
-        """
+        `lease`: taken while the forward waits for its backward."""
         later: list[Lease] = []
         for others in self._later:
             others.append(lease)
@@ -90,10 +87,7 @@ class Link:
 
 class Chain:
     """A chain of callables in the order in which they run, as `make_graphed_callables` gets them.
-
-    Args:
-        new_pool: makes memory that no other recording uses.
-    """
+    `new_pool`: makes memory that no other recording uses."""
 
     def __init__(self, new_pool: NewPool) -> None:
         self._new_pool = new_pool

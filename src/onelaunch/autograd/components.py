@@ -18,33 +18,21 @@ if TYPE_CHECKING:
 
 
 class Component(NamedTuple):
-    """The part of a recording that belongs to some of its results.
-
-    Args:
-        results: their positions.
-        inputs: positions of the arguments and parameters behind them.
-        watched: positions of watched tensors that eager would have saved for them.
-        watched_results: positions among these results of results that eager would have saved.
-        saves: True if their backward reads anything of the forward.
-        statics: the recording's tensors for the watched tensors, and then the watched results.
-    """
+    """The part of a recording that belongs to some of its results."""
 
     results: list[int]
-    inputs: list[int]
-    watched: list[int]
+    inputs: list[int]  # positions of the arguments and parameters behind them
+    watched: list[int]  # positions of watched tensors that eager would have saved for them
     watched_results: list[int]
-    saves: bool
+    """Positions among these results of results that eager would have saved."""
+    saves: bool  # True if their backward reads anything of the forward
     statics: list[Tensor]
+    """The recording's tensors for the watched tensors, and then the watched results."""
 
 
 class ComponentNode:
-    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`.
-
-    Args:
-        whole: the recording.
-        component: the component.
-        count: the number of all results.
-    """
+    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`. `count`: the
+    number of all results."""
 
     def __init__(self, whole: AutogradPair, component: Component, count: int) -> None:
         self._whole = whole

@@ -17,12 +17,8 @@ def gradients(
     keep_graph: bool = False,
 ) -> Sequence[Tensor | None]:
     """Do `torch.autograd.grad`, which imports sympy at its first call: 1 s. An input that no output
-    depends on has None. The engine itself checks sizes and dtypes.
-
-    Args:
-        given: the gradients of the outputs, of their sizes.
-        keep_graph: as torch's `retain_graph`.
-    """
+    depends on has None. The engine itself checks sizes and dtypes. `given`: the gradients of the
+    outputs, of their sizes. `keep_graph`: as torch's `retain_graph`."""
     if torch.overrides.has_torch_function((*outputs, *inputs)):  # a class or a mode has its say
         return torch.autograd.grad(
             outputs, inputs, given, retain_graph=keep_graph, allow_unused=True

@@ -32,18 +32,12 @@ from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger, moved
 from onelaunch.watch.observer import Observer
 
-_MOST = 200
-"""The most characters of a message's first line."""
+_MOST = 200  # the most characters of a message's first line
 
 
 class FirstBackward:
-    """The operations and the reads of a backward.
-
-    Args:
-        outputs: the results of the forward, with its graph.
-        grads: their gradients.
-        known: the reads of the forward.
-    """
+    """The operations and the reads of a backward. `outputs`: the results of the forward, with its
+    graph. `known`: the reads of the forward."""
 
     def __init__(
         self,
@@ -53,7 +47,7 @@ class FirstBackward:
         grads: Sequence[Tensor],
         known: Reads | None,
     ) -> None:
-        self._driver, self._device, self._known = driver, device, known
+        self.driver, self.device, self._known = driver, device, known
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
         """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
@@ -82,11 +76,8 @@ class FirstBackward:
         self.ledger.finish()
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that changes state, or stores a tensor: no replay does.
-
-        Raises:
-            CaptureError: OL118.
-        """
+        """Refuse a backward that changes state, or stores a tensor: no replay does. Raises
+        `CaptureError`: OL118."""
         if before.is_current() and Use.NONE not in before.used.values():
             return
         after = self.state()
@@ -112,29 +103,20 @@ class FirstBackward:
         """Return a ledger for a capture, to compare it with the run."""
         state = walk((), self._known)
         given = [*grads, *self._numbers]
-        return Ledger(
-            self._driver, self._device, given, state, earlier=self.ledger, capture=capture
-        )
+        return Ledger(self.driver, self.device, given, state, earlier=self.ledger, capture=capture)
 
 
 class BackwardComparison:
     """The comparison of a captured backward with the run before it.
 
     Attributes:
-        difference: the difference, or None.
         guard: the check that the state it read is unchanged.
         changed: the name of state that it read and that the run before found otherwise, or None.
     """
 
-    def __init__(
-        self,
-        observer: Observer,
-        first_run: FirstBackward,
-        before: StateWalk,
-        driver: Driver,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, observer: Observer, first_run: FirstBackward, before: StateWalk) -> None:
         assert observer.ledger is not None
+        driver, device = first_run.driver, first_run.device
         observer.ledger.finish()
         self.difference: RunDifference | None = observer.ledger.difference
         before.expand()

@@ -31,8 +31,7 @@ _C: Any = torch._C
 packing_hooks: Callable[[bool], object] = _C._autograd._top_saved_tensors_default_hooks
 """A reader of the hooks that pack saved tensors."""
 
-Node = Any
-"""A node of an autograd graph; torch has no public type for all of them."""
+Node = Any  # a node of an autograd graph; torch has no public type for all of them
 
 AccumulateGrad: Any = _C._functions.AccumulateGrad
 """The type of a leaf's node. A custom function's node may have a `variable` too."""
@@ -54,18 +53,13 @@ def _next(node: Node) -> list[Node]:
 
 
 class CapturedGraph:
-    """The nodes and leaves of a captured forward's autograd graph.
-
-    Args:
-        outputs: the tensors where it begins.
-        inputs: tensors where it ends before any leaf.
-    """
+    """The nodes and leaves of a captured forward's autograd graph. `outputs`: the tensors where it
+    begins. `inputs`: tensors where it ends before any leaf."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
         self.packs = False
         """True if hooks of the callable (checkpointing) hold saved tensors of a node."""
-        self.spoiled = False
-        """True if the callable wrote over a saved tensor."""
+        self.spoiled = False  # True if the callable wrote over a saved tensor
         self.nodes: list[Node] = []
         self.leaves: list[Tensor] = []
         seen: set[Node] = {t.grad_fn for t in inputs}
@@ -235,11 +229,8 @@ def is_freed(t: Tensor) -> bool:
 
 def mark_freed(t: Tensor) -> Tensor:
     """Return a tensor over the memory of `t` whose graph counts as freed. 1 us. It requires grad,
-    and a backward over it raises, as over the loss of a training step in eager.
-
-    Args:
-        t: a fresh leaf; not to be used afterwards.
-    """
+    and a backward over it raises, as over the loss of a training step in eager. `t`: a fresh leaf;
+    not to be used afterwards."""
     return _C._functions.DelayedError(_FREED_INSIDE, 1)(t.requires_grad_())
 
 
@@ -296,11 +287,8 @@ def is_one_of_several(t: Tensor) -> bool:
 
 
 def is_pure_view(t: Tensor, ends: Container[Node] = ()) -> bool:
-    """Return whether autograd made `t` by views alone, which `as_strided` can replace.
-
-    Args:
-        ends: nodes of tensors, besides leaves, that `t` may be or view.
-    """
+    """Return whether autograd made `t` by views alone, which `as_strided` can replace. `ends`:
+    nodes of tensors, besides leaves, that `t` may be or view."""
     node = _behind_views(t, ends)
     if node is None:
         return t.grad_fn is None

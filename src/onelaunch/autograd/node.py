@@ -94,20 +94,16 @@ _, _NOBODY = _popped([object()])
 
 class InFlightForward:
     """A forward in flight, until its backward or the end of its autograd graph frees it. Until then
-    the recording holds this call's saved tensors, and no other call may use it.
-
-    Args:
-        token: of the recording's `Lease`, if its backward reads anything of the forward; of a
-            component the whole forward in flight, which has it.
-    """
+    the recording holds this call's saved tensors, and no other call may use it. `token`: of the
+    recording's `Lease`, if its backward reads anything of the forward; of a component the whole
+    forward in flight, which has it."""
 
     __slots__ = ("inputs", "overwritten", "places", "released", "token", "versions", "watched")
 
     def __init__(self, token: object) -> None:
         self.token = token
         self.released = False
-        self.overwritten = False
-        """True once a backward wrote to a saved tensor of the forward."""
+        self.overwritten = False  # True once a backward wrote to a saved tensor of the forward
         self.watched: tuple[Tensor, ...] = ()
         """The caller's tensors that eager would have saved, with their version counters in
         `versions`."""

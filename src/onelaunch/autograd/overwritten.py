@@ -22,27 +22,20 @@ _set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None] = cast(
 
 
 class Overwritten:
-    """Writes of the backwards over one captured graph, as they were seen.
-
-    Args:
-        outputs: the results where the graph begins.
-        storage_of: returns a tensor's storage.
-
-    Attributes:
-        statics: the recording's tensors whose originals the caller has: inputs, state and results
-            that eager would save.
-        places: indices of the written tensors in `statics`.
-        saved: storages of saved tensors with versions that a backward advanced. Eager's next
-            backward over their graph raises.
-    """
+    """Writes of the backwards over one captured graph, as they were seen. `outputs`: the results
+    where the graph begins."""
 
     def __init__(self, outputs: Sequence[Tensor], storage_of: Callable[[Tensor], int]) -> None:
         self._outputs = outputs
         self._storage_of = storage_of
         self._tensors: list[Tensor] | None = None
         self.statics: list[Tensor] = []
-        self.places: set[int] = set()
+        """The recording's tensors whose originals the caller has: inputs, state and results that
+        eager would save."""
+        self.places: set[int] = set()  # indices of the written tensors in `statics`
         self.saved: set[int] = set()
+        """Storages of saved tensors with versions that a backward advanced. Eager's next backward
+        over their graph raises."""
 
     @contextlib.contextmanager
     def counters_kept(self) -> Generator[None]:

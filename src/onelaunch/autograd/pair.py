@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.accumulate import Anchors
-from onelaunch.autograd.backward import (
-    Backward,
-    Gradients,
-    Moved,
-    StaticGraph,
-    backward_title,
-)
+from onelaunch.autograd.backward import Backward, Gradients, Moved, StaticGraph, backward_title
 from onelaunch.autograd.capture import capture_backward
 from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
@@ -54,8 +48,7 @@ _C: Any = torch._C
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
-_MOST_CHANGES = 8
-"""The most captures of a kind of backward while a number that it reads changes."""
+_MOST_CHANGES = 8  # the most captures of a kind of backward while a number that it reads changes
 
 
 @dataclass(slots=True, eq=False)
@@ -64,15 +57,11 @@ class _Kind:
     operation, in the thread and on the stream of the capture. This is its warm-up."""
 
     fits: Callable[[], bool]
-    like: Callable[..., bool]
-    """A check that gradients have this layout."""
-    warm: bool = False
-    """True once it ran operation by operation."""
+    like: Callable[..., bool]  # a check that gradients have this layout
+    warm: bool = False  # True once it ran operation by operation
     first_run: FirstBackward | None = None
-    differing: int = 0
-    """Captures in a row that differed from the run before them."""
-    changes: int = 0
-    """Captures that no longer fit the state that they read."""
+    differing: int = 0  # captures in a row that differed from the run before them
+    changes: int = 0  # captures that no longer fit the state that they read
     refused: bool = False
     kept: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
@@ -83,58 +72,38 @@ class _Kind:
 class Watched(NamedTuple):
     """Tensors that eager would have saved for a backward, except results of the node."""
 
-    inputs: list[int]
-    """Indices of inputs of the recording."""
-    tensors: list[Tensor]
-    """Tensors of the callable's state."""
-    plain: list[int]
-    """Indices of results that need no gradient."""
-    memory: list[int]
-    """Storages of all watched tensors, in the recording."""
+    inputs: list[int]  # indices of inputs of the recording
+    tensors: list[Tensor]  # tensors of the callable's state
+    plain: list[int]  # indices of results that need no gradient
+    memory: list[int]  # storages of all watched tensors, in the recording
 
 
 @dataclass(slots=True, eq=False)
 class AutogradPair:
     """A captured forward, joined to autograd, with the recordings of its backward. A change in
-    place of a watched tensor before the backward is an error: eager would have saved it.
-
-    Args:
-        static: the forward's autograd graph.
-        pool: memory of the forward.
-        new_pool: makes memory that no other recording uses.
-        make_room: keeps the pool that counts all this within its budget; returns whether it is.
-        results: indices of the results that come out of the node.
-        arguments: indices of the inputs that are inputs of the node.
-        parameters: tensors of the callable's state that are further inputs of the node.
-        direct: other leaves of the callable's state; the backward adds to their `.grad`.
-        watched: tensors that eager would have saved, except results of the node.
-        watched_results: positions of saved results among the node's.
-        saved: the watched tensors that eager saves as objects, not as a view or its memory.
-        saves: True if the backward reads anything of the forward.
-        raises: True if a backward that cannot be captured is an error.
-        link: the chain's memory and stream, shared with forwards before and after it.
-        uncopied: position of an input without a copy among the watched -> tensors saved over it.
-        components: groups of results whose graphs share no node; empty if there is one group.
-    """
+    place of a watched tensor before the backward is an error: eager would have saved it."""
 
     static: StaticGraph
     pool: DevicePool
-    new_pool: Callable[[], DevicePool]
+    new_pool: Callable[[], DevicePool]  # makes memory that no other recording uses
     make_room: Callable[[], bool]
-    results: list[int]
-    arguments: list[int]
-    parameters: list[Tensor]
-    direct: list[Tensor]
-    watched: Watched
-    watched_results: list[int]
-    saved: Saved
-    saves: bool
-    raises: bool
-    link: Link | None = None
+    """Keeps the pool that counts all this within its budget; returns whether it is."""
+    results: list[int]  # indices of the results that come out of the node
+    arguments: list[int]  # indices of the inputs that are inputs of the node
+    parameters: list[Tensor]  # tensors of the callable's state that are further inputs of the node
+    direct: list[Tensor]  # other leaves of the callable's state; the backward adds to their `.grad`
+    watched: Watched  # tensors that eager would have saved, except results of the node
+    watched_results: list[int]  # positions of saved results among the node's
+    saved: Saved  # the watched tensors that eager saves as objects, not as a view or its memory
+    saves: bool  # True if the backward reads anything of the forward
+    raises: bool  # True if a backward that cannot be captured is an error
+    link: Link | None = None  # chain's memory and stream, shared with forwards before and after it
     components: list[Component] = field(default_factory=list)
+    """Groups of results whose graphs share no node; empty if there is one group."""
     lease: Lease = field(default_factory=Lease)
     retired: bool = False
     uncopied: dict[int, SavedOver] = field(default_factory=dict)
+    """Position of an input without a copy among the watched -> tensors saved over it."""
     _in_place: InPlace | None = None
     anchors: Anchors = field(init=False)
     _leaves: InOrder = field(init=False)
@@ -185,11 +154,8 @@ class AutogradPair:
         watched: Any,
         forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
-        """Return the results of one launch, as results of a node of autograd.
-
-        Args:
-            forwards: gets the in-flight forward of each node.
-        """
+        """Return the results of one launch, as results of a node of autograd. `forwards`: gets the
+        in-flight forward of each node."""
         node = (self, in_flight, made, watched)
         forwards.append(in_flight)
         leaves = self._leaves.of(inputs)

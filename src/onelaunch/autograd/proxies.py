@@ -156,10 +156,7 @@ _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tenso
 
 class NoHooks(FunctionMode):
     """A mode that refuses hooks on tensors of a captured graph: Python that no replay would run.
-
-    Args:
-        refused: called with the refusal, which is raised by default.
-    """
+    `refused`: called with the refusal, which is raised by default."""
 
     def __init__(self, refused: Callable[[CaptureError], object] | None = None) -> None:
         super().__init__()
@@ -189,7 +186,6 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def _refuse_first(what: str, *registered: dict[int, Any] | None) -> None:
-    """Refuse the first of all hooks, if there is one."""
     for hooks in registered:
         for hook in (hooks or {}).values():
             raise CaptureError("OL112", what, where=line_of(hook))

@@ -46,12 +46,8 @@ _leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Wanted:
-    """The leaves that one backward asks for, and their gradients.
-
-    Args:
-        leaves: leaves without edges.
-        accumulates: True if the gradients go into the leaves, False if to the caller.
-    """
+    """The leaves that one backward asks for, and their gradients. `leaves`: leaves without edges.
+    `accumulates`: True if the gradients go into the leaves, False if to the caller."""
 
     def __init__(self, leaves: Sequence[Tensor], accumulates: bool) -> None:
         self._ids = {id(leaf) for leaf in leaves}
@@ -65,11 +61,8 @@ class Wanted:
         return id(leaf) in self._ids
 
     def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients from one node to the wanted leaves.
-
-        Raises:
-            GraphError: OL112, a hook of a leaf would not see the sum.
-        """
+        """Add gradients from one node to the wanted leaves. Raises `GraphError`: OL112, a hook of a
+        leaf would not see the sum."""
         for leaf, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None and leaf in self:
                 if read_hooks(leaf):
@@ -79,11 +72,8 @@ class Wanted:
                 self._sums[id(leaf)] = gradient if held is None else held + gradient
 
     def run_hooks(self, run_backward: Callable[..., Any], create_graph: bool) -> None:
-        """Have the engine run the hooks of leaves over their sums.
-
-        Raises:
-            GraphError: OL112, one of the hooks ran already, for a leaf that is not direct.
-        """
+        """Have the engine run the hooks of leaves over their sums. Raises `GraphError`: OL112, one
+        of the hooks ran already, for a leaf that is not direct."""
         if not self._hooked:
             return
         leaves, edges = zip(*self._hooked.values(), strict=True)
@@ -213,11 +203,8 @@ def wants(node: Any) -> bool:
 
 
 def edge_to(leaf: Tensor) -> GradientEdge:
-    """Return the edge over which another run of the engine calls a leaf's hooks.
-
-    Raises:
-        GraphError: OL112, this run calls one of them, too.
-    """
+    """Return the edge over which another run of the engine calls a leaf's hooks. Raises
+    `GraphError`: OL112, this run calls one of them, too."""
     frozen = not leaf.requires_grad
     edge = torch.autograd.graph.get_gradient_edge(leaf.requires_grad_())
     if frozen:

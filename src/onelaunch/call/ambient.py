@@ -60,24 +60,18 @@ note_mode: Any = getattr(_C._dynamo.guards, "set_is_in_mode_without_ignore_compi
 
 
 def refresh_mode_flag() -> None:
-    """Tell torch that this thread has no dispatch mode, if it has none.
-
-    Since pytorch#164992 torch keeps a flag for each thread, but copies it from a flag of the
-    process: modes in two threads at once leave it wrong. Its guards of tensors then see other
-    dispatch keys of a tensor subclass than in other threads.
-    """
+    """Tell torch that this thread has no dispatch mode, if it has none. Since pytorch#164992 torch
+    keeps a flag for each thread, but copies it from a flag of the process: modes in two threads at
+    once leave it wrong. Its guards of tensors then see other dispatch keys of a tensor subclass
+    than in other threads."""
     if not _dispatch_modes():
         note_mode(False)
 
 
 def runs_inline(graphed: Any) -> bool:
-    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode.
-
-    Called at every call: 0.3 us.
-
-    Args:
-        graphed: the graphed callable, which is named if torch.compile traces it.
-    """
+    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode. Called
+    at every call: 0.3 us. `graphed`: the graphed callable, which is named if torch.compile traces
+    it."""
     if torch.compiler.is_dynamo_compiling():
         note_traced(graphed._name)
         return True
@@ -124,10 +118,7 @@ def modes() -> tuple[object, ...]:
 
 class Modes:
     """The modes of this thread that belong to a signature, to be entered in another thread.
-
-    Args:
-        graded: False to replace a mode with gradients by inference mode.
-    """
+    `graded`: False to replace a mode with gradients by inference mode."""
 
     def __init__(self, graded: bool = True) -> None:
         grad = torch.is_grad_enabled()
@@ -167,10 +158,8 @@ def noted_modes() -> Callable[[], str]:
 
 def readers() -> list[tuple[Callable[[], object], object]]:
     """Return (reader, result) pairs that check at a later call that the same modes are in force.
-
     The default device is left out, as it costs more to read: it is compared where it was set. The
-    same modes give the same functions.
-    """
+    same modes give the same functions."""
     now: Any = _C._dynamo.guards.GlobalStateGuard()
     guard = _guards.setdefault(now.__getstate__(), now)
     if not guard.check():  # its text is not complete
@@ -179,25 +168,9 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 
 
 def ambient() -> str | None:
-    """Return the ambient mode that makes a replay meaningless, or None.
-
-    The callable itself runs then: the tracer, transform or mode must see its operations.
-    """
-    if compiles_here():
-        return "torch.compile is tracing"
-    if _C._len_torch_dispatch_stack():
-        return "a torch dispatch mode is active"
-    if _C._len_torch_function_stack() and not _only_default_device():
-        return "a torch function mode is active"
-    if _C._functorch.peek_interpreter_stack() is not None:
-        return "a functorch transform is active"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode AD is active"
-    if torch.is_anomaly_enabled():
-        return "anomaly mode is on"
-    if _C._is_tracing():
-        return "torch.jit is tracing"
-    return None
+    """Return the ambient mode that makes a replay meaningless, or None. The callable itself runs
+    then: the tracer, transform or mode must see its operations."""
+    return next((mode for mode, is_active in _AMBIENT if is_active()), None)
 
 
 def compiles_here() -> bool:
@@ -208,11 +181,21 @@ def compiles_here() -> bool:
     return (CompileContext.try_get() or TracingContext.try_get()) is not None
 
 
-def _only_default_device() -> bool:
-    """Return whether `torch.set_default_device`'s is the only function mode."""
-    if _C._len_torch_function_stack() != 1:
-        return False
-    return type(_C._get_function_stack_at(0)).__name__ == "DeviceContext"
+def _has_function_mode() -> bool:
+    """Return whether there is a function mode other than `torch.set_default_device`'s."""
+    modes = [type(_C._get_function_stack_at(i)).__name__ for i in range(_function_modes())]
+    return modes not in ([], ["DeviceContext"])
+
+
+_AMBIENT: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("torch.compile is tracing", compiles_here),
+    ("a torch dispatch mode is active", _dispatch_modes),
+    ("a torch function mode is active", _has_function_mode),
+    ("a functorch transform is active", lambda: _functorch() is not None),
+    ("forward-mode AD is active", lambda: _forward_ad._current_level >= 0),
+    ("anomaly mode is on", _anomaly),
+    ("torch.jit is tracing", _tracing),
+)
 
 
 def default_device() -> torch.device:

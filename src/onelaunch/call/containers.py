@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from onelaunch.call.values import has_members
 from onelaunch.errors import text_of
 
 BY_VALUE = (
@@ -83,7 +84,7 @@ def is_ordinary(kind: type) -> bool:
         and kind.__new__ is object.__new__
         and kind not in pytree.SUPPORTED_NODES
         and not hasattr(kind, "__del__")
-        and not _has_slots(kind)
+        and not has_members(kind)
         and not issubclass(kind, type | types.ModuleType | types.FunctionType | torch.nn.Module)
     )
 
@@ -166,14 +167,7 @@ def _is_of_attributes(kind: type) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _is_dict_kind(kind: type) -> bool:
     """Return whether items and attributes make up the whole of a class's dicts."""
-    return kind.__init__ in (dict.__init__, OrderedDict.__init__) and not _has_slots(kind)
-
-
-@functools.lru_cache(maxsize=1024)
-def _has_slots(kind: type) -> bool:
-    """Return whether instances hold values that are neither items nor in their `__dict__`."""
-    members = (member for base in kind.__mro__ for member in vars(base).values())
-    return any(isinstance(member, types.MemberDescriptorType) for member in members)
+    return kind.__init__ in (dict.__init__, OrderedDict.__init__) and not has_members(kind)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,13 +187,8 @@ def has_context(keys: tuple[Any, ...]) -> bool:
 
 
 def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
-    """Return the steps from a container to its children, for messages.
-
-    Args:
-        kind: its class.
-        keys: its keys, from `parts_of`.
-        count: the number of its children.
-    """
+    """Return the steps from a container to its children, for messages. `keys`: its keys, from
+    `parts_of`."""
     if isinstance(keys, Names):
         return [f".{key}" for key in keys]
     if isinstance(keys, RecordKeys):

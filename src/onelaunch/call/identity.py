@@ -52,12 +52,8 @@ class Identities:
 
 
 def argument_objects(tree: Tree, value: object) -> dict[int, Same]:
-    """Return the objects among the arguments of a call, by id.
-
-    Args:
-        tree: of ``(args, kwargs)``.
-        value: both, as the callable gets them.
-    """
+    """Return the objects among the arguments of a call, by id. `tree`: of ``(args, kwargs)``.
+    `value`: both, as the callable gets them."""
     found: dict[int, Same] = {}
     _collect(tree, value, (), found)
     return found
@@ -84,11 +80,7 @@ def exchanged(
 ) -> Generator[Any]:
     """Return a context with a value in which some leaves are exchanged. Its containers are the same
     and get their own leaves back at the end; containers of a registered class are copies.
-
-    Args:
-        leaves: all leaves.
-        changed: the indices of the exchanged leaves.
-    """
+    `changed`: the indices of the exchanged leaves."""
     undo: list[Callable[[], None]] = []
     try:
         yield _exchange(tree, value, leaves, changed, undo)

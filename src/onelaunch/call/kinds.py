@@ -33,12 +33,7 @@ def _kinds(tree: Tree, within: bool) -> Iterator[tuple[type, bool]]:
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:
     """Return the classes of the arguments that a call changed, as `kinds_in` does: True for
-    flattened objects, False for dataclasses where only plain values changed.
-
-    Args:
-        before: the arguments before the call.
-        after: the arguments after the call.
-    """
+    flattened objects, False for dataclasses where only plain values changed."""
     found: dict[type, bool] = {}
     _same(before, before.tree, after, after.tree, found)
     return found

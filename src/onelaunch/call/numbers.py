@@ -16,13 +16,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def with_numbers(tree: Tree, change: Callable[[int, Constant], Constant]) -> Tree:
-    """Return a call's tree with each number changed.
-
-    Args:
-        tree: the tree.
-        change: returns the constant in place of a number, given its position among the numbers in
-            plain containers. A replay finds numbers in plain containers alone.
-    """
+    """Return a call's tree with each number changed. `change`: returns the constant in place of a
+    number, given its position among the numbers in plain containers. A replay finds numbers in
+    plain containers alone."""
     count = 0
 
     def changed(part: Tree) -> Tree:

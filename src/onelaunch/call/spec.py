@@ -209,9 +209,10 @@ def lies_on(t: Tensor, device: torch.device) -> bool:
     return same and not is_compound(t)
 
 
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_stride(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return the strides of a dense tensor. `order`: its dimensions, the outermost first."""
     stride, step = [0] * len(shape), 1
-    for dim in reversed(range(len(shape))):
+    for dim in reversed(range(len(shape)) if order is None else order):
         stride[dim] = step
         step *= max(shape[dim], 1)
     return tuple(stride)

@@ -28,10 +28,8 @@ from onelaunch.call.containers import (
 )
 from onelaunch.call.values import compares, is_value_kind, written_bits
 
-_PLAIN = frozenset({tuple, list, dict})
-"""The kinds of nearly all containers, which have no attributes."""
-_EMPTY: tuple[object, ...] = ()
-"""Python's only empty tuple."""
+_PLAIN = frozenset({tuple, list, dict})  # kinds of nearly all containers, which have no attributes
+_EMPTY: tuple[object, ...] = ()  # Python's only empty tuple
 
 
 class Leaf(NamedTuple):
@@ -41,11 +39,9 @@ class Leaf(NamedTuple):
 
 
 class Constant:
-    """A value that must be the same in every call: plain by type and bits, else by identity.
-
-    2, 2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy
-    number, a `Decimal` or a date is plain too: see `is_value_kind`.
-    """
+    """A value that must be the same in every call: plain by type and bits, else by identity. So 2,
+    2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy number, a
+    `Decimal` or a date is plain too: see `is_value_kind`."""
 
     __slots__ = ("_key", "by_identity", "value")
     _key: tuple[object, ...]
@@ -53,12 +49,8 @@ class Constant:
     by_identity: bool
 
     def __init__(self, value: object, in_context: bool = False) -> None:
-        """Make a constant.
-
-        Args:
-            in_context: True in a context of torch's pytree, which is compared by `==` there. A
-                value with an `==` of its own is then compared by bits here.
-        """
+        """Make a constant. `in_context`: True in a context of torch's pytree, which is compared by
+        `==` there. A value with an `==` of its own is then compared by bits here."""
         self.value = value
         bits = _bits(value)
         if bits is None and in_context and compares(type(value)):
@@ -140,25 +132,17 @@ class Above(NamedTuple):
 
 
 class Same(NamedTuple):
-    """An object that existed before the call, and that a result contains as it is.
+    """An object that existed before the call, and that a result contains as it is. `steps`: for an
+    argument, the path to it from ``(args, kwargs)``: items, and `Attribute`. None for an object
+    that is the same in every call."""
 
-    Attributes:
-        value: the object; None for an argument.
-        steps: for an argument, the path to it from ``(args, kwargs)``: items, and `Attribute`.
-            None for an object that is the same in every call.
-    """
-
-    value: object
+    value: object  # the object; None for an argument
     steps: tuple[object, ...] | None
 
 
 class Shared(NamedTuple):
     """A container in several places of results and stored values. Each call makes it once.
-
-    Attributes:
-        number: the number of the container, in all trees of a call.
-        tree: the container.
-    """
+    `number`: the number of the container, in all trees of a call."""
 
     number: int
     tree: Container
@@ -179,8 +163,7 @@ class Flat(NamedTuple):
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
-    apart: Sequence[object] = ()
-    """The objects that were taken apart."""
+    apart: Sequence[object] = ()  # the objects that were taken apart
 
 
 def flatten(
@@ -198,7 +181,6 @@ def flatten(
     is a constant.
 
     Args:
-        value: anything.
         root: the beginning of paths.
         objects: True to flatten objects of ordinary Python classes that hold tensors (a Hugging
             Face `Cache`) into their attributes. ``"made"`` to flatten objects without tensors too;
@@ -314,14 +296,8 @@ def unflatten(
     within: tuple[Any, ...] = (),
     shared: dict[int, Any] | None = None,
 ) -> Any:
-    """Rebuild a value: containers are new, constants the same objects.
-
-    Args:
-        tree: the value's tree.
-        leaves: its tensors.
-        within: the objects around it.
-        shared: number -> `Shared` container that was made already.
-    """
+    """Rebuild a value: containers are new, constants the same objects. `shared`: number -> `Shared`
+    container that was made already."""
     shared = {} if shared is None else shared
     if isinstance(tree, Leaf):
         return leaves[tree.index]
@@ -355,7 +331,6 @@ def mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
 
 
 def leaf_numbers(tree: Tree) -> Iterator[int]:
-    """Return the number of each tensor of a tree."""
     if isinstance(tree, Leaf):
         yield tree.index
     elif isinstance(tree, Container | Shared):

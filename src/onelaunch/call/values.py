@@ -22,7 +22,7 @@ def is_value_kind(kind: type) -> bool:
     """Return whether the objects of a class are values that can never change. It has `==` and a
     hash, and no attribute, slot or item that can be set. A `__setattr__` that refuses does not
     count, as `object.__setattr__` sets all the same."""
-    return compares(kind) and not (hasattr(kind, "__setitem__") or _has_members(kind))
+    return compares(kind) and not (hasattr(kind, "__setitem__") or has_members(kind))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -36,7 +36,8 @@ def compares(kind: type) -> bool:
     )
 
 
-def _has_members(kind: type) -> bool:
+@functools.lru_cache(maxsize=1024)
+def has_members(kind: type) -> bool:
     """Return whether the objects of a class have `__slots__`, or members that C stores."""
     members = (member for base in kind.__mro__ for member in vars(base).values())
     return any(isinstance(member, types.MemberDescriptorType) for member in members)
@@ -44,11 +45,7 @@ def _has_members(kind: type) -> bool:
 
 def written_bits(value: Any, bits: Bits) -> tuple[object, ...] | None:
     """Return a key of pickle's text for a value; None if there is none, or if it contains an object
-    that is no value. Costs a microsecond.
-
-    Args:
-        bits: returns the key of a part.
-    """
+    that is no value. Costs a microsecond. `bits`: returns the key of a part."""
     dtype: Any = getattr(value, "dtype", None)
     if hasattr(dtype, "hasobject") and hasattr(value, "tobytes"):  # NumPy's: a tenth of the time
         return None if dtype.hasobject else (type(value), dtype, value.tobytes())

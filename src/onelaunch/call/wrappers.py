@@ -34,7 +34,9 @@ def is_compound(value: object) -> TypeGuard[Tensor]:
     A weight that torchao quantised has integers and scales. Code that looks at memory treats it as
     an object with tensors among its attributes."""
     kind = type(value)
-    return kind is not Tensor and kind is not Parameter and _is_compound_class(kind)
+    if kind is Tensor or kind is Parameter or not issubclass(kind, Tensor):
+        return False
+    return is_wrapper_subclass(kind) and _memory_attribute(kind) is None
 
 
 def is_memory(value: object) -> TypeGuard[Tensor]:
@@ -68,11 +70,6 @@ def is_wrapped(t: Tensor) -> bool:
 
 
 _functorch: Any = cast(Any, torch._C)._functorch
-
-
-def _is_compound_class(kind: type) -> bool:
-    wraps = issubclass(kind, Tensor) and is_wrapper_subclass(kind)
-    return wraps and _memory_attribute(kind) is None
 
 
 def _memory_attribute(kind: type) -> str | None:

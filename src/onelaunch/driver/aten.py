@@ -141,14 +141,12 @@ class Operator:
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
 
     def decomposed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a composite operation by its C++, for a mode to see its parts.
-
-        In inference mode a mode gets it whole, as no autograd takes it apart. `decompose` prefers
-        torch's references in Python, whose results differ in bits. Modes are called below the
-        views' key, where a view does not require grad as eager's does. Some products choose their
-        way by that, so this runs above the key. An operation with a kernel for that key (`chunk`,
-        `narrow`) runs by this kernel, on tensors that are no views yet.
-        """
+        """Run a composite operation by its C++, for a mode to see its parts. In inference mode a
+        mode gets it whole, as no autograd takes it apart. `decompose` prefers torch's references in
+        Python, whose results differ in bits. Modes are called below the views' key, where a view
+        does not require grad as eager's does. Some products choose their way by that, so this runs
+        above the key. An operation with a kernel for that key (`chunk`, `narrow`) runs by this
+        kernel, on tensors that are no views yet."""
         included = torch._C._dispatch_tls_local_include_set()
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if not self._makes_views:
@@ -260,7 +258,6 @@ def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild `value` with each leaf changed."""
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(v, change) for v in value)
     if isinstance(value, dict):

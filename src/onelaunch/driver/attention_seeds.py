@@ -42,12 +42,7 @@ class SeedsOfCapture(DispatchMode):
     """A mode for an eager run over the autograd graph of a capture, whose seeds are on the device.
     An operator gets its seeds on the host, where it reads them outside of a capture. A part of the
     forward that runs again (a checkpoint) gives its seeds on the device, as in the capture:
-    checkpoints compare.
-
-    Args:
-        device: the device of the capture.
-        capturing: tells whether somebody is recording this run too.
-    """
+    checkpoints compare. `capturing`: tells whether somebody is recording this run too."""
 
     def __init__(self, device: torch.device, capturing: Callable[[], bool]) -> None:
         super().__init__()

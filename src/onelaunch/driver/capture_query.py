@@ -35,8 +35,7 @@ class CaptureAnswer:
     """The answer that the callable of one signature gets."""
 
     answer: bool = False
-    asked: bool = False
-    """True once it asked, in a warm-up or capture."""
+    asked: bool = False  # True once it asked, in a warm-up or capture
     left: Callable[[], object] | None = None
     """A weak reference to the contents of the state that the last warm-up left."""
 

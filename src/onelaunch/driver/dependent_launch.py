@@ -24,11 +24,8 @@ _TAG = "onelaunch waits first"
 @contextmanager
 def waiting_first(options: Mapping[str, Any]) -> Generator[None]:
     """Have Inductor's kernels wait first, where the user turns PDL on. Inductor's cache keeps them
-    apart from others. One thread compiles at a time, as Dynamo holds a lock.
-
-    Args:
-        options: of the compilation, in place of Inductor's configuration.
-    """
+    apart from others. One thread compiles at a time, as Dynamo holds a lock. `options`: of the
+    compilation, in place of Inductor's configuration."""
     config: Any = importlib.import_module("torch._inductor.config")
     known = _OPTION in config._config
     if not known or not options.get(_OPTION, config.triton.enable_pdl) or not _is_known():

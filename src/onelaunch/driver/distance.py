@@ -13,14 +13,11 @@ from torch import Tensor
 
 from onelaunch.driver.select import driver_of
 
-_PIECE = 2**20
-"""The number of elements compared at once, in 20 bytes of the device's memory each."""
-_SAMPLE = 2**14
-"""The number of elements for the usual magnitude of a result."""
+_PIECE = 2**20  # the number of elements compared at once, in 20 bytes of the device's memory each
+_SAMPLE = 2**14  # the number of elements for the usual magnitude of a result
 
 
 def is_inexact(t: Tensor) -> bool:
-    """Return whether the elements of a tensor are rounded."""
     return t.is_floating_point() or t.is_complex()
 
 

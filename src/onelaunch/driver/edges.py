@@ -29,19 +29,14 @@ class Access(NamedTuple):
     writes: bool
 
 
-_GENERATOR = Access(0, 1, True)
-"""Stands for the generators: no memory is at such an address."""
+_GENERATOR = Access(0, 1, True)  # stands for the generators: no memory is at such an address
 
 
 @dataclass
 class NodeGroup:
-    """The nodes `[first, last)` of one operation, which stay a chain.
-
-    Attributes:
-        accesses: what they touch; None if that is unknown: everything else waits.
-        name: that of the operation.
-        hidden: memory that they may write besides, as a workspace.
-    """
+    """The nodes `[first, last)` of one operation, which stay a chain. `accesses`: what they touch;
+    None if that is unknown: everything else waits. `hidden`: memory that they may write besides, as
+    a workspace."""
 
     first: int
     last: int
@@ -57,11 +52,8 @@ class NodeGroup:
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
     """List what an operation touches by its schema, once it has returned: its arguments, and the
     whole memory of its results. Operations that draw random numbers touch the generator. None for
-    an operation that is not torch's, or that goes to other processes.
-
-    Args:
-        region: see `Driver.region`.
-    """
+    an operation that is not torch's, or that goes to other processes. `region`: see
+    `Driver.region`."""
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
         return None
@@ -95,25 +87,17 @@ def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
 
 
 class Dependencies:
-    """The order of groups, as far as the memory that they touch demands one.
-
-    Args:
-        needed: for each group the earlier ones that come first; None: by their memory.
-
-    Attributes:
-        groups: the groups, each after all that it waits for.
-        waits: for each group the earlier ones that it waits for. What they wait for is left out.
-        longest: the number of nodes of the longest chain.
-        nodes: the number of all nodes.
-    """
+    """The order of groups, as far as the memory that they touch demands one. `needed`: for each
+    group the earlier ones that come first; None: by their memory. `waits`: for each group the
+    earlier ones that it waits for. What they wait for is left out."""
 
     def __init__(
         self, groups: Sequence[NodeGroup], needed: Iterable[set[int]] | None = None
     ) -> None:
-        self.groups = groups
+        self.groups = groups  # the groups, each after all that it waits for
         self.waits: list[list[int]] = []
         self._lengths = [group.last - group.first for group in groups]
-        self.nodes = sum(self._lengths)
+        self.nodes = sum(self._lengths)  # the number of all nodes
         behind: list[int] = []  # group -> a bit for each group that comes before it
         longest: list[int] = []
         for own, first in zip(self._lengths, needed or _needed(groups), strict=True):
@@ -125,7 +109,7 @@ class Dependencies:
             self.waits.append(waits)
             behind.append(before)
             longest.append(own + max((longest[other] for other in waits), default=0))
-        self.longest = max(longest, default=0)
+        self.longest = max(longest, default=0)  # the number of nodes of the longest chain
 
     def schedule(self) -> Schedule:
         """Return the lanes of the groups, for users."""
@@ -177,12 +161,10 @@ def _needed(groups: Sequence[NodeGroup]) -> Iterator[set[int]]:
         yield needed
 
 
-LANES = 8
-"""The number of lanes, each with memory apart, for operations with large memory of their own."""
+LANES = 8  # number of lanes, each with memory apart, for operations with large memory of their own
 _WORKING = ("conv", "rnn", "attention", "fft")
 """Parts of the names of operations with large memory of their own."""
-SPARE_BYTES = 64 << 20
-"""The most memory that is kept from being taken again."""
+SPARE_BYTES = 64 << 20  # the most memory that is kept from being taken again
 
 
 class Kept:
@@ -211,11 +193,8 @@ class Kept:
 
 
 class Dealer:
-    """A choice of a lane for each operation, by the storages that it reads and writes.
-
-    Attributes:
-        last: lane -> its last operation; -1 if it has none.
-    """
+    """A choice of a lane for each operation, by the storages that it reads and writes. `last`: lane
+    -> its last operation; -1 if it has none."""
 
     def __init__(self) -> None:
         self.last = [-1] * LANES

@@ -33,8 +33,7 @@ class UnnoticedMode(FunctionMode):
     `autograd.Function`, the recomputation of a checkpoint. It would exclude the
     `__torch_function__` of a class too. This mode is on again there."""
 
-    concerns: frozenset[Any]
-    """The functions of torch's that it does not just run."""
+    concerns: frozenset[Any]  # the functions of torch's that it does not just run
 
     def __enter__(self) -> Self:
         _unnoticed.begin()
@@ -72,10 +71,7 @@ class UnnoticedMode(FunctionMode):
 
 class _Joined(FunctionMode):
     """Several modes of ours in the place of one: each costs 8 us a function, and few concern any.
-
-    Args:
-        modes: the outermost first.
-    """
+    `modes`: the outermost first."""
 
     def __init__(self, modes: Sequence[UnnoticedMode]) -> None:
         super().__init__()
@@ -201,8 +197,7 @@ class _UnnoticedModes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._active = 0
-        self._off = 0
-        """As many of the active modes are off, around compiled code."""
+        self._off = 0  # as many of the active modes are off, around compiled code
         self._asked = torch.overrides.has_torch_function
         self._answers = False
         self._engine = _Variable._execution_engine

@@ -188,11 +188,8 @@ def _is_gathered(index: Any) -> bool:
 
 def _brought(index: Any, device: torch.device, alike: bool) -> Any:
     """Return an index with its lists, arrays and host tensors replaced by tensors on the device.
-    The index itself if there are none.
-
-    Args:
-        alike: whether host tensors and masks stay, as autograd saves them unchanged.
-    """
+    The index itself if there are none. `alike`: whether host tensors and masks stay, as autograd
+    saves them unchanged."""
     given = parts_of(index)
     parts: list[Any] = []
     for part in given:

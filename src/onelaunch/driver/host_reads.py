@@ -24,13 +24,8 @@ _JOINED = "torch.stack([a, b]), which joins tensors on the device"
 
 class HostReads(UnnoticedMode):
     """A mode that passes every read by the host to `refuse`. It also passes every index that is a
-    list: torch makes a tensor on the device without the dispatcher.
-
-    Args:
-        owns: tells whether a tensor's memory is the device's.
-        refuse: raises; called with a code, the event, the tensor and the code to write instead.
-        note: called with any other tensor that is read.
-    """
+    list: torch makes a tensor on the device without the dispatcher. `refuse`: raises; called with a
+    code, the event, the tensor and the code to write instead."""
 
     concerns = frozenset({*READS, *CHECKED, *_OF_LISTS, Tensor.__getitem__, Tensor.__setitem__})
 
@@ -41,9 +36,9 @@ class HostReads(UnnoticedMode):
         note: Callable[[Tensor], object] = lambda t: None,
     ) -> None:
         super().__init__()
-        self._owns = owns
+        self._owns = owns  # tells whether a tensor's memory is the device's
         self._refuse = refuse
-        self._note = note
+        self._note = note  # called with any other tensor that is read
         self.assigning = 0
         """Number of ``x[i] = number`` under way; torch makes a host tensor of the number."""
         self.calling: Any = None
@@ -135,8 +130,7 @@ def _is_place(part: Any) -> bool:
     return is_places(part) or (hasattr(part, "__index__") and not _is_sequence(part))
 
 
-_LONG = 32
-"""The length of a list that is never taken for a tuple."""
+_LONG = 32  # the length of a list that is never taken for a tuple
 
 
 def _is_sequence(value: Any) -> bool:

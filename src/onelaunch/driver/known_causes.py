@@ -75,19 +75,12 @@ _WRAPPED = "the module graphed before Fabric wraps it: `fabric.setup(ol.graph(mo
 
 
 class Cause(NamedTuple):
-    """A function of a library with operations that a capture refuses.
+    """A function of a library with operations that a capture refuses."""
 
-    Attributes:
-        file: its file: the package's folder, and the path in it.
-        function: its name; None for all functions of the file.
-        codes: the codes of its refusals.
-        fix: the code to write instead.
-    """
-
-    file: str
-    function: str | None
-    codes: frozenset[str]
-    fix: str
+    file: str  # its file: the package's folder, and the path in it
+    function: str | None  # its name; None for all functions of the file
+    codes: frozenset[str]  # the codes of its refusals
+    fix: str  # the code to write instead
 
 
 _OF_CODES: dict[tuple[str, str | None, str], str] = {
@@ -190,12 +183,7 @@ CAUSES = tuple(
 
 def fix_within(code: str, calls: Iterable[tuple[str, str]]) -> str | None:
     """Return the way to do without a library's refused function, by the first matching cause of the
-    table.
-
-    Args:
-        code: the code of the refusal.
-        calls: see `frames.origins.library_calls`.
-    """
+    table. `calls`: see `frames.origins.library_calls`."""
     running = set(calls)
     files = {file for file, _ in running}
     for cause in CAUSES:

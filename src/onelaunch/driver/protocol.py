@@ -26,45 +26,34 @@ from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.sizes.dims import Varying
 
 T = TypeVar("T")
+Allocate = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
+"""A function that allocates a tensor of a size and strides."""
 
 
 class Travel(StrEnum):
     """The way of an input to its recording."""
 
-    NODE = "node"
-    """A memcpy node of the graph."""
-    COPY = "copy"
-    """`copy_` before the launch, of memory that a memcpy cannot carry."""
-    FILL = "fill"
-    """`fill_` before the launch, by a 0-dim host tensor."""
-    PAD = "pad"
-    """A node that copies a smaller input and fills up the rest."""
-    REBIND = "rebind"
-    """No copy: the kernels that read it are re-pointed to the caller's memory."""
+    NODE = "node"  # a memcpy node of the graph
+    COPY = "copy"  # `copy_` before the launch, of memory that a memcpy cannot carry
+    FILL = "fill"  # `fill_` before the launch, by a 0-dim host tensor
+    PAD = "pad"  # a node that copies a smaller input and fills up the rest
+    REBIND = "rebind"  # no copy: the kernels that read it are re-pointed to the caller's memory
     ADDRESS = "address"
     """No copy: it is read where it was in the capture, and a call must have that very memory."""
-    HOST = "host"
-    """No copy: the device does not use it."""
+    HOST = "host"  # no copy: the device does not use it
 
 
 class Provenance(Enum):
     """The provenance of memory in a capture."""
 
-    CAPTURE = auto()
-    """The capture itself: it lies in its pool."""
-    MEANWHILE = auto()
-    """Another thread has made it since the capture began."""
-    BEFORE = auto()
-    """It was there before, or its origin is unknown."""
+    CAPTURE = auto()  # the capture itself: it lies in its pool
+    MEANWHILE = auto()  # another thread has made it since the capture began
+    BEFORE = auto()  # it was there before, or its origin is unknown
 
 
 class InPlace(NamedTuple):
     """The tensors that kernels are to reach where the caller has them, where that is proven.
-
-    Attributes:
-        inputs: the least bytes of an input; None: no inputs.
-        outputs: likewise.
-    """
+    `inputs`: the least bytes of an input; None: no inputs. `outputs`: likewise."""
 
     inputs: int | None
     outputs: int | None = None
@@ -173,10 +162,8 @@ class Capture(Protocol):
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
-        address ``target.data_ptr() - displacement``, after everything recorded so far.
-
-        With `varying`: the first rows, as many as the target, which is contiguous, has.
-        """
+        address ``target.data_ptr() - displacement``, after everything recorded so far. With
+        `varying`: the first rows, as many as the target, which is contiguous, has."""
         ...
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
@@ -199,17 +186,13 @@ class Rewind(Protocol):
         ...
 
 
-Ambiguities = frozenset[tuple[int, ...]]
-"""Places in the arguments of recorded operations."""
+Ambiguities = frozenset[tuple[int, ...]]  # places in the arguments of recorded operations
 
 
 class AmbiguousMatch(Exception):
-    """A value that looks like one of the numbers, and may be half an address.
-
-    Attributes:
-        places: its places. They hold the numbers if another recording, with other numbers, has
-            matches at the same places.
-    """
+    """A value that looks like one of the numbers, and may be half an address. `places`: its places.
+    They hold the numbers if another recording, with other numbers, has matches at the same
+    places."""
 
     def __init__(self, places: Ambiguities) -> None:
         super().__init__(f"{len(places)} numbers may be halves of addresses")
@@ -219,8 +202,7 @@ class AmbiguousMatch(Exception):
 class ScalarPatch(Protocol):
     """Numbers in a recording that can be patched; see `Graph.scalar_patch`."""
 
-    found: frozenset[int]
-    """Positions of the numbers that some recorded operation holds."""
+    found: frozenset[int]  # positions of the numbers that some recorded operation holds
 
     def write(self, numbers: Sequence[float]) -> None:
         """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us
@@ -291,9 +273,7 @@ class Graph(Protocol):
         their reciprocals, in any precision. Return None if the recording cannot be changed.
 
         The numbers must be unlike all others of the recording. Costs as much as the instantiation.
-
-        Args:
-            confirmed: places where a match is known to be a number.
+        `confirmed`: places where a match is known to be a number.
 
         Raises:
             AmbiguousMatch: other places may hold a number or half an address.
@@ -311,8 +291,7 @@ class Driver(Protocol):
     tensor_class: type[Tensor]
     """The class of the device's tensors besides `nn.Parameter`: memory and nothing more."""
 
-    computes_on_host: bool
-    """True if the host's kernels and random generators serve the device."""
+    computes_on_host: bool  # True if the host's kernels and random generators serve the device
 
     compiler: Literal["inductor", "aten"] | None
     """The compiler with code that is recorded like torch's own; None: no compiler."""
@@ -321,8 +300,7 @@ class Driver(Protocol):
     """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
     optimizer."""
 
-    float32_rounding: float
-    """The relative difference between two float32 kernels that compute the same."""
+    float32_rounding: float  # relative difference between two float32 kernels that compute the same
 
     lock: RLock
     """The lock of `exclusive`. The holder may wait for the thread of a backward, which may
@@ -345,10 +323,8 @@ class Driver(Protocol):
         stride: Sequence[int],
         offset: int,
     ) -> Tensor:
-        """Make a tensor over `base`'s storage, `offset` bytes after `base`'s first element.
-
-        It has no autograd; conj and neg bits are not set.
-        """
+        """Make a tensor over `base`'s storage, `offset` bytes after `base`'s first element. It has
+        no autograd; conj and neg bits are not set."""
         ...
 
     def empty(self, nbytes: int, device: torch.device) -> Tensor:
@@ -356,15 +332,9 @@ class Driver(Protocol):
         kernel. It is from the pool inside `capture`, from the ordinary allocator outside."""
         ...
 
-    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
+    def allocator(self, spec: TensorSpec) -> Allocate:
         """Make a function that allocates a tensor of this kind, its values undefined, in the
         ordinary allocator. It runs at every call, so it must be quick."""
-        ...
-
-    def sized_allocator(
-        self, spec: TensorSpec
-    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
-        """Make the same for a size and strides that are given at each call."""
         ...
 
     def varies(self, device: torch.device) -> bool:
@@ -382,12 +352,8 @@ class Driver(Protocol):
 
     # Recording. Both are called inside `exclusive()`.
     def new_pool(self, device: torch.device, beside: DevicePool | None = None) -> DevicePool:
-        """Make a pool, without recordings.
-
-        Args:
-            beside: a pool of separate memory whose launches must not overlap with the new pool's. A
-                backward reads memory that a forward wrote.
-        """
+        """Make a pool, without recordings. `beside`: a pool of separate memory whose launches must
+        not overlap with the new pool's. A backward reads memory that a forward wrote."""
         ...
 
     def stream_reader(self, device: torch.device) -> Callable[[], int]:
@@ -405,32 +371,22 @@ class Driver(Protocol):
     def run_on_capture_stream(
         self, run: Callable[[], T], device: torch.device, stream: object = None
     ) -> T:
-        """Run on the stream that will capture, ordered after and before the caller's stream.
-
-        On a `stream` of one's own it may run outside `exclusive()`. Tensors of the result are safe
-        to use on the caller's stream.
-        """
+        """Run on the stream that will capture, ordered after and before the caller's stream. On a
+        `stream` of one's own it may run outside `exclusive()`. Tensors of the result are safe to
+        use on the caller's stream."""
         ...
 
     def foresee(
         self, run: Callable[[], T], device: torch.device, staged: Sequence[int]
     ) -> tuple[T, int]:
-        """Run, and count the bytes of a pool for a recording of `run` alone.
-
-        Args:
-            staged: the bytes of each input buffer that the recording will have besides.
-
-        The second result is 0 where the driver cannot tell.
-        """
+        """Run, and count the bytes of a pool for a recording of `run` alone. `staged`: the bytes of
+        each input buffer that the recording will have besides. The second result is 0 where the
+        driver cannot tell."""
         ...
 
     def rewind(self, device: torch.device, after: Rewind | None = None) -> Rewind:
-        """Make a `Rewind` for the captures of one recording.
-
-        Args:
-            after: another recording's rewind, whose saved states this recording may set. For a
-                backward it is the forward's.
-        """
+        """Make a `Rewind` for the captures of one recording. `after`: another recording's rewind,
+        whose saved states this recording may set. For a backward it is the forward's."""
         ...
 
     def capture(

@@ -73,12 +73,10 @@ class OperatorRefusal(NamedTuple):
     """The reason why one operation cannot be captured."""
 
     code: str
-    fix: str | None
-    """The code to write instead; None: that of the code."""
+    fix: str | None  # the code to write instead; None: that of the code
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None
     """A condition on the arguments, which may be symbols: see `_known`. None: refused always."""
-    what: str | None = None
-    """The fault, where it is not a need for the value of a tensor."""
+    what: str | None = None  # the fault, where it is not a need for the value of a tensor
 
 
 def _known(condition: bool | torch.SymBool) -> bool:
@@ -212,8 +210,7 @@ READS: dict[Callable[..., Any], str] = {
 }
 """Methods of a tensor that read its memory on the host, with their names in a message."""
 
-SHOWS = frozenset({"print or repr", "format"})
-"""The names of methods that show a tensor to a person."""
+SHOWS = frozenset({"print or repr", "format"})  # names of methods that show a tensor to a person
 
 
 CHECKED: dict[Any, tuple[str, str]] = {
@@ -241,10 +238,8 @@ BY_LIST = (
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> OperatorRefusal | None:
-    """Find the reason why a capture cannot contain this call on device tensors, or None.
-
-    Costs less than a microsecond; reads no tensor's data.
-    """
+    """Find the reason why a capture cannot contain this call on device tensors, or None. Costs less
+    than a microsecond; reads no tensor's data."""
     row = _row(op)
     return row if row is None or row.when is None or row.when(args, kwargs) else None
 

@@ -77,12 +77,8 @@ def _row(lane: Sequence[LaneSpan], scale: float) -> str:
 def schedule(
     names: Sequence[str], lengths: Sequence[int], waits: Sequence[Sequence[int]]
 ) -> Schedule:
-    """Put operations into lanes, each as early as it can be.
-
-    Args:
-        lengths: the number of nodes of each.
-        waits: for each the earlier ones that it waits for.
-    """
+    """Put operations into lanes, each as early as it can be. `lengths`: the number of nodes of
+    each. `waits`: for each the earlier ones that it waits for."""
     starts: list[int] = []
     for before in waits:
         starts.append(max((starts[b] + lengths[b] for b in before), default=0))

@@ -5,7 +5,6 @@ The drivers make the numbers that a replay draws.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import pickle
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -34,8 +34,7 @@ _SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state",
 _GETTERS = frozenset({"get_state", "graphsafe_get_state"})
 _DRAWS = frozenset({"random", "getrandbits"})
 """The C methods of a `random.Random` that all other methods use."""
-_SEEDS = frozenset({"seed", "setstate"})
-"""The C methods of a `random.Random` that set its state."""
+_SEEDS = frozenset({"seed", "setstate"})  # the C methods of a `random.Random` that set its state
 _PYTHONS: Any = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
 DRAWING = r"\brandom\.|\brng\."
 SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
@@ -46,7 +45,6 @@ class _HostGenerator:
     """A generator of Python's or NumPy's.
 
     Args:
-        name: the name in a message.
         read, write: functions for its state.
         shared: the generator, if it is one of the process; None for one that the call reaches.
         value: the generator, if the call reaches it.
@@ -59,16 +57,12 @@ class _HostGenerator:
     value: object = None
 
     def __post_init__(self) -> None:
-        self.state = pickle.dumps(self.read())
-        """The state at the start."""
+        self.state = pickle.dumps(self.read())  # the state at the start
 
 
 class HostGenerators:
-    """The states of Python's and NumPy's generators: those of the process, and others.
-
-    Args:
-        reached: the objects that a call reaches, by name.
-    """
+    """The states of Python's and NumPy's generators: those of the process, and others. `reached`:
+    the objects that a call reaches, by name."""
 
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
         self._others = other_threads()  # before the states are read, and after, in `refuse_drawn`
@@ -95,17 +89,11 @@ class HostGenerators:
     def refuse_drawn(
         self, fn: object, reads: Reads | None, words: Callable[[object], Iterable[object]]
     ) -> None:
-        """Refuse a call that has advanced a generator, which no replay does.
-
-        Args:
-            fn: the callable.
-            reads: the reads of its runs; None if they are not known.
-            words: returns the names and keys that lead to an object, the nearest first.
-
-        Raises:
-            CaptureError: OL117. If another thread ran meanwhile, the states stay as they are. A
-                generator of the process then counts only if the callable reads its module.
-        """
+        """Refuse a call that has advanced a generator, which no replay does. `reads`: the reads of
+        its runs; None if they are not known. `words`: returns the names and keys that lead to an
+        object, the nearest first. Raises `CaptureError`: OL117. If another thread ran meanwhile,
+        the states stay as they are. A generator of the process then counts only if the callable
+        reads its module."""
         moved = self._moved()
         sure = self._sure()
         ours = (one for one in moved if sure or _may_draw_from(one.shared, reads))
@@ -182,17 +170,14 @@ def _access(value: object, numpys: Any) -> tuple[Callable[[], Any], Callable[[An
         return one.get_state, one.set_state
     source = one.bit_generator if isinstance(value, numpys.Generator) else one
     if isinstance(source, numpys.BitGenerator):
-        return functools.partial(getattr, source, "state"), functools.partial(
-            setattr, source, "state"
-        )
+        return partial(getattr, source, "state"), partial(setattr, source, "state")
     return None
 
 
 class _Watch(NamedTuple):
     refusal: Callable[[str], BaseException] | None
     methods: frozenset[str]
-    saved: list[object]
-    """The last place where the state of Python's own generator was read."""
+    saved: list[object]  # the last place where the state of Python's own generator was read
     draw: Callable[[str], BaseException] | None = None
     take: Callable[[set[Any]], BaseException | None] | None = None
 

@@ -61,16 +61,12 @@ def computing(device: torch.device) -> torch.device:
     return torch.device("cpu") if driver_of(device.type).computes_on_host else device
 
 
-_BESIDE: dict[int, _Beside] = {}
-"""Thread -> its capture beside calls."""
-_LOOK_S = 2e-4
-"""The seconds between looks at whether calls are under way."""
-_awaited: list[int] = []
-"""Threads that wait for the end of a capture, perhaps in a call."""
+_BESIDE: dict[int, _Beside] = {}  # thread -> its capture beside calls
+_LOOK_S = 2e-4  # the seconds between looks at whether calls are under way
+_awaited: list[int] = []  # threads that wait for the end of a capture, perhaps in a call
 STUCK_S = 5.0
 """The seconds without an operation after which a capture may wait for a lock that a call holds."""
-_PATIENCE = 8
-"""The most time that a capture waits for calls, in terms of the time that it works."""
+_PATIENCE = 8  # the most time that a capture waits for calls, in terms of the time that it works
 
 
 class _Beside:
@@ -80,8 +76,7 @@ class _Beside:
         self.check = check
         self._under_way = under_way
         self._started, self._waited = time.monotonic(), 0.0
-        self.seen = self._started
-        """The time of the last operation."""
+        self.seen = self._started  # the time of the last operation
 
     def wait(self) -> None:
         """Wait while calls are under way: an operation of a call waits for the interpreter."""
@@ -147,10 +142,7 @@ def is_beside() -> bool:
 
 def is_stuck(seconds: float | None = None) -> bool:
     """Tell whether a capture beside calls runs nothing for long, as it may wait for a call.
-
-    Args:
-        seconds: in place of `STUCK_S`.
-    """
+    `seconds`: in place of `STUCK_S`."""
     then = time.monotonic() - (STUCK_S if seconds is None else seconds)
     return any(beside.seen < then for beside in list(_BESIDE.values()))
 
@@ -186,10 +178,8 @@ def random_states(device: torch.device) -> list[Tensor]:
 def preserved_random_state(
     device: torch.device, generators: Iterable[torch.Generator] = ()
 ) -> Generator[None]:
-    """Put the random state of host, device and generators back afterwards.
-
-    For the CPU also that of the GPU in use: a run that is taken for the host's may work there.
-    """
+    """Put the random state of host, device and generators back afterwards. For the CPU also that of
+    the GPU in use: a run that is taken for the host's may work there."""
     if is_beside():
         yield
         return

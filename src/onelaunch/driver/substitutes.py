@@ -105,13 +105,9 @@ def substituted(
 
 
 @contextmanager
-def watching_resizes(
-    resized: Callable[[torch.UntypedStorage, int], object],
-) -> Generator[None]:
-    """Call ``resized(storage, nbytes)`` before this thread resizes a storage.
-
-    To be used by one thread at a time.
-    """
+def watching_resizes(resized: Callable[[torch.UntypedStorage, int], object]) -> Generator[None]:
+    """Call ``resized(storage, nbytes)`` before this thread resizes a storage. To be used by one
+    thread at a time."""
     thread = threading.get_ident()
 
     def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
@@ -133,11 +129,8 @@ _FIX = "record it after the call: `y = fast(x); event.record()`"
 @contextmanager
 def refusing_events(kind: Any, capturing: Callable[[Any], bool]) -> Generator[None]:
     """Refuse, at the end of this context, an event that was recorded inside for the host. Captures
-    are made one at a time, so the methods of a class have a single substitute.
-
-    Args:
-        kind: the class of the device's events.
-        capturing: tells whether a stream, or with None the current one, is being captured."""
+    are made one at a time, so the methods of a class have a single substitute. `capturing`: tells
+    whether a stream, or with None the current one, is being captured."""
     ident, record, wait = get_ident(), kind.record, kind.wait
     recorded: dict[int, tuple[Any, Place | None]] = {}
     own = record.__code__.co_filename

@@ -31,8 +31,7 @@ from onelaunch.dynamo.split import (
 from onelaunch.errors import CaptureError
 from onelaunch.source import levels_to_user
 
-regions = Regions()
-"""The compiled graphs that are there, but for those of `SplitFunction`."""
+regions = Regions()  # the compiled graphs that are there, but for those of `SplitFunction`
 
 
 def onelaunch(
@@ -65,7 +64,9 @@ def onelaunch(
         tensor([1., 1.])
     """
     settings = CompileSettings.of(mode, options)
-    _to_be_reset()
+    # For the next `torch._dynamo.reset`, which forgets a backend: functions compile again.
+    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
+    frames.cached_backends.setdefault(id(onelaunch), onelaunch)
     driver, device = driver_and_device(graph, inputs)
     compiler = settings.compiler(driver)
     if driver.compiler is None:
@@ -88,11 +89,7 @@ def record_graph(
     settings: CompileSettings,
     own: Regions,
 ) -> Callable[..., Any]:
-    """Compile and record a graph.
-
-    Args:
-        own: gets the compiled graphs that this makes.
-    """
+    """Compile and record a graph. `own`: gets the compiled graphs that this makes."""
 
     apart = beside(graph, inputs, device)
     if apart is not None:
@@ -122,13 +119,6 @@ def reset() -> None:
 
 
 setattr(onelaunch, "reset", reset)  # noqa: B010
-
-
-def _to_be_reset() -> None:
-    """Have the next `torch._dynamo.reset` call ours. It forgets a backend, and functions compile
-    again."""
-    frames: Any = importlib.import_module("torch._dynamo.eval_frame")
-    frames.cached_backends.setdefault(id(onelaunch), onelaunch)
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ from onelaunch.dynamo.backend import driver_and_device, record_graph
 from onelaunch.dynamo.region import Regions
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.split.in_pieces import InPieces, Told
 
@@ -28,14 +27,8 @@ class SplitFunction(InPieces[P, R]):
 
     PIECES = "what Dynamo compiles of it"
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        options: Options,
-        pool: PoolManager | None = None,
-        root: tuple[str, object] | None = None,
-    ) -> None:
-        super().__init__(fn, options, pool, root)
+    def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
+        super().__init__(fn, options, *rest, **named)
         self._refusals = {}
         self._told = Told()
         self._regions = Regions()
@@ -66,7 +59,6 @@ class SplitFunction(InPieces[P, R]):
 
 
 def _backend(settings: CompileSettings, regions: Regions) -> Callable[..., Any]:
-    """Return a backend for Dynamo that adds its regions to `regions`."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         driver, device = driver_and_device(graph, inputs)

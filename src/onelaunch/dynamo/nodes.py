@@ -18,7 +18,6 @@ Node = torch.fx.Node
 
 
 def inputs_of(graph: Graph) -> Sequence[Node]:
-    """Return the nodes of a graph's inputs."""
     return graph.graph.find_nodes(op="placeholder")
 
 

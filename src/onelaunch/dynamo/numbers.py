@@ -23,8 +23,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.dynamo.nodes import Graph, Node, detached, example, fake_mode, inputs_of, is_on
 
-_Scalar = tuple[Node, bool]
-"""A number, and whether its inverse is meant."""
+_Scalar = tuple[Node, bool]  # a number, and whether its inverse is meant
 _Number = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _OUT_OF_PLACE = ("add", "sub", "mul", "div", "true_divide", "truediv")
@@ -63,7 +62,6 @@ class Fill(NamedTuple):
     """A scalar that fills a tensor.
 
     Attributes:
-        scalar: its number.
         shape: of a tensor that torch fills likewise. Numbers too large for float16 are infinite as
             a single element, and an error else.
         least, most: the range in which no value is an error.
@@ -379,7 +377,6 @@ def _parted(
     mode: Any,
     device: torch.device,
 ) -> Beside:
-    """Part a graph into the computation of its numbers and the rest."""
     given = inputs_of(graph)
     host, rest = torch.fx.Graph(), torch.fx.Graph()
     on_host: dict[Node, Node] = {}

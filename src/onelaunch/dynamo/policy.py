@@ -86,7 +86,6 @@ class _Hooks:
         return self
 
     def should_wrap(self, compiled_graph: Any) -> bool:
-        """Return whether a graph can be captured, or parts of it."""
         self._compiled.graph = weakref.ref(compiled_graph)
         reason = _refused(compiled_graph)
         if reason is not None and _wanted(compiled_graph):
@@ -125,27 +124,20 @@ class _Hooks:
         return model
 
     def reset(self) -> None:
-        """Free all recordings of this policy."""
         self._regions.reset()
 
 
 @dataclass(slots=True, eq=False)
 class RecordedCode:
-    """Compiled code, and its recordings.
-
-    Args:
-        own: gets the region, which the first call makes.
-        static: places of inputs that are read where they are, as far as they stay.
-        written: places of inputs that the code writes, for the caller to see.
-    """
+    """Compiled code, and its recordings."""
 
     _settings: CompileSettings
-    _own: Regions
+    _own: Regions  # gets the region, which the first call makes
     _name: str
     _is_backward: bool
     _model: Boxed
-    static: Collection[int]
-    written: Collection[int]
+    static: Collection[int]  # places of inputs that are read where they are, as far as they stay
+    written: Collection[int]  # places of inputs that the code writes, for the caller to see
     _region: CompiledRegion | None = None
     _making: threading.Lock = field(default_factory=threading.Lock)
 
@@ -221,7 +213,6 @@ def _shown(run: Callable[..., list[Any]], written: Sequence[int], *args: Any) ->
 
 
 def _refused(compiled_graph: Any) -> str | None:
-    """Return why Inductor will not capture a graph, or None."""
     reason = compiled_graph.disabled_cudagraphs_reason
     if reason is not None or compiled_graph.cudagraph_info is None:
         return reason

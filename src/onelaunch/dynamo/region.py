@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_, itemgetter
+from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -43,13 +44,8 @@ _MOST_PROGRAMS = 256
 
 
 class RegionCallee(Callee):
-    """A compiled graph with the tensors that it reads where they are.
-
-    Args:
-        fn: the compiled graph.
-        eager_form: the graph itself, whose operations can be watched.
-        cut: see `CompiledRegion._cut`.
-    """
+    """A compiled graph with the tensors that it reads where they are. `eager_form`: the graph
+    itself, whose operations can be watched. `cut`: see `CompiledRegion._cut`."""
 
     def __init__(
         self,
@@ -93,46 +89,32 @@ class CutGraphed(Graphed[..., Any]):
 
 
 class Program(NamedTuple):
-    """A region over one set of parameters, and its recordings.
+    """A region over one set of parameters, and its recordings."""
 
-    Attributes:
-        places: of these parameters among the inputs, as bytes of int64.
-        given: the parameters.
-        taken: takes the inputs that move from all inputs.
-    """
-
-    places: bytes
-    given: tuple[Tensor, ...]
-    taken: Callable[[Sequence[Any]], tuple[Any, ...]]
+    places: bytes  # of these parameters among the inputs, as bytes of int64
+    given: tuple[Tensor, ...]  # the parameters
+    taken: Callable[[Sequence[Any]], tuple[Any, ...]]  # takes the inputs that move from all inputs
     graphed: Graphed[..., Any]
 
 
 @dataclass(eq=False)
 class CompiledRegion:
-    """A compiled graph; each of its calls is one launch.
-
-    Args:
-        run: the compiled graph.
-        eager_form: the graph itself, whose operations can be watched.
-        static: place of an input that is read where it is -> its name.
-        numbers: places of inputs that are host tensors of one number, and read on the device.
-        floats: places of others, which the graph reads on the host: a recording for each value.
-        sizes: the inputs that follow bucketed sizes, if any do.
-        count: the number of inputs.
-        code: the code that Dynamo compiles anew, in parts, if an operator in the graph is refused.
-    """
+    """A compiled graph; each of its calls is one launch."""
 
     name: str
     run: Callable[..., Any]
-    eager_form: Callable[..., Any]
-    _static: Mapping[int, str]
+    eager_form: Callable[..., Any]  # the graph itself, whose operations can be watched
+    _static: Mapping[int, str]  # place of an input that is read where it is -> its name
     _numbers: Sequence[int]
-    _sizes: Sized | None
+    """Places of inputs that are host tensors of one number, and read on the device."""
+    _sizes: Sized | None  # the inputs that follow bucketed sizes, if any do
     _count: int
     _device: torch.device
     settings: CompileSettings
     _code: CodeType | None = None
+    """The code that Dynamo compiles anew, in parts, if an operator in the graph is refused."""
     _floats: Sequence[int] = ()
+    """Places of others, which the graph reads on the host: a recording for each value."""
     _stopped_in: object = None
     _programs: list[Program] = field(default_factory=list[Program])
     """Replaced, never changed, so that no lock is needed."""
@@ -152,7 +134,6 @@ class CompiledRegion:
         return self.call(*args)
 
     def graphs(self) -> list[Graphed[..., Any]]:
-        """Return the graphed callable of each set of parameters so far."""
         return [program.graphed for program in self._programs]
 
     def reset(self) -> None:
@@ -244,11 +225,9 @@ class Regions(weakref.WeakSet[CompiledRegion]):
     """The compiled graphs of one owner."""
 
     def graphs(self) -> list[Graphed[..., Any]]:
-        """Return the graphed callables of all of them."""
         return [graphed for region in list(self) for graphed in region.graphs()]
 
     def reset(self) -> None:
-        """Free all their recordings."""
         for region in list(self):
             region.reset()
 
@@ -306,11 +285,9 @@ def _taking(
 
 def _operator_in(traceback: TracebackType | None) -> object:
     """Return the outermost operator whose call raised an exception, or None."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code is OpOverload.__call__.__code__:
-            return traceback.tb_frame.f_locals["self"]
-        traceback = traceback.tb_next
-    return None
+    frames = (frame for frame, _ in walk_tb(traceback))
+    calls = (f for f in frames if f.f_code is OpOverload.__call__.__code__)
+    return next((call.f_locals["self"] for call in calls), None)
 
 
 def _is_static(node: torch.fx.Node, value: object) -> bool:

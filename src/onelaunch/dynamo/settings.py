@@ -16,8 +16,7 @@ from onelaunch.runtime.pool import Pool, PoolManager, manager_of
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.sizes.ragged import Ragged
 
-_SHARED = PoolManager()
-"""The pool of all regions, unless the options name another."""
+_SHARED = PoolManager()  # the pool of all regions, unless the options name another
 _RECORDED = "gradients", "inputs", "max_in_flight", "max_recordings", "parallel", "warmup"
 _OURS = frozenset({"buckets", *_RECORDED})
 _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
@@ -25,27 +24,18 @@ _NAMES = (*_OURS, "codegen", "on_refusal", "pool")
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """The options of one `torch.compile`.
+    """The options of one `torch.compile`. `mode`, `inductor`: the mode and options for Inductor."""
 
-    Attributes:
-        codegen: Inductor's kernels, or torch's own.
-        mode, inductor: the mode and options for Inductor.
-        graph: the options of the recordings.
-    """
-
-    codegen: Literal["inductor", "eager"]
+    codegen: Literal["inductor", "eager"]  # Inductor's kernels, or torch's own
     mode: str | None
     inductor: Mapping[str, Any]
-    graph: Options
+    graph: Options  # the options of the recordings
     pool: PoolManager
 
     @classmethod
     def of(cls, mode: str | None, options: Mapping[str, Any] | None) -> CompileSettings:
-        """Return the settings; options that are not ours are Inductor's.
-
-        Raises:
-            ArgumentError: OL401, an unknown option, or a value that an option of ours cannot have.
-        """
+        """Return the settings; options that are not ours are Inductor's. Raises `ArgumentError`:
+        OL401, an unknown option, or a value that an option of ours cannot have."""
         given = dict(options or {})
         codegen = given.pop("codegen", "inductor")
         if codegen not in ("inductor", "eager"):

@@ -20,23 +20,17 @@ from onelaunch.sizes.buckets import Buckets
 
 @dataclass(frozen=True)
 class Sized:
-    """The inputs of a graph that follow bucketed sizes.
-
-    Attributes:
-        symbols: the bucketed sizes.
-        kept: the index in `of` of each symbol.
-        dims: place of an input -> for each symbol its dimensions, or None.
-        fills: place of an input -> the values that fill its padding.
-        numbers: place of an input that is a size -> place and dimension of a tensor with this size.
-    """
+    """The inputs of a graph that follow bucketed sizes."""
 
     of: Buckets
     env: Any
-    symbols: tuple[Any, ...]
-    kept: tuple[int, ...]
+    symbols: tuple[Any, ...]  # the bucketed sizes
+    kept: tuple[int, ...]  # the index in `of` of each symbol
     dims: Mapping[int, tuple[tuple[int, ...] | None, ...]]
-    fills: Mapping[int, tuple[Any, ...]]
+    """Place of an input -> for each symbol its dimensions, or None."""
+    fills: Mapping[int, tuple[Any, ...]]  # place of an input -> the values that fill its padding
     numbers: Mapping[int, tuple[int, int]]
+    """Place of an input that is a size -> place and dimension of a tensor with this size."""
 
     def buckets(self, moving: Sequence[int]) -> Buckets | None:
         """Return the buckets of a function of these inputs, or None if the graph serves none. Call
@@ -112,10 +106,12 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
                 return None
         number = example(node)
         if isinstance(number, torch.SymInt):
-            having = _having(number.node.expr, moving)
-            if having is not None:
-                numbers[place] = having
-            elif number.node.expr in symbols:
+            size = number.node.expr
+            having = ((i, shape.index(size)) for i, shape in moving.items() if size in shape)
+            found_in = next(having, None)
+            if found_in is not None:
+                numbers[place] = found_in
+            elif size in symbols:
                 return None
     dims = {i: tuple(_places(shape, symbol) for symbol in symbols) for i, shape in moving.items()}
     followed = [i for i, places in dims.items() if any(places)]
@@ -168,14 +164,6 @@ def _symbolic(node: Node) -> Iterator[torch.SymInt]:
     for n in value.shape if isinstance(value, Tensor) else (value,):
         if isinstance(n, torch.SymInt):
             yield n
-
-
-def _having(size: Any, shapes: Mapping[int, list[Any]]) -> tuple[int, int] | None:
-    """Return place and dimension of a tensor of this size."""
-    for place, shape in shapes.items():
-        if size in shape:
-            return place, shape.index(size)
-    return None
 
 
 def _places(shape: Sequence[Any], symbol: Any) -> tuple[int, ...] | None:

@@ -41,15 +41,11 @@ _FIX = "move it out of the compiled function, or to the device"
 
 
 class Inspection(NamedTuple):
-    """The nodes of a graph that need care.
-
-    Attributes:
-        refused: the nodes that a recording cannot contain, each with the reason.
-        constants: the others that make tensors of the host, the same in each call.
-    """
+    """The nodes of a graph that need care. `refused`: the nodes that a recording cannot contain,
+    each with the reason."""
 
     refused: dict[Node, CaptureError]
-    constants: list[Node]
+    constants: list[Node]  # the others that make tensors of the host, the same in each call
 
 
 refused_operators: WeakKeyDictionary[CodeType, dict[object, CaptureError]] = WeakKeyDictionary()
@@ -73,11 +69,8 @@ def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
 def inspected(
     graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
 ) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain.
-
-    Args:
-        known: operator that a capture was refused in -> the refusal.
-    """
+    """Look for nodes of a graph that a recording cannot contain. `known`: operator that a capture
+    was refused in -> the refusal."""
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
@@ -313,12 +306,9 @@ class _Checked(_Fake):
 
 
 class _Checking(DispatchMode):
-    """A mode that notes the first operation that a recording cannot contain.
-
-    Attributes:
-        steady: whether each such operation is only refused for tensors of the host, draws nothing,
-            and takes nothing from the device.
-    """
+    """A mode that notes the first operation that a recording cannot contain. `steady`: whether each
+    such operation is only refused for tensors of the host, draws nothing, and takes nothing from
+    the device."""
 
     def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
         super().__init__()

@@ -59,15 +59,14 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
     kind = type(optimizer).__name__
     if not is_of_torch(optimizer):
         return None
-    if kind in _NEVER:
-        what, fix = _NEVER[kind]
-        return f"torch.optim.{kind} {what}", fix
     found = (_why_not(kind, group) for group in optimizer.param_groups)
     return next(filter(None, found), None)
 
 
 def _why_not(kind: str, group: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the same for one of its groups."""
+    if kind in _NEVER:
+        what, fix = _NEVER[kind]
+        return f"torch.optim.{kind} {what}", fix
     host = all(p.device.type == "cpu" for p in group["params"])
     if group.get("fused") or (group.get("capturable") and not host):
         return None
@@ -170,11 +169,8 @@ def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
 
 
 def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
-    """Return a function: whether an optimizer outlives the call, as far as known before.
-
-    Args:
-        reached: ids of the optimizers that the call reaches.
-    """
+    """Return a function: whether an optimizer outlives the call, as far as known before. `reached`:
+    ids of the optimizers that the call reaches."""
     return lambda optimizer: id(optimizer) in reached or optimizer in _outlasting
 
 
@@ -240,7 +236,6 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's step is torch's."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
@@ -255,11 +250,8 @@ def settle(optimizer: Optimizer) -> None:
 
 class StepOptions:
     """The options of optimizers that are constants of a recording, watched for changes.
-
-    Args:
-        optimizers: optimizers that step in the recorded call.
-        patched: (id of a group, key) of numbers that each call reads.
-    """
+    `optimizers`: optimizers that step in the recorded call. `patched`: (id of a group, key) of
+    numbers that each call reads."""
 
     def __init__(
         self, optimizers: Sequence[Optimizer], patched: Collection[tuple[int, object]]
@@ -278,13 +270,9 @@ class StepOptions:
         }
 
     def restless(self, codes: Iterable[CodeType]) -> CaptureError | None:
-        """Return the refusal of an option that changed in two calls in a row, or None.
-
-        Call it at each call that no recording fits.
-
-        Args:
-            codes: the code that the callable runs. It may read the option itself, to return it.
-        """
+        """Return the refusal of an option that changed in two calls in a row, or None. Call it at
+        each call that no recording fits. `codes`: the code that the callable runs. It may read the
+        option itself, to return it."""
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]
         self._values = now
@@ -351,11 +339,9 @@ def capturable(optimizer: Stepper) -> Stepper:
         what = f"expected an optimizer, got {describe_type(optimizer)}"
         raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
-    if kind in _NEVER:
-        what, fix = _NEVER[kind]
-        raise CaptureError("OL120", f"torch.optim.{kind} {what}", fix=fix)
+    known = is_of_torch(optimizer) or kind in _NEVER
     for group in optimizer.param_groups:  # first all of them: an error leaves it as it was
-        refused = _why_not(kind, group) if is_of_torch(optimizer) else None
+        refused = _why_not(kind, group) if known else None
         if refused is not None and _option(kind, group) is None:
             raise CaptureError("OL120", refused[0], fix=refused[1])
     for group in optimizer.param_groups:

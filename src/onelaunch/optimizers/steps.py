@@ -124,8 +124,7 @@ class Steps:
     stand_in: Callable[[NumberPlace], object] = NumberPlace.read
     """Returns the stand-in for a number."""
     optimizers: list[Optimizer] = field(default_factory=list)
-    places: dict[PlaceId, NumberPlace] = field(default_factory=dict)
-    """The numbers that have stand-ins."""
+    places: dict[PlaceId, NumberPlace] = field(default_factory=dict)  # numbers that have stand-ins
     _before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = field(
         default_factory=list
     )
@@ -197,11 +196,8 @@ class Steps:
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """Return `slots` without numbers that each call reads, and without numbers of optimizers
-        that do not step here, unless the callable's own code names them.
-
-        Args:
-            writes: returns whether the call wrote a tensor's memory.
-        """
+        that do not step here, unless the callable's own code names them. `writes`: returns whether
+        the call wrote a tensor's memory."""
         optimizers = [
             value  # one under construction has no groups yet
             for _, value in before.slots.values()
@@ -234,7 +230,6 @@ class Steps:
         ]
 
     def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
-        """Refuse a callable, `fn`, that steps a schedule of an optimizer."""
         for slot, _, _ in found:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
@@ -244,16 +239,10 @@ class Steps:
                 raise CaptureError("OL122", what, where=place)
 
     def moved(
-        self,
-        found: Sequence[Change],
-        before: StateWalk,
-        followed: Collection[tuple[int, object]],
+        self, found: Sequence[Change], before: StateWalk, followed: Collection[tuple[int, object]]
     ) -> list[Change]:
         """Return the changes of numbers that optimizers in this run read, except mere counts.
-
-        Args:
-            followed: ids of the slots whose numbers each replay moves on.
-        """
+        `followed`: ids of the slots whose numbers each replay moves on."""
         held, groups = self._holders()
 
         def is_moved(change: Change) -> bool:
@@ -332,11 +321,8 @@ def _way(slot: Slot) -> Iterator[Slot]:
 def keys_kept(
     before: StateWalk, constant: Collection[tuple[int, str]]
 ) -> Callable[[Optimizer], frozenset[str]]:
-    """Return a function from an optimizer to its keys whose numbers get no stand-ins.
-
-    Args:
-        constant: (id of a group, key) of numbers that no recording follows.
-    """
+    """Return a function from an optimizer to its keys whose numbers get no stand-ins. `constant`:
+    (id of a group, key) of numbers that no recording follows."""
 
     def kept(optimizer: Optimizer) -> frozenset[str]:
         groups = {id(group) for group in optimizer.param_groups}
@@ -356,5 +342,4 @@ def keys_read(before: StateWalk, optimizer: Optimizer) -> frozenset[str]:
 
 
 def every_key(optimizer: Optimizer) -> frozenset[str]:
-    """Return all keys of an optimizer's groups."""
     return frozenset(key for group in optimizer.param_groups for key in group)

@@ -11,8 +11,7 @@ joined_calls.py several calls as one, for a batcher
 named_rows.py   arguments that name rows, in a proof and in each call
 dry_run.py      rolled-back runs at any size, for the proof
 proof.py        the proof that padding changes no result, and the cuts of results
-compare.py      the comparison of runs at two sizes: layout, and shapes that follow the size
+compare.py      the comparison of runs at two sizes: layout, shapes that follow it, gradients
 samples.py      arguments for a proof: the caller's rows, and random numbers
-backprop.py     a callable with its backward, to compare gradients
 taint/          taint analysis: the elements that depend on padding
 """

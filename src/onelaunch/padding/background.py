@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
+from onelaunch.call.tree import Flat, unflatten
 from onelaunch.capture.recording import Bucket
 from onelaunch.errors import CaptureError, GraphError, let_go
 from onelaunch.gc_pause import no_collection
@@ -22,7 +22,7 @@ from onelaunch.padding.bucketed import Bucketed, SizeCalls
 from onelaunch.padding.pad import BucketedCall, bucketed_call
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.attempt import Attempt, Call
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.table import Entry
 from onelaunch.runtime.worker import changes
@@ -80,25 +80,23 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         chosen = self._chosen(flat)
         return chosen is not None and any(b.below for _, b in self._larger(chosen[1]))
 
-    def at_larger(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat, asked: bool = True
-    ) -> R | Miss:
+    def at_larger(self, call: Call, asked: bool = True) -> R | Miss:
         """Make a call at the smallest larger bucket that serves it; see
         `CapturesBeside.at_larger`."""
-        chosen, index = self._chosen(flat), self._table.index
+        chosen, index = self._chosen(call.flat), self._table.index
         if chosen is None:
             return MISS
-        call, bucket = chosen
+        sized, bucket = chosen
         for _, larger in self._larger(bucket):
-            result = MISS if larger.below is None else larger.below(args, kwargs)
+            result = MISS if larger.below is None else larger.below(call.args, call.kwargs)
             if result is MISS:
                 continue
-            key = call.sizes, larger.sizes
+            key = sized.sizes, larger.sizes
             counted = self._counts_at_larger.setdefault(key, SizeCalls())
             counted.made += 1
             alone = not self._paths(bucket)  # else of another signature
             if asked and alone and larger.below is not None:
-                self._fill(index, call, flat, counted, [larger.below])
+                self._fill(index, sized, counted, [larger.below])
             return result
         return MISS
 
@@ -131,7 +129,8 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
     def _widen(self, entry: Entry, made: Bucket, example: Flat) -> None:
         """Prove that padding from all sizes changes no result; or, as size 1 is often special, from
         all but the smallest bucket's."""
-        driver, device = self._callee.driver_and_device(example)
+        args, kwargs = unflatten(example.tree, example.tensors)
+        given = self._call(args, kwargs, example)
         assert made.exact is not None
         for above in (False, True):
             buckets = _up_to(self._buckets, made.sizes, above)
@@ -140,18 +139,10 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 return
             try:
                 call = bucketed_call(buckets, example, self._names)
-                strategy = BucketStrategy(self, call, example, made.sizes, buckets)
+                strategy = BucketStrategy(self, call, made.sizes, buckets)
                 reached = self._callee.reached(example)
-                attempt = Attempt(
-                    driver,
-                    device,
-                    entry.spec,
-                    entry.signature,
-                    example,
-                    reached,
-                    strategy,
-                    ahead=True,
-                )
+                padded = given._replace(strategy=strategy)
+                attempt = Attempt(*padded, entry.spec, entry.signature, reached, ahead=True)
                 made.below = strategy.proven_around(made.exact, attempt)
                 return
             except CaptureError as error:
@@ -166,11 +157,8 @@ def _is_larger(one: Sizes, other: Sizes) -> bool:
 
 
 def _up_to(buckets: Buckets, bucket: Sizes, above: bool) -> Buckets:
-    """Return the same with one bucket alone, for all sizes up to it.
-
-    Args:
-        above: leave the sizes of the smallest bucket out.
-    """
+    """Return the same with one bucket alone, for all sizes up to it. `above`: leave the sizes of
+    the smallest bucket out."""
     made = copy.copy(buckets)
     known = zip(buckets.sizes, bucket, strict=True)
     sizes = tuple((s[0], b) if above and s[0] < b else (b,) for s, b in known)

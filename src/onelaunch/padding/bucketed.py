@@ -11,32 +11,20 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
-import torch
-
 from onelaunch.call.ambient import runs_inline
 from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, flatten, flatten_call, unflatten
-from onelaunch.capture.callee import Callee
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError, GraphError, ReplayError
 from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
-from onelaunch.padding.pad import (
-    BucketedCall,
-    Proof,
-    all_resized,
-    bucketed_call,
-    check_named,
-    padded,
-    parameters,
-)
+from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_named, parameters
 from onelaunch.padding.padded_call import reader, unread
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats
 from onelaunch.sizes.buckets import Buckets, Sizes, histogram, rows, shown
@@ -59,18 +47,11 @@ class Bucketed(Graphed[P, R]):
     smallest bucket that holds it. Its arguments are padded to that size, and the real rows of its
     results are returned. The first calls of a bucket run eagerly at their own size."""
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        options: Options,
-        pool: PoolManager | None = None,
-        root: tuple[str, object] | None = None,
-        callee: Callee | None = None,
-    ) -> None:
+    def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
         assert options.buckets is not None
         count = math.prod(map(len, options.buckets.sizes))
         most = max(options.max_recordings, count)
-        super().__init__(fn, replace(options, max_recordings=most), pool, root, callee)
+        super().__init__(fn, replace(options, max_recordings=most), *rest, **named)
         self._buckets: Buckets = options.buckets
         check_named(self._buckets, fn, self._name)
         self._names = parameters(fn)
@@ -81,8 +62,7 @@ class Bucketed(Graphed[P, R]):
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
         self._most_chunked = 4 * most
         self._batchers = WeakSet()
-        self._known: Known = {}
-        """The findings of the proofs so far."""
+        self._known: Known = {}  # the findings of the proofs so far
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):
@@ -102,32 +82,31 @@ class Bucketed(Graphed[P, R]):
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         flat = flatten_call(args, kwargs)
-        driver, device = self._callee.driver_and_device(flat)
-        if self._table.unserved.is_unrecordable(driver, flat):
-            return self._inline(driver, args, kwargs)
+        given = self._call(args, kwargs, flat)
+        if self._table.unserved.is_unrecordable(given):
+            return self._inline(given)
         try:
             call = bucketed_call(self._buckets, flat, self._names)
         except GraphError as error:
             if self._raises or error.code != "OL402":
                 raise
-            return self._unbucketed(error, driver, args, kwargs)
+            return self._unbucketed(error, given)
         self._count(call.sizes).made += 1
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
             self._table.counts.ran_eagerly("empty")
-            return self._inline(driver, args, kwargs)
+            return self._inline(given)
         if bucket is None:
-            return self._above(driver, device, call, flat, args, kwargs)
-        with driver.exclusive():
+            return self._above(given, call)
+        with given.driver.exclusive():
             for path in self._paths(bucket):  # recorded by another thread in the meantime?
                 result = path(args, kwargs)
                 if result is not MISS:
-                    self._index(call, flat)
+                    self._index(call)
                     return result
-            strategy = BucketStrategy(self, call, flat, bucket)
-            result = self._warm_up_or_capture(
-                driver, device, strategy.padded, args, kwargs, strategy
-            )
+            strategy = BucketStrategy(self, call, bucket)
+            padded_call = given._replace(flat=strategy.padded, strategy=strategy)
+            result = self._warm_up_or_capture(padded_call)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
@@ -144,23 +123,18 @@ class Bucketed(Graphed[P, R]):
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
 
-    def _index(self, call: BucketedCall, flat: Flat) -> None:
+    def _index(self, call: BucketedCall) -> None:
         """Index the recordings for calls of these sizes, which then need no flattening."""
         index = self._table.index
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        self._fill(index, call, flat, self._count(call.sizes), self._paths(bucket))
+        self._fill(index, call, self._count(call.sizes), self._paths(bucket))
 
     def _fill(
-        self,
-        index: dict[Any, Any],
-        call: BucketedCall,
-        flat: Flat,
-        counted: SizeCalls,
-        paths: list[CallPath],
+        self, index: dict[Any, Any], call: BucketedCall, counted: SizeCalls, paths: list[CallPath]
     ) -> None:
         if not index:
-            self._read_sizes = reader(call, flat)
+            self._read_sizes = reader(call)
         index[call.sizes] = counted, paths
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
@@ -170,15 +144,7 @@ class Bucketed(Graphed[P, R]):
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
 
-    def _above(
-        self,
-        driver: Driver,
-        device: torch.device,
-        call: BucketedCall,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
+    def _above(self, given: Call, call: BucketedCall) -> R:
         """Run or refuse a call above the largest bucket, as `overflow` says."""
         size, largest = shown(call.sizes), shown(self._buckets.largest)
         what = f"`{self._name}` was called with size {size}, above {largest}"
@@ -194,31 +160,29 @@ class Bucketed(Graphed[P, R]):
             dims = " and ".join(str(self._buckets.dim[place]) for place in places)
             fix = f"add a larger size: chunks are cut along one dimension, and {dims} are above"
         elif self._buckets.overflow == "chunk":
-            example = flat._replace(tensors=all_resized(call, flat, self._buckets.largest))
-            spec = spec_of(driver, example, device)
+            example = given.flat._replace(tensors=call.resized(self._buckets.largest))
+            spec = spec_of(given._replace(flat=example))
             if spec in self._chunks or len(self._chunks) < self._most_chunked:
-                proof = self._chunks.of(spec, call, flat, places[0])
+                proof = self._chunks.of(spec, call, places[0])
                 if isinstance(proof, Proof):
-                    return self._in_chunks(proof, call, flat, places[0])
+                    return self._in_chunks(proof, call, places[0])
                 if self._raises:
                     raise copy.copy(proof)
-                return self._unbucketed(proof, driver, args, kwargs)
+                return self._unbucketed(proof, given)
             what = f"{what}, with more than {len(self._chunks)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
-        return self._unbucketed(GraphError("OL310", what, fix=fix), driver, args, kwargs)
+        return self._unbucketed(GraphError("OL310", what, fix=fix), given)
 
-    def _unbucketed(
-        self, error: GraphError, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R:
+    def _unbucketed(self, error: GraphError, given: Call) -> R:
         """Run a call that no bucket serves as it is, with a warning."""
         self._notices.give(error.warning("such calls run eagerly"))
         self._table.counts.ran_eagerly(error.code)
-        return self._inline(driver, args, kwargs)
+        return self._inline(given)
 
-    def _in_chunks(self, proof: Proof, call: BucketedCall, flat: Flat, place: int) -> R:
+    def _in_chunks(self, proof: Proof, call: BucketedCall, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""
         parts: list[Flat] = []
-        for sizes, args, kwargs in chunks(call, flat, place, self._buckets.largest[place]):
+        for sizes, args, kwargs in chunks(call, place, self._buckets.largest[place]):
             part = cast(Any, self)(*args, **kwargs)
             counted = self._count(sizes)
             counted.made, counted.chunks = counted.made - 1, counted.chunks + 1
@@ -241,7 +205,7 @@ class Bucketed(Graphed[P, R]):
         if bucket is None or 0 in call.sizes:
             raise ReplayError("OL210", f"no bucket for size {shown(call.sizes)}")
         with driver.exclusive():
-            strategy = BucketStrategy(self, call, flat, bucket)
+            strategy = BucketStrategy(self, call, bucket)
             grown, named = unflatten(flat.tree, strategy.padded.tensors)
             self._recorder.capture_ahead(self, grown, named, strategy)
 
@@ -255,20 +219,20 @@ class Bucketed(Graphed[P, R]):
             raise ArgumentError("OL401", "the example has no rows", fix="one of 1 row or more")
 
         def made(bucket: Sizes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return unflatten(flat.tree, all_resized(call, flat, self._buckets.most(bucket)))
+            return unflatten(flat.tree, call.resized(self._buckets.most(bucket)))
 
         return (partial(made, bucket) for bucket in self._buckets.largest_first())
 
     def _joining(self) -> JoinedCalls:
         return JoinedCalls(self)
 
-    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        """Return the arguments of a call that a bucket serves, padded."""
-        flat = super()._recorded_as(args, kwargs)
-        call = bucketed_call(self._buckets, flat, self._names)
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call that a bucket serves, padded."""
+        given = super()._recorded_as(args, kwargs)
+        call = bucketed_call(self._buckets, given.flat, self._names)
         bucket = self._buckets.choose(call.sizes)
         assert bucket is not None
-        return padded(call, flat, bucket)
+        return given._replace(flat=call.grown(bucket))
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls, with the sizes of the calls."""

@@ -15,7 +15,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
-from onelaunch.padding.pad import BucketedCall, Proof, each_once
+from onelaunch.padding.pad import BucketedCall, Proof
 from onelaunch.padding.proof import Proving
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.mode import TaintMode
@@ -24,7 +24,6 @@ from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import PaddedDims, SizeLink
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.slots import MISSING
-from onelaunch.state.walk import StateWalk
 
 _ELSE = 'overflow="eager", or a larger bucket'
 _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and the batcher'
@@ -32,12 +31,8 @@ _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and th
 
 class ChunkProofs:
     """The proofs that calls may be cut into chunks, and the refusals, as long as the state is so.
-    Each has a key of its caller's.
-
-    Args:
-        failures: whether to keep the refusal of a callable that fails, `__cause__`. Another call
-            may bring values that it takes.
-    """
+    Each has a key of its caller's. `failures`: whether to keep the refusal of a callable that
+    fails, `__cause__`. Another call may bring values that it takes."""
 
     def __init__(self, buckets: Buckets, callee: Callee, failures: bool) -> None:
         self._buckets = buckets
@@ -54,20 +49,23 @@ class ChunkProofs:
     def clear(self) -> None:
         self._kept.clear()
 
-    def of(self, key: Hashable, call: BucketedCall, flat: Flat, place: int) -> Proof | CaptureError:
+    def of(self, key: Hashable, call: BucketedCall, place: int) -> Proof | CaptureError:
         """Return the proof that calls may be cut along bucketed dimension `place`, or the refusal.
         It is found once for each state."""
         guard, found = self._kept.get(key, (None, None))
         if found is not None and guard is not None and guard.check():
             return found
+        flat = call.flat
         driver, device = self._callee.driver_and_device(flat)
         with driver.exclusive():
             reached = self._callee.reached(flat)
-            guard = guard_of(reached.walk())
+            # Of the flags and numbers on which the callable may branch.
+            state = reached.walk()
+            held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
+            guard = StateGuard([pair for pair in held if is_plain(pair[1])], [])
             dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
             try:
-                largest = self._buckets.largest
-                chunking = _Chunking(dry_run, self._buckets, call, flat, largest)
+                chunking = _Chunking(dry_run, self._buckets, call, self._buckets.largest)
                 found = chunking.proven_along(place)
             except CaptureError as error:
                 if error.__cause__ is not None and not self._failures:
@@ -77,14 +75,8 @@ class ChunkProofs:
         return found
 
 
-def guard_of(state: StateWalk) -> StateGuard:
-    """Return a guard of the flags and numbers on which the callable may branch."""
-    held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
-    return StateGuard([pair for pair in held if is_plain(pair[1])], [])
-
-
 def chunks(
-    call: BucketedCall, flat: Flat, place: int, step: int
+    call: BucketedCall, place: int, step: int
 ) -> Iterator[tuple[Sizes, tuple[Any, ...], dict[str, Any]]]:
     """Return the sizes, arguments and keyword arguments of each chunk: `step` rows, or the rest.
     Their tensors are views."""
@@ -92,7 +84,7 @@ def chunks(
     for start in range(0, size, step):
         count = min(step, size - start)
         rows = partial(_rows, place=place, start=start, count=count)
-        args, kwargs = unflatten(flat.tree, each_once(flat.tensors, call.padded, rows))
+        args, kwargs = unflatten(call.flat.tree, call.each(rows))
         yield (*call.sizes[:place], count, *call.sizes[place + 1 :]), args, kwargs
 
 
@@ -120,12 +112,9 @@ class _Chunking(Proving):
     not depend on rows behind it, which padding shows, nor the reverse."""
 
     def proven_along(self, place: int) -> Proof:
-        """Prove it along the bucketed dimension number `place`.
-
-        Raises:
-            CaptureError: OL140, naming the operation, its line and the result.
-        """
-        for path, how in zip(self.flat.paths, self.call.padded, strict=True):
+        """Prove it along the bucketed dimension number `place`. Raises `CaptureError`: OL140,
+        naming the operation, its line and the result."""
+        for path, how in zip(self.call.flat.paths, self.call.padded, strict=True):
             if how is not None and how.places.count(place) > 1:
                 what = f"`{path}` has rows and columns, which cannot be cut into chunks"
                 raise CaptureError("OL140", what, fix=_ELSE)
@@ -167,8 +156,7 @@ class _Chunking(Proving):
         inputs = self.inputs(whole)
         self.on, self.fix = "the rows before", _BY_ITSELF
         taint = TaintMode(self.dry_run.device, trace.steps, front=True)
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
+        for t, dim in zip(inputs, self.call.along(place), strict=True):
             if dim is None:
                 taint.vary(t)
                 continue
@@ -194,11 +182,9 @@ class _Chunking(Proving):
     def _check_places(self, proof: Proof, place: int, whole: Sizes, half: int) -> None:
         """Refuse if rows depend on the number of rows before, as by a table of positions."""
         count = whole[place] - half
-        inputs = Samples(self.flat.tensors, self.call.padded, whole, random=True).real(whole)
-        behind: list[Tensor] = []
-        for t, how in zip(inputs, self.call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            behind.append(t.clone() if dim is None else t.narrow(dim, half, count).clone())
+        inputs = Samples(self.call, whole, random=True).real(whole)
+        dims = zip(inputs, self.call.along(place), strict=True)
+        behind = [(t if dim is None else t.narrow(dim, half, count)).clone() for t, dim in dims]
         try:
             alone, result = (self.real(whole, Trace(True), each) for each in (behind, inputs))
         except CaptureError as error:

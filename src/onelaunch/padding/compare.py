@@ -1,14 +1,16 @@
-"""The comparison of runs at two sizes: layout, and shapes that follow the size."""
+"""The comparison of runs at two sizes: layout, shapes that follow the size, and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onelaunch.call.tree import Constant, is_unchanging
+from onelaunch.autograd.engine import gradients
+from onelaunch.autograd.graph_walk import CapturedGraph
+from onelaunch.call.tree import Constant, flatten, is_unchanging, unique
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.distance import rounding
 from onelaunch.driver.protocol import Driver
@@ -58,12 +60,8 @@ def refuse_moved_views(
     driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
 ) -> None:
     """Refuse results of a fixed size that view arguments at other places for another size. Results
-    that follow the size are cut from the padded results.
-
-    Args:
-        big, small: the results at two sizes.
-        given: the arguments that gave `big`.
-    """
+    that follow the size are cut from the padded results. `big`, `small`: the results at two sizes.
+    `given`: the arguments that gave `big`."""
     memory = set(map(driver.storage, given))
     for number, (b, s) in enumerate(zip(big, small, strict=False)):
         if b.shape == s.shape and driver.storage(b) in memory and not any(b is t for t in given):
@@ -86,12 +84,8 @@ Form = tuple[object, ...]
 
 
 class Followed(NamedTuple):
-    """A bucket whose taint was followed at both of its ends.
-
-    Attributes:
-        follows: the dimensions of its results that follow the size.
-        shapes: size of a run -> shapes of all its operations.
-    """
+    """A bucket whose taint was followed at both of its ends. `follows`: the dimensions of its
+    results that follow the size. `shapes`: size of a run -> shapes of all its operations."""
 
     bucket: Sizes
     follows: list[tuple[SizeLink, ...]]
@@ -142,3 +136,43 @@ def stored_otherwise(first: Sequence[Change], second: Sequence[Change]) -> Slot 
         if is_unchanging(one) and is_unchanging(other) and not Constant(one).matches(other):
             return change.slot
     return None
+
+
+class Backprop:
+    """A callable that runs `fn` and the backward from the real rows of its results, and returns the
+    gradients. The first call is at the real size. Later calls send the same gradients back from
+    real rows, and 0 from all others."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._shapes: list[torch.Size] = []
+        self._parameters: list[Tensor] | None = None
+        self.inputs: list[Tensor] = []  # the arguments whose gradients the next call returns
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        with torch.enable_grad():
+            results = flatten(self._fn(*args, **kwargs), "result", objects=True).tensors
+            roots = [t for t in results if t.requires_grad]
+            if self._parameters is None:
+                self._shapes = [t.shape for t in roots]
+                given = {id(t) for t in self.inputs}
+                self._parameters = [
+                    t for t in unique(CapturedGraph(roots).leaves) if id(t) not in given
+                ]
+            wanted = [*self.inputs, *self._parameters]
+            if not roots or not wanted:
+                return []
+            sent = [
+                _sent(t, s, i) for i, (t, s) in enumerate(zip(roots, self._shapes, strict=True))
+            ]
+            pairs = zip(gradients(roots, wanted, sent), wanted, strict=True)
+            return [torch.zeros_like(t) if g is None else g for g, t in pairs]
+
+
+def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
+    """Return the gradient that a result sends back: random numbers for its real rows."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
+    sent = torch.zeros_like(t)
+    sent[tuple(slice(0, n) for n in real)] = random
+    return sent

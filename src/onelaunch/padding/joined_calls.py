@@ -21,26 +21,19 @@ from onelaunch.sizes.buckets import Sizes
 if TYPE_CHECKING:
     from onelaunch.padding.bucketed import Bucketed
 
-_TIMES = 3
-"""The runs of each size that is timed; the shortest counts."""
+_TIMES = 3  # the runs of each size that is timed; the shortest counts
 
 
 class JoinableCall(NamedTuple):
-    """A request to a callable with buckets, taken apart.
-
-    Attributes:
-        key: equal for requests that may run together: their form, and the tensors that all share.
-        rows: its size of the first bucketed dimension; the largest for one that runs alone.
-        others: the bucket of its other sizes.
-    """
+    """A request to a callable with buckets, taken apart."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     flat: Flat
     call: BucketedCall | None
-    key: Any
-    rows: int
-    others: Sizes = ()
+    key: Any  # equal for requests that may run together: their form, and the tensors that all share
+    rows: int  # its size of the first bucketed dimension; the largest for one that runs alone
+    others: Sizes = ()  # the bucket of its other sizes
 
 
 class JoinedCalls:
@@ -75,11 +68,8 @@ class JoinedCalls:
 
     def together(self, requests: Sequence[JoinableCall]) -> tuple[list[Any], bool] | None:
         """Run requests of one key as one call, and wait for the device. Return the result of each,
-        and whether it was a replay; None if each is to run alone.
-
-        Raises:
-            CaptureError: OL140, the rows of a request would depend on the others.
-        """
+        and whether it was a replay; None if each is to run alone. Raises `CaptureError`: OL140, the
+        rows of a request would depend on the others."""
         fast, first = self._graphed, requests[0]
         try:
             proof = self._proof(first)
@@ -100,11 +90,8 @@ class JoinedCalls:
         return results, proof is not None and _not_replayed(fast) == before
 
     def timed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Sizes, float]:
-        """Return bucket -> milliseconds of its recording, on rows made from a request.
-
-        Raises:
-            CaptureError: OL140, rows depend on others, or a call changes state.
-        """
+        """Return bucket -> milliseconds of its recording, on rows made from a request. Raises
+        `CaptureError`: OL140, rows depend on others, or a call changes state."""
         fast, found = self._graphed, dict[Sizes, float]()
         for make in fast._sized(args, kwargs):
             one = self.taken(*make())
@@ -125,7 +112,7 @@ class JoinedCalls:
         each is to run alone, since rows depend on others, or arguments are written to."""
         if one.call is None:
             return None
-        fast, found = self._graphed, self._proofs.of(one.key[0], one.call, one.flat, 0)
+        fast, found = self._graphed, self._proofs.of(one.key[0], one.call, 0)
         if not isinstance(found, CaptureError):
             return None if found.written else found
         if found.__cause__ is not None or fast.options.on_refusal == "raise":
@@ -144,8 +131,7 @@ def _joined(requests: Sequence[JoinableCall]) -> list[Tensor]:
     that occurs twice is joined once."""
     first, made = requests[0], dict[int, Tensor]()
     assert first.call is not None
-    for index, (t, how) in enumerate(zip(first.flat.tensors, first.call.padded, strict=True)):
-        dim = None if how is None else how.dim_of(0)
+    for index, (t, dim) in enumerate(zip(first.flat.tensors, first.call.along(0), strict=True)):
         if dim is None:
             made[id(t)] = t
         elif id(t) not in made:

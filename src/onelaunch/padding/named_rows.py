@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,10 +50,11 @@ def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
     return tuple(low), tuple(high)
 
 
-def naming(path: CallPath, call: BucketedCall, paths: Sequence[str]) -> CallPath:
+def naming(path: CallPath, call: BucketedCall) -> CallPath:
     """Return the call path for calls of this form, some of whose arguments name rows. Each must be
     real, which the device checks. Without such arguments return `path`."""
     found: list[str] = []
+    paths = call.flat.paths
     for name, how in zip(paths, call.padded, strict=True):
         if how is None or how.rows is None:
             continue

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onelaunch.call.spec import contiguous_stride
 from onelaunch.call.tree import Flat, Tree
 from onelaunch.capture.marks import give_marks
 from onelaunch.driver.rows import first_rows, grow
@@ -28,15 +29,28 @@ from onelaunch.sizes.ragged import Ragged
 
 
 class BucketedCall(NamedTuple):
-    """A call, as buckets see it.
+    """A call, as buckets see it. `padded`: for each tensor its padding, or None."""
 
-    Attributes:
-        sizes: the call's sizes of the bucketed dimensions.
-        padded: for each tensor its padding, or None.
-    """
-
+    flat: Flat
     sizes: Sizes
     padded: tuple[PaddedDims | None, ...]
+
+    def each(self, change: Callable[[Tensor, PaddedDims | None], Tensor]) -> list[Tensor]:
+        """Return each tensor changed; one that occurs twice is changed once."""
+        return each_once(self.flat.tensors, self.padded, change)
+
+    def along(self, place: int) -> list[int | None]:
+        """Return for each tensor the dimension that follows bucketed dimension number `place`."""
+        return [None if how is None else how.dim_of(place) for how in self.padded]
+
+    def grown(self, bucket: Sizes) -> Flat:
+        found = self.each(lambda t, how: t if how is None else pad(t, how, bucket))
+        return self.flat._replace(tensors=found)
+
+    def resized(self, sizes: Sizes) -> list[Tensor]:
+        """Return examples of the tensors for other sizes; see `resized`."""
+        pairs = zip(self.flat.tensors, self.padded, strict=True)
+        return [t if how is None else resized(t, how, sizes) for t, how in pairs]
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -97,12 +111,8 @@ def check_outputs(buckets: Buckets, results: Sequence[Tensor]) -> None:
 def bucketed_call(buckets: Buckets, flat: Flat, names: Sequence[str]) -> BucketedCall:
     """Return the sizes of a call, and the dimensions in which each of its tensors is padded. A
     tensor without stated dimensions is padded if it has the bucketed dimension at the common size.
-    A dimension of size 1 is broadcast, and left as it is.
-
-    Raises:
-        ArgumentError: OL402, the arguments do not agree on a size; OL401, one cannot hold the value
-            that fills its padding.
-    """
+    A dimension of size 1 is broadcast, and left as it is. Raises `ArgumentError`: OL402, the
+    arguments do not agree on a size; OL401, one cannot hold the value that fills its padding."""
     stated = [_stated(buckets.dims, path, names) for path in flat.paths]
     fills = [_stated(buckets.pad, path, names) for path in flat.paths]
     _check_fills(flat, fills)
@@ -123,7 +133,7 @@ def bucketed_call(buckets: Buckets, flat: Flat, names: Sequence[str]) -> Buckete
     padded = tuple(map(_padding, grown))
     if isinstance(buckets, Ragged):
         padded = _naming(buckets, flat, names, tuple(sizes), padded)
-    return BucketedCall(tuple(sizes), padded)
+    return BucketedCall(flat, tuple(sizes), padded)
 
 
 def _padding(own: Sequence[tuple[int, int, Number | None]]) -> PaddedDims | None:
@@ -225,16 +235,10 @@ def _stated(mapping: Mapping[Key, Any], path: str, names: Sequence[str]) -> Any:
 def dense_stride(t: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a dense tensor of another shape, as an elementwise operation on `t`
     would. The order of its dimensions is that of `t`."""
-    order = list(range(t.dim()))
-    if not t.is_contiguous():
-        order = _outer_first(t)
-        if t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last):
-            order = [0, 2, 3, 1]
-    stride, step = [0] * t.dim(), 1
-    for dim in reversed(order):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(stride)
+    if t.is_contiguous():
+        return contiguous_stride(shape)
+    channels_last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    return contiguous_stride(shape, [0, 2, 3, 1] if channels_last else _outer_first(t))
 
 
 def _outer_first(t: Tensor) -> list[int]:
@@ -257,7 +261,6 @@ def _outer_first(t: Tensor) -> list[int]:
 
 
 def bucket_shape(t: Tensor, padded: PaddedDims, bucket: Sizes) -> list[int]:
-    """Return the shape of an argument at the size of the bucket."""
     shape = list(t.shape)
     for dim, place in zip(padded.dims, padded.places, strict=True):
         shape[dim] = bucket[place]
@@ -300,13 +303,6 @@ def _appended(t: Tensor, padded: PaddedDims, bucket: Sizes) -> Tensor:
     return t
 
 
-def padded(call: BucketedCall, flat: Flat, bucket: Sizes) -> Flat:
-    grown = each_once(
-        flat.tensors, call.padded, lambda t, how: t if how is None else pad(t, how, bucket)
-    )
-    return flat._replace(tensors=grown)
-
-
 def each_once(
     tensors: Sequence[Tensor],
     padded: Sequence[PaddedDims | None],
@@ -335,12 +331,6 @@ def resized(t: Tensor, padded: PaddedDims, sizes: Sizes) -> Tensor:
         return made.new_empty(0).new_empty_strided(shape, dense_stride(t, shape)).copy_(made)
 
 
-def all_resized(call: BucketedCall, flat: Flat, sizes: Sizes) -> list[Tensor]:
-    """Return examples of the tensors of a call for other sizes; see `resized`."""
-    pairs = zip(flat.tensors, call.padded, strict=True)
-    return [t if how is None else resized(t, how, sizes) for t, how in pairs]
-
-
 def below(made: Tensor, given: Tensor, dim: int, rows: int) -> Tensor:
     """Return indices below `rows`, ascending along `dim` if the given ones ascend."""
     made = made.remainder(rows)
@@ -360,27 +350,21 @@ def varying(t: Tensor, padded: PaddedDims) -> Varying | None:
 
 @dataclass(slots=True)
 class Proof:
-    """The proven cut of results at a bucket's size to a real size.
-
-    Attributes:
-        follows: for each tensor of the result, the dimensions that follow the sizes.
-        written: the padded arguments that the callable writes into.
-        tree: the tree of the result.
-        hiding: the numbers that hide padding, which each call checks; None if there are none.
-        masks: tensors that the callable keeps, whose values were taken for constants.
-        lasting: a lasting trace of a call, which must not run twice; None if it leaves no trace.
-    """
+    """The proven cut of results at a bucket's size to a real size."""
 
     follows: list[tuple[SizeLink, ...]] = field(default_factory=list)
-    written: tuple[int, ...] = ()
-    tree: Tree | None = None
+    """The dimensions that follow the sizes, for each tensor of the result."""
+    written: tuple[int, ...] = ()  # the padded arguments that the callable writes into
+    tree: Tree | None = None  # the tree of the result
     hiding: Hiding | None = None
+    """The numbers that hide padding, which each call checks; None if there are none."""
     masks: list[Tensor] = field(default_factory=list)
+    """Tensors that the callable keeps, whose values were taken for constants."""
     lasting: str | None = None
+    """A lasting trace of a call, which must not run twice; None if it leaves no trace."""
 
 
 def cut_shape(shape: Sequence[int], follows: Sequence[SizeLink], sizes: Sizes) -> list[int]:
-    """Return the shape of a result at the call's sizes."""
     found = list(shape)
     for f in follows:
         found[f.dim] = f.scale * sizes[f.place] + f.more

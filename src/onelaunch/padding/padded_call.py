@@ -23,7 +23,7 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.compare import moved_view
-from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut, padded
+from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut
 from onelaunch.padding.taint.hidden import Hiding, HidingChecks
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
@@ -51,7 +51,7 @@ class PaddedCall:
             return MISS
         if call.padded != self._padded or self._buckets.choose(call.sizes) != self._bucket:
             return MISS
-        grown = padded(call, flat, self._bucket).tensors
+        grown = call.grown(self._bucket).tensors
         some, named = unflatten(flat.tree, list(grown))
         result = self._exact(some, named)
         if result is MISS or call.sizes == self._bucket:
@@ -82,11 +82,8 @@ class PaddedCall:
 
 
 def _view(number: int, t: Tensor, copy: Tensor, real: Tensor) -> Tensor:
-    """Return the view of an argument in place of the same view of its padded copy.
-
-    Raises:
-        CaptureError: OL140, the argument and its copy have different layouts.
-    """
+    """Return the view of an argument in place of the same view of its padded copy. Raises
+    `CaptureError`: OL140, the argument and its copy have different layouts."""
     if copy.stride() != real.stride():
         raise moved_view(number)
     offset = t.storage_offset() - copy.storage_offset() + real.storage_offset()
@@ -109,15 +106,12 @@ def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
     raise LookupError("no call was seen yet")
 
 
-def reader(call: BucketedCall, flat: Flat) -> Callable[..., Sizes]:
+def reader(call: BucketedCall) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []
     for place in range(len(call.sizes)):
-        for path, how in zip(flat.paths, call.padded, strict=True):
-            dim = None if how is None else how.dim_of(place)
-            if dim is not None:
-                found.append(f"{path}.shape[{dim}]")
-                break
+        dims = zip(call.flat.paths, call.along(place), strict=True)
+        found += [f"{path}.shape[{dim}]" for path, dim in dims if dim is not None][:1]
     return eval(f"lambda args, kwargs: ({', '.join(found)},)")
 
 
@@ -131,8 +125,7 @@ MASKS = (
 )
 """The event, with a place for the name of the callable, and the code to write instead."""
 _FIX = 'mask with float("-inf"), which needs no check'
-_CUDNNS = -65504.0
-"""The number by which cuDNN's attention applies a boolean mask."""
+_CUDNNS = -65504.0  # the number by which cuDNN's attention applies a boolean mask
 _WITHOUT_CUDNN = (
     "torch.backends.cuda.enable_cudnn_sdp(False) before the first call: only cuDNN's attention "
     "applies a boolean mask by this number"
@@ -169,12 +162,8 @@ class CheckedRun:
 
 
 def steady(call: CallPath, masks: Sequence[Tensor], otherwise: CallPath) -> CallPath:
-    """Return the call path where a proof took masks of the callable for constants.
-
-    Args:
-        call: the path of most calls.
-        otherwise: the path after a mask was changed in place.
-    """
+    """Return the call path where a proof took masks of the callable for constants. `otherwise`: the
+    path after a mask was changed in place."""
     known = [(t, t._version, t.detach().clone()) for t in masks if not t.is_inference()]
 
     def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,12 +178,8 @@ def steady(call: CallPath, masks: Sequence[Tensor], otherwise: CallPath) -> Call
 
 
 def checked(call: CallPath, otherwise: CallPath) -> CallPath:
-    """Return the call path of a recording with a check, for which it waits.
-
-    Args:
-        call: returns the result and the check.
-        otherwise: the path where the check fails.
-    """
+    """Return the call path of a recording with a check, for which it waits. `call`: returns the
+    result and the check. `otherwise`: the path where the check fails."""
 
     def path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = call(args, kwargs)

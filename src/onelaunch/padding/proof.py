@@ -13,6 +13,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onelaunch.call.tree import Flat
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError
-from onelaunch.padding.backprop import Backprop
 from onelaunch.padding.compare import (
+    Backprop,
     Followed,
     Form,
     Jitter,
@@ -44,11 +45,10 @@ from onelaunch.padding.pad import (
     check_outputs,
     cut_shape,
     dense_stride,
-    each_once,
     resized,
 )
 from onelaunch.padding.samples import Samples, unknown
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, TaintCause
+from onelaunch.padding.taint.align import DIVERGES, DRAWN, NUMBER, TaintCause
 from onelaunch.padding.taint.hidden import Hiding
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.shadow import storage_of
@@ -57,8 +57,7 @@ from onelaunch.sizes.buckets import Buckets, Sizes, shown
 from onelaunch.sizes.dims import SizeLink
 from onelaunch.sizes.ragged import Ragged
 
-_ROUNDED = 3
-"""Runs with rounding errors that an integer has to survive."""
+_ROUNDED = 3  # runs with rounding errors that an integer has to survive
 _REPEATED = "leave out pad={...} of that argument: padding repeats the last real row then"
 _UNCOUNTED = (
     "write it outside of the callable, with the real rows: independent=True says that rows do not "
@@ -84,18 +83,25 @@ def _lacks_a_batch(error: Exception) -> bool:
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
+class _Pair(NamedTuple):
+    """The arguments of a run at a real size, and of a run padded from there. `real`, `grown`: the
+    arguments of either run."""
+
+    sizes: Sizes
+    samples: Samples
+    real: Sequence[Tensor]
+    grown: Sequence[Tensor]
+    steps: Sequence[TracedStep]  # the operations of the run at the real size
+
+
 @dataclass(slots=True)
 class Proving:
     """The runs of one proof that padding to `bucket` changes no real row, and their findings.
-
-    Args:
-        call: the padding of the arguments in `flat`, which may have any size of that bucket.
-    """
+    `call`: of any size of that bucket."""
 
     dry_run: DryRun
     buckets: Buckets
     call: BucketedCall
-    flat: Flat
     bucket: Sizes
     known: Known = field(default_factory=Known)
     results: dict[Sizes, Flat] = field(default_factory=dict)
@@ -106,23 +112,16 @@ class Proving:
     """True if the run at the smallest size may do less than runs at larger ones."""
     shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     hiding: Hiding = field(default_factory=Hiding)
-    constants: set[int] = field(default_factory=set)
-    """The storages of masks that the callable keeps."""
+    constants: set[int] = field(default_factory=set)  # storages of masks that the callable keeps
     used: dict[bool, set[int]] = field(default_factory=lambda: {True: set(), False: set()})
     """The storages of state that runs have used, by whether they were padded."""
-    lasting: str | None = None
-    """A word on lasting traces of a run; None if it leaves no trace."""
-    on: str | None = None
-    """The cause in refusals; None for padding."""
-    fix: str | None = None
-    """The fix in refusals, where an operation has none of its own."""
+    lasting: str | None = None  # a word on lasting traces of a run; None if it leaves no trace
+    on: str | None = None  # the cause in refusals; None for padding
+    fix: str | None = None  # the fix in refusals, where an operation has none of its own
 
     def proven(self, gradients: bool = False) -> Proof:
-        """Return the proof, of a callable with its backward, too, under `gradients`.
-
-        Raises:
-            CaptureError: OL140, naming the operation, its line and the result.
-        """
+        """Return the proof, of a callable with its backward, too, under `gradients`. Raises
+        `CaptureError`: OL140, naming the operation, its line and the result."""
         proof = self.prove()
         if not self.used[False] <= self.used[True]:
             what = "a smaller size uses other tensors of the state than the bucket's size"
@@ -171,10 +170,8 @@ class Proving:
         return corners if len(mixed) > 1 else []
 
     def inputs(self, sizes: Sizes) -> list[Tensor]:
-        return each_once(
-            self.flat.tensors,
-            self.call.padded,
-            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes),
+        return self.call.each(
+            lambda t, how: t.detach().clone() if how is None else resized(t, how, sizes)
         )
 
     def real(
@@ -202,9 +199,6 @@ class Proving:
         self.used[padded or sizes == self.bucket] |= self.dry_run.used
         return result
 
-    def _samples(self, random: bool, positive: bool = False) -> Samples:
-        return Samples(self.flat.tensors, self.call.padded, self.bucket, random, positive)
-
     def _random_pair(self, sizes: Sizes) -> Flat:
         """Run `_pair` on random numbers, or on the caller's if it fails on random ones."""
         try:
@@ -216,27 +210,27 @@ class Proving:
 
     def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
         """Run at `sizes`, and padded from there, and compare. Return the padded result."""
-        samples, trace = self._samples(random), Trace(made_up=random)
+        samples, trace = Samples(self.call, self.bucket, random), Trace(made_up=random)
         inputs = samples.real(sizes)
         grown = samples.grown(inputs)  # before a run may write into them
-        real = self.real(sizes, trace, inputs)
+        real, steps = self.real(sizes, trace, inputs), trace.steps
+        pair = _Pair(sizes, samples, inputs, grown, steps)
         self.results[sizes] = real
         stored = self.dry_run.found
         if self.buckets.independent:
-            taint = self._marked(grown, inputs, trace.steps, sizes)
+            taint = self._marked(pair)
             padded = self.real(sizes, taint, grown, padded=True)
             self._refuse_counting(taint)
             self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
             refuse_moved_views(self.dry_run.driver, padded.tensors, real.tensors, grown)
             return padded
-        taint, padded = self._padded(grown, inputs, trace.steps, sizes)
+        taint, padded = self._padded(pair)
         if self.form is None:
-            self.form = (form(trace.steps), self.call.padded)
-            self.degenerate = isinstance(self.buckets, Ragged) or is_degenerate(
-                trace.steps, sizes, self.bucket
-            )
+            self.form = (form(steps), self.call.padded)
+            ragged = isinstance(self.buckets, Ragged)
+            self.degenerate = ragged or is_degenerate(steps, sizes, self.bucket)
             followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
-            self.shapes = {sizes: shapes_of(trace.steps), **followed}
+            self.shapes = {sizes: shapes_of(steps), **followed}
         unlike = stored_otherwise(stored, self.dry_run.found)
         if unlike is not None:
             what = f"`{unlike.name}` is given a value that changes with the size"
@@ -245,23 +239,17 @@ class Proving:
             what = "a result that is not a tensor changes with the size"
             raise CaptureError("OL140", what, fix="return tensors, or ask the tensor for its size")
         for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=True)):
-            self._check_result(taint, number, big, small, sizes, grown, samples)
+            self._check_result(taint, number, big, small, pair)
         return padded
 
-    def _padded(
-        self,
-        grown: Sequence[Tensor],
-        real: Sequence[Tensor],
-        steps: Sequence[TracedStep],
-        sizes: Sizes,
-    ) -> tuple[TaintMode | None, Flat]:
+    def _padded(self, pair: _Pair) -> tuple[TaintMode | None, Flat]:
         """Run padded, and return the taint and the result. There is no taint if it was followed
         from the smallest size, with the same operations and none degenerate."""
-        if self.form == (form(steps), self.call.padded) and not self.degenerate:
-            return None, self.real(sizes, None, grown, padded=True)
-        taint = self._marked(grown, real, steps, sizes)
-        padded = self.real(sizes, taint, grown, padded=True)
-        self.check_run(taint, grown, sizes)
+        if self.form == (form(pair.steps), self.call.padded) and not self.degenerate:
+            return None, self.real(pair.sizes, None, pair.grown, padded=True)
+        taint = self._marked(pair)
+        padded = self.real(pair.sizes, taint, pair.grown, padded=True)
+        self.check_run(taint, pair.grown, pair.sizes)
         self.hiding.join(taint.hiding)
         self.constants |= taint.constants
         self.lasting = self.lasting or self._left_by(taint)
@@ -285,16 +273,10 @@ class Proving:
         written = taint.changed() is not None or self.dry_run.written
         return "writes into a tensor from before the call" if written else None
 
-    def _marked(
-        self,
-        grown: Sequence[Tensor],
-        real: Sequence[Tensor],
-        steps: Sequence[TracedStep],
-        sizes: Sizes,
-    ) -> TaintMode:
-        spares = spare(self.buckets, sizes, self.bucket)
-        taint = TaintMode(self.dry_run.device, steps, spares)
-        for t, small, how in zip(grown, real, self.call.padded, strict=True):
+    def _marked(self, pair: _Pair) -> TaintMode:
+        sizes = pair.sizes
+        taint = TaintMode(self.dry_run.device, pair.steps, spare(self.buckets, sizes, self.bucket))
+        for t, small, how in zip(pair.grown, pair.real, self.call.padded, strict=True):
             if how is None:
                 taint.vary(t)
                 continue
@@ -317,17 +299,10 @@ class Proving:
                 self.written.add(index)
 
     def _check_result(
-        self,
-        taint: TaintMode | None,
-        number: int,
-        big: Tensor,
-        small: Tensor,
-        sizes: Sizes,
-        grown: Sequence[Tensor],
-        samples: Samples,
+        self, taint: TaintMode | None, number: int, big: Tensor, small: Tensor, pair: _Pair
     ) -> None:
-        name = f"result {number}"
-        if any(big is t for t in grown):
+        name, sizes = f"result {number}", pair.sizes
+        if any(big is t for t in pair.grown):
             return
         if big.dim() != small.dim() or any(
             s > b for b, s in zip(big.shape, small.shape, strict=True)
@@ -342,24 +317,22 @@ class Proving:
                 refuse_moved_view(number, big, small)
         if close(big[real], small):
             return
-        if not self._rounded(number, big[real], small, samples.real(sizes), sizes):
+        if not self._rounded(number, big[real], small, pair):
             found = None if taint is None else taint.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
             raise CaptureError("OL140", what, where=found and found.place)
 
-    def _rounded(
-        self, number: int, big: Tensor, small: Tensor, inputs: Sequence[Tensor], sizes: Sizes
-    ) -> bool:
+    def _rounded(self, number: int, big: Tensor, small: Tensor, pair: _Pair) -> bool:
         """Return whether integers differ only where rounding changes them too, as an argmax of
         equals."""
         if small.is_floating_point() or small.is_complex():
             return False
         differ = big != small
         for seed in range(_ROUNDED):
-            given = [t.clone() for t in inputs]
+            given = pair.samples.real(pair.sizes)
             try:
-                other = self.real(sizes, Jitter(seed), given).tensors[number]
+                other = self.real(pair.sizes, Jitter(seed), given).tensors[number]
             except CaptureError:
                 return False
             if other.shape != small.shape:
@@ -377,7 +350,8 @@ class Proving:
         if self.buckets.independent or least == self.bucket or not filled:
             return
         for positive in (False, True):
-            samples, run = self._samples(True, positive), Backprop(self.dry_run.fn)
+            samples = Samples(self.call, self.bucket, True, positive)
+            run = Backprop(self.dry_run.fn)
             real = samples.real(least)
             grown = samples.grown(real)
             proving = replace(self, dry_run=replace(self.dry_run, fn=run))
@@ -395,7 +369,7 @@ class Proving:
 
     def _leaves(self, tensors: Sequence[Tensor], run: Backprop) -> Sequence[Tensor]:
         """Make the arguments require grad whose gradients the caller wants."""
-        asked = zip(tensors, self.flat.tensors, strict=True)
+        asked = zip(tensors, self.call.flat.tensors, strict=True)
         run.inputs = [made.requires_grad_() for made, given in asked if given.requires_grad]
         return tensors
 

@@ -11,20 +11,24 @@ from torch import Tensor
 
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.driver.select import computing
-from onelaunch.padding.pad import below, bucket_shape, dense_stride, each_once, resized
+from onelaunch.padding.pad import (
+    BucketedCall,
+    below,
+    bucket_shape,
+    dense_stride,
+    each_once,
+    resized,
+)
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import PaddedDims
 
-_LARGE = 1e4
-"""Floats from here on hide scores or stand for infinity, and are not replaced."""
+_LARGE = 1e4  # floats from here on hide scores or stand for infinity, and are not replaced
 
 
 class Samples:
     """A set of arguments at a real size, and the same grown to a bucket with other rows.
 
     Args:
-        tensors: the tensors of a call.
-        padded: the padding of each.
         random: True to replace floats by random numbers in their range: zeros, ones and equal rows
             then hide nothing. Integers and booleans stay, as random indices may be out of bounds. A
             mask of 0 and 1 stays too.
@@ -32,24 +36,17 @@ class Samples:
     """
 
     def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        padded: Sequence[PaddedDims | None],
-        bucket: Sizes,
-        random: bool = False,
-        positive: bool = False,
+        self, call: BucketedCall, bucket: Sizes, random: bool, positive: bool = False
     ) -> None:
-        self._padded = padded
+        self._padded = call.padded
         seeds = itertools.count()
 
         def made(t: Tensor, how: PaddedDims | None) -> Tensor:
-            whole, seed = (
-                t.detach().clone() if how is None else resized(t, how, bucket),
-                next(seeds),
-            )
+            whole = t.detach().clone() if how is None else resized(t, how, bucket)
+            seed = next(seeds)
             return drawn(whole, seed, positive) if random and not _is_mask(whole, how) else whole
 
-        self._whole = each_once(tensors, padded, made)
+        self._whole = call.each(made)
 
     def real(self, sizes: Sizes) -> list[Tensor]:
         """Return new tensors of these sizes, no larger than the bucket; one for a tensor that

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import naming
-from onelaunch.padding.pad import BucketedCall, Proof, padded, varying
+from onelaunch.padding.pad import BucketedCall, Proof, varying
 from onelaunch.padding.padded_call import (
     MASKS,
     SCORES,
@@ -40,25 +39,20 @@ if TYPE_CHECKING:
 
 class BucketStrategy(Strategy):
     """The way to record a padded call: at its bucket's size, once this is proven to change no
-    result.
-
-    Args:
-        buckets: default the buckets of `of`; for others nothing is proven yet.
-    """
+    result. `buckets`: default the buckets of `of`; for others nothing is proven yet."""
 
     def __init__(
         self,
         of: Bucketed[..., Any],
         call: BucketedCall,
-        flat: Flat,
         bucket: Sizes,
         buckets: Buckets | None = None,
     ) -> None:
-        self._of, self._call, self._flat = of, call, flat
+        self._of, self._call, self._flat = of, call, call.flat
         self._buckets = of._buckets if buckets is None else buckets
         self._known = of._known if buckets is None else {}
         self.bucket = bucket
-        self.padded = padded(call, flat, bucket)
+        self.padded = call.grown(bucket)
         self._least = self._buckets.smallest(bucket)
         self._proof = Proof()
         self._proven = False
@@ -103,10 +97,8 @@ class BucketStrategy(Strategy):
 
     def proven_around(self, exact: CallPath, attempt: Attempt) -> CallPath:
         """Return the call path around a recording that was made for other sizes of the bucket.
-
-        Raises:
-            CaptureError: OL140, padding would change a result, or each call would check values.
-        """
+        Raises `CaptureError`: OL140, padding would change a result, or each call would check
+        values."""
         known = attempt.reached.reads
         self._prove(attempt)
         if self._proof.hiding is not None:
@@ -125,7 +117,7 @@ class BucketStrategy(Strategy):
             call = checked(call, functools.partial(fell_back, SCORES))
         if self._proof.masks:
             call = steady(call, self._proof.masks, functools.partial(fell_back, MASKS))
-        return naming(call, self._call, self._flat.paths)
+        return naming(call, self._call)
 
     def _set_varying(self, arguments: dict[int, Varying]) -> None:
         self.varying = arguments
@@ -144,8 +136,7 @@ class BucketStrategy(Strategy):
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
         callee = self._of._callee
         dry_run = DryRun(driver, device, callee.eager_form, reached, self._flat.tree, attempt.ahead)
-        call, flat = self._call, self._flat
-        proving = Proving(dry_run, self._buckets, call, flat, self.bucket, self._known)
+        proving = Proving(dry_run, self._buckets, self._call, self.bucket, self._known)
         self._proof = proving.proven(attempt.signature.has_backward)
         self._proven = True
         if self._proof.hiding is not None:
@@ -177,7 +168,6 @@ class BucketStrategy(Strategy):
 
 
 def serves(entry: Any, bucket: Sizes) -> bool:
-    """Return whether an entry of the table is a recording of a bucket."""
     served = entry.captured.bucket
     return served is not None and served.sizes == bucket
 

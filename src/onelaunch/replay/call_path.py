@@ -34,27 +34,22 @@ class Miss(Enum):
     MISS = "MISS"
 
 
-MISS: Final = Miss.MISS
-"""The value that a call path returns for a call that its recording does not fit."""
+MISS: Final = Miss.MISS  # value that a call path returns for a call that its recording does not fit
 
 CallPath = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """A function ``call(args, kwargs)`` that returns the result, or `MISS`."""
 
 
-def build_call(
-    captured: CapturedCall, spec: CallSpec, label: str
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """Return the call path of a recording.
-
-    A miss has no effect. The caller must have checked that no ambient mode forbids a replay.
-    """
-    driver, device, expected = captured.driver, captured.device, captured.expected
+def build_call(captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
+    """Return the call path of a recording. A miss has no effect. The caller must have checked that
+    no ambient mode forbids a replay."""
+    expected = captured.expected
     assert expected is not None
-    source = GeneratedFunction(names={"MISS": MISS})
+    source = GeneratedFunction(captured, names={"MISS": MISS})
     leaves: dict[int, str] = {}
-    source.miss_if(f"{source.name('capturing', driver.capturing)}()")
+    source.miss_if(f"{source.name('capturing', captured.driver.capturing)}()")
     numbers = match(source, spec.tree, "args", "kwargs", leaves)
-    inputs = [leaves[i] for i in range(len(leaves))]
+    source.inputs = inputs = [leaves[i] for i in range(len(leaves))]
     containers: dict[object, str] = {}
     for slot in captured.hidden:
         part, name = slot.key, f"h{len(inputs)}"
@@ -68,13 +63,13 @@ def build_call(
                 source.miss_if(f"{every} is None")
             source.line(f"{name} = {every}[{part.index}]")
         inputs.append(name)
-    check_tensors(source, expected, inputs)
-    check_values(source, captured, inputs)
-    check_marks(source, captured, inputs)
-    check_gradients(source, captured, inputs)
-    check_sizes(source, captured, inputs)
+    check_tensors(source, expected)
+    check_values(source)
+    check_marks(source)
+    check_gradients(source)
+    check_sizes(source)
     check_default_device(source, spec)
-    check_memory(source, expected, captured, inputs)
+    check_memory(source, expected)
     source.miss_if(f"not {source.name('state', captured.guard.check)}()")
     if captured.followed:
         read = source.name("followed", captured.followed.write_current)
@@ -83,7 +78,7 @@ def build_call(
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
     title = f"{label} {sizes([t.shape for t in spec.tensors])}".rstrip()
-    made = write_launch(source, driver, captured, inputs, device, title)
+    made = write_launch(source, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
     source.line(

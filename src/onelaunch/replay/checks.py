@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,6 @@ from onelaunch.call.tree import (
     mapped,
 )
 from onelaunch.capture.expected_inputs import ExpectedInputs
-from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.protocol import Travel
 from onelaunch.replay.generated import GeneratedFunction
 from onelaunch.state.host_values import bytes_of
@@ -102,11 +100,10 @@ def _match_other(
         source.line(f"t{number} = {name}.tensors[{position}]")
 
 
-def check_tensors(
-    source: GeneratedFunction, expected: ExpectedInputs, inputs: Sequence[str]
-) -> None:
+def check_tensors(source: GeneratedFunction, expected: ExpectedInputs) -> None:
     """Check type, dispatch keys (conj, neg, inference), dtype, device, sizes, strides and
     requires_grad: a call into C++, 0.2 us, and 0.1 us for each further tensor."""
+    inputs = source.inputs
     if not inputs:
         return
     check = source.name("tensors", expected.tensors.check)
@@ -115,40 +112,38 @@ def check_tensors(
         source.miss_if(f"{inputs[i]} is not {inputs[other]}")
 
 
-def check_values(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+def check_values(source: GeneratedFunction) -> None:
     """Check the elements of host arguments that the host reads: a microsecond each."""
-    for index, value in captured.values.items():
+    for index, value in source.captured.values.items():
         read = source.name("bytes_of", bytes_of)
-        source.miss_if(f"{read}({inputs[index]}) != {source.name('value', value)}")
+        source.miss_if(f"{read}({source.inputs[index]}) != {source.name('value', value)}")
 
 
-def check_marks(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+def check_marks(source: GeneratedFunction) -> None:
     """Check the attributes of arguments that the callable read: 0.1 us each."""
-    for index, kept in captured.marks.items():
-        source.miss_if(f"not {source.name('marks', kept)}({inputs[index]})")
+    for index, kept in source.captured.marks.items():
+        source.miss_if(f"not {source.name('marks', kept)}({source.inputs[index]})")
 
 
-def check_gradients(
-    source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]
-) -> None:
+def check_gradients(source: GeneratedFunction) -> None:
     """Check that no argument of a whole step has a gradient, which the callable would not see."""
-    if captured.pair is not None or not torch.is_grad_enabled():
+    if source.captured.pair is not None or not torch.is_grad_enabled():
         return
-    plan = captured.inputs
-    for name, spec, how in zip(inputs, plan.specs, plan.travels, strict=False):
+    plan = source.captured.inputs
+    for name, spec, how in zip(source.inputs, plan.specs, plan.travels, strict=False):
         if spec.requires_grad and how != Travel.ADDRESS:
             source.miss_if(f"{name}.is_leaf and {name}.grad is not None")
 
 
-def check_sizes(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+def check_sizes(source: GeneratedFunction) -> None:
     """Read the real sizes of a bucketed call as `n0`, `n1`. Check that all arguments have the same
     sizes, within the bucket. 0.1 us each."""
-    bucket = captured.bucket
+    bucket = source.captured.bucket
     if bucket is None:
         return
     seen: set[int] = set()
-    for index, varying in captured.inputs.varying.items():
-        name = inputs[index]
+    for index, varying in source.captured.inputs.varying.items():
+        name = source.inputs[index]
         source.miss_if(f"not {name}.is_contiguous()")
         source.line(f"s{index} = {name}.shape")
         for dim, place in zip(varying.dims, bucket.places[index], strict=True):
@@ -170,18 +165,12 @@ def check_default_device(source: GeneratedFunction, spec: CallSpec) -> None:
     source.miss_if(f"{modes}() and {condition}" if spec.device.type == "cpu" else condition)
 
 
-def check_memory(
-    source: GeneratedFunction,
-    expected: ExpectedInputs,
-    captured: CapturedCall,
-    inputs: Sequence[str],
-) -> None:
-    """Check the addresses and overlaps of inputs that the recording relies on.
-
-    An argument read in place must be the captured memory. The callable may compare arguments with
-    its own tensors, so an argument must be the same own tensor as in the capture, or none. For
-    overlaps see `ExpectedInputs`.
-    """
+def check_memory(source: GeneratedFunction, expected: ExpectedInputs) -> None:
+    """Check the addresses and overlaps of inputs that the recording relies on. An argument read in
+    place must be the captured memory. The callable may compare arguments with its own tensors, so
+    an argument must be the same own tensor as in the capture, or none. For overlaps see
+    `ExpectedInputs`."""
+    inputs, captured = source.inputs, source.captured
     for index, address in expected.addresses.items():
         source.miss_if(f"{inputs[index]}.data_ptr() != {address}")
     held = captured.guard.tensor_ids()

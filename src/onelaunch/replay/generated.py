@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from onelaunch.capture.recording import CapturedCall
+
 
 @dataclass(eq=False)
 class GeneratedFunction:
-    """The lines of a function, and the objects that they name."""
+    """The lines of the function that replays a recording, and the objects that they name."""
 
+    captured: CapturedCall
+    inputs: list[str] = field(default_factory=list)  # the names of the recording's inputs
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)

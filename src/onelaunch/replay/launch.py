@@ -30,7 +30,7 @@ from onelaunch.capture.io_plan import (
     OwnView,
 )
 from onelaunch.capture.recording import CapturedCall, StateOutput
-from onelaunch.driver.protocol import Driver, Released, Travel
+from onelaunch.driver.protocol import Released, Travel
 from onelaunch.replay.generated import GeneratedFunction, tuple_of
 from onelaunch.state.slots import gradient_of
 from onelaunch.trace_names import annotated, profiler
@@ -41,19 +41,10 @@ if TYPE_CHECKING:
 _C: Any = torch._C
 
 
-def write_launch(
-    source: GeneratedFunction,
-    driver: Driver,
-    captured: CapturedCall,
-    inputs: Sequence[str],
-    device: torch.device,
-    title: str,
-) -> list[str]:
-    """Allocate the caller's results, launch, and name each result.
-
-    Args:
-        title: the name of the recording in a trace.
-    """
+def write_launch(source: GeneratedFunction, title: str) -> list[str]:
+    """Allocate the caller's results, launch, and name each result. `title`: the name of the
+    recording in a trace."""
+    captured, inputs = source.captured, source.inputs
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
     names: dict[int, str] = {}
@@ -62,8 +53,8 @@ def write_launch(
         names[number] = source.name("static", t)
     for index, group in enumerate(captured.outputs.groups):
         if not group.stays:
-            targets.append(_make_group(source, driver, captured, device, index, names))
-    after = _take_writes(source, driver, captured, inputs, device, targets)
+            targets.append(_make_group(source, index, names))
+    after = _take_writes(source, targets)
     replay = source.name("launch", captured.graph.launch)
     traced = source.name(
         "annotated", annotated(captured.graph.launch, f"onelaunch replay: {title}")
@@ -86,42 +77,34 @@ def write_launch(
         for number in captured.pair.results:
             if number not in names:
                 output = captured.outputs.made[number]
-                names[number] = _caller_result(source, output, inputs, names)
-        _attach(source, captured.pair, inputs, names)
+                names[number] = _caller_result(source, output, names)
+        _attach(source, captured.pair, names)
     # Only now: torch hides the node of a chunk after a write to it.
-    _bump_written(source, captured, inputs)
+    _bump_written(source)
     for number, output in enumerate(captured.outputs.made):
         if output.freed and number not in static:  # which has the graph of the capture
             mark = source.name("mark_freed", mark_freed)
             source.line(f"{names[number]} = {mark}({names[number]})")
     for number, output in enumerate(captured.outputs.made):
         if number not in names:
-            names[number] = _caller_result(source, output, inputs, names)
+            names[number] = _caller_result(source, output, names)
     results = [names[number] for number in range(len(names))]
-    _rebind_slots(source, captured, results)
+    _rebind_slots(source, results)
     return results
 
 
-def _take_writes(
-    source: GeneratedFunction,
-    driver: Driver,
-    captured: CapturedCall,
-    inputs: Sequence[str],
-    device: torch.device,
-    targets: list[str],
-) -> list[str]:
+def _take_writes(source: GeneratedFunction, targets: list[str]) -> list[str]:
     """Add the targets of written inputs to `targets`, after the results. Return the lines after the
     launch that copy back the inputs whose elements are too far apart for a memcpy."""
     after: list[str] = []
+    captured = source.captured
     for index, group in enumerate(captured.inputs.groups):
         if not set(captured.writes.inputs) & set(group.members):
             continue
-        leaf = inputs[group.members[0]]
+        leaf = source.inputs[group.members[0]]
         if group.travel == Travel.COPY:
             buffer = f"w{index}"
-            nbytes = group.region.nbytes
-            empty, where = source.name("empty", driver.empty), source.name("device", device)
-            source.line(f"{buffer} = {empty}({nbytes}, {where})")
+            source.line(f"{buffer} = {_empty(source, group.region.nbytes)}")
             spec = captured.inputs.specs[group.members[0]]
             view = source.name("view", viewer(spec))
             after.append(f"{leaf}.copy_({view}({buffer}))")
@@ -131,9 +114,13 @@ def _take_writes(
     return after
 
 
-def _attach(
-    source: GeneratedFunction, pair: AutogradPair, inputs: Sequence[str], names: dict[int, str]
-) -> None:
+def _empty(source: GeneratedFunction, nbytes: int) -> str:
+    empty, device = source.captured.driver.empty, source.captured.device
+    return f"{source.name('empty', empty)}({nbytes}, {source.name('device', device)})"
+
+
+def _attach(source: GeneratedFunction, pair: AutogradPair, names: dict[int, str]) -> None:
+    inputs = source.inputs
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
     viewed = pair.viewed
@@ -152,21 +139,13 @@ def _attach(
     )
 
 
-def _make_group(
-    source: GeneratedFunction,
-    driver: Driver,
-    captured: CapturedCall,
-    device: torch.device,
-    index: int,
-    names: dict[int, str],
-) -> str:
+def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) -> str:
     """Allocate memory for a group of results, and return its name."""
-    group = captured.outputs.groups[index]
-    nbytes = group.stop - group.start
-    members = captured.outputs.of_group(index)
+    driver, outputs = source.captured.driver, source.captured.outputs
+    group, members = outputs.groups[index], outputs.of_group(index)
     base = next((member for member in members if _is_whole(member[1], group)), None)
     requires_grad = any(output.spec.requires_grad for _, output in members)
-    name, where = f"g{index}", source.name("device", device)
+    name = f"g{index}"
     # The callable may turn inference mode on or off for itself.
     inference = any(output.spec.inference for _, output in members)
     depth = 1
@@ -174,13 +153,13 @@ def _make_group(
         source.line(f"with {source.name('inference_mode', torch.inference_mode)}({inference}):")
         depth = 2
     if base is None:
-        source.line(f"{name} = {source.name('empty', driver.empty)}({nbytes}, {where})", depth)
-    elif base[1].follows:
-        sized = source.name("sized", driver.sized_allocator(base[1].spec))
-        source.line(f"{name} = {sized}({_sizes(base[1])})", depth)
+        source.line(f"{name} = {_empty(source, group.stop - group.start)}", depth)
     else:
-        made = source.name("allocate", driver.allocator(base[1].spec))
-        source.line(f"{name} = {made}()", depth)
+        spec = base[1].spec
+        made = source.name("allocate", driver.allocator(spec))
+        sizes = f"{source.name('size', spec.shape)}, {source.name('stride', spec.stride)}"
+        sizes = _sizes(base[1]) if base[1].follows else sizes
+        source.line(f"{name} = {made}({sizes})", depth)
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
@@ -227,20 +206,18 @@ def _is_whole(output: Output, group: OwnGroup) -> bool:
     return covers and not (output.is_view or spec.conj or spec.neg)
 
 
-def _caller_result(
-    source: GeneratedFunction, output: Output, inputs: Sequence[str], names: dict[int, str]
-) -> str:
+def _caller_result(source: GeneratedFunction, output: Output, names: dict[int, str]) -> str:
     name = f"r{len(source.lines)}"
     match output.memory:
         case Argument(index):
-            return inputs[index]
+            return source.inputs[index]
         case Held(tensor) | Lasting(tensor):
             return source.name("held", tensor)
         case HostConstant(tensor):
             source.line(f"{name} = {source.name('constant', tensor)}.clone()")
             return name
         case ArgumentView(index, offset):
-            base = inputs[index]
+            base = source.inputs[index]
         case HeldView(tensor, offset):
             base = source.name("base", tensor)
         case OwnView(result, offset):
@@ -255,9 +232,10 @@ def _caller_result(
     return name
 
 
-def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Sequence[str]) -> None:
+def _bump_written(source: GeneratedFunction) -> None:
     """Count the writes, as eager would have."""
-    for name in [inputs[i] for i in captured.writes.bumped_inputs]:
+    captured = source.captured
+    for name in [source.inputs[i] for i in captured.writes.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")
     written = [t for t in captured.writes.bumped if not t.is_inference()]
     if written:
@@ -267,7 +245,8 @@ def _bump_written(source: GeneratedFunction, captured: CapturedCall, inputs: Seq
         source.line("forward.written()", 2)
 
 
-def _rebind_slots(source: GeneratedFunction, captured: CapturedCall, made: Sequence[str]) -> None:
+def _rebind_slots(source: GeneratedFunction, made: Sequence[str]) -> None:
+    captured = source.captured
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
         gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
@@ -347,12 +326,8 @@ def expression(source: GeneratedFunction, tree: Tree, names: Sequence[str]) -> s
 
 def viewer(spec: TensorSpec, offset: int = 0, is_view: bool = False) -> Callable[[Tensor], Tensor]:
     """Return a function that makes a result over the memory of `base`, sharing its version counter
-    as a view does.
-
-    Args:
-        offset: the bytes from the first element of `base`.
-        is_view: whether autograd is to see the result as a view of `base`.
-    """
+    as a view does. `offset`: the bytes from the first element of `base`. `is_view`: whether
+    autograd is to see the result as a view of `base`."""
     if not spec.inference and torch.is_inference_mode_enabled():
         # In inference mode a view of a normal tensor is normal, unless its dtype is another.
         return torch.inference_mode(False)(torch.no_grad()(_viewer_of(spec, offset, is_view)))

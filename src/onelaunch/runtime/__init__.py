@@ -12,12 +12,11 @@ notices.py    the warnings of a callable, each given once, and calls that no rec
 requests.py   objects that a request makes anew and passes to the callable, and their recordings
 changing.py   arguments that differ at each call, so that no signature comes again
 worth.py      whether another recording pays, after some that did not
-varied.py     numbers that the caller varies, to be read at each call
+varied.py     numbers that the caller varies, and state that it replaces: inputs of a recording
 background.py  captures in a thread of their own, while calls run eagerly
 later.py      compiled recordings that take over from eager's, by a thread
 forks.py      locks of our threads, and a fork of the process
 worker.py     a thread for captures beside calls, and the conditions that they need
-brought.py    state that the caller replaces between calls, to be inputs
 warmup.py     the runs before a capture, and the facts that they show
 answers.py    the two ways of a callable that asks whether it is being captured, compared
 pool.py       `ol.Pool`, and the manager of its memory and budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -37,8 +37,7 @@ class OneWarmup(enum.Enum):
 
     UNASKED = enum.auto()
     ENOUGH = enum.auto()
-    FAILED = enum.auto()
-    """A capture after one failed."""
+    FAILED = enum.auto()  # a capture after one failed
 
 
 @dataclass(slots=True, eq=False)
@@ -57,20 +56,14 @@ class SignatureState:
     """The threads that warmed up: cuBLAS and cuDNN make a handle per thread, not under capture."""
     one_warmup: OneWarmup = OneWarmup.UNASKED
     """The answer to whether one warm-up is enough, as another bucket is recorded."""
-    least: int = 0
-    """The fewest warm-up calls, whatever the option says: DDP and FSDP modules need some."""
-    misfits_in_a_row: int = 0
-    """Recordings in a row that did not fit the very call of their capture."""
-    eager_code: str | None = None
-    """The code of the reason for running eagerly for good, or None."""
+    least: int = 0  # fewest warm-up calls, whatever the option says: DDP and FSDP modules need some
+    misfits_in_a_row: int = 0  # recordings in a row that did not fit the very call of their capture
+    eager_code: str | None = None  # the code of the reason for running eagerly for good, or None
     accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
-    ledger: Ledger | None = None
-    """The operations of the last run, to compare the next capture with."""
-    draws: bool = False
-    """True if a run drew from the device's default generator."""
-    differed_in_a_row: int = 0
-    """Captures in a row that differed from the run before them."""
+    ledger: Ledger | None = None  # the operations of the last run, to compare the next capture with
+    draws: bool = False  # True if a run drew from the device's default generator
+    differed_in_a_row: int = 0  # captures in a row that differed from the run before them
     shrinks: bool = False
     """True if state that it replaces was seen to have other sizes, and not only larger ones."""
     known_refusal: CaptureError | None = None
@@ -80,12 +73,10 @@ class SignatureState:
     """True if the module was training when it was refused; None if it has no such flag."""
     other_mode: SignatureState | None = None
     """The state for training if inference was refused, or the other way round."""
-    read_more_in_a_row: int = 0
-    """Captures in a row that read more than the runs before them."""
+    read_more_in_a_row: int = 0  # captures in a row that read more than the runs before them
     worth: Worth = field(default_factory=Worth)
     """The recordings that did not pay, of all signatures of similar calls."""
-    why: str | None = None
-    """The reason for its next recording, if one was dropped."""
+    why: str | None = None  # the reason for its next recording, if one was dropped
     launches: list[int] | None = None
     """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
@@ -94,8 +85,7 @@ class SignatureState:
     backoff: Backoff = field(default_factory=Backoff)
     asking: CaptureAnswer = field(default_factory=CaptureAnswer)
     """The answer to the callable where it asks whether it is being captured."""
-    options: StepOptions | None = None
-    """The options of the optimizers that step in the last recording."""
+    options: StepOptions | None = None  # options of the optimizers that step in the last recording
     by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
     """Leaves without a gradient, as flags -> the state for this case. None until a recording is
     dropped because a gradient was replaced."""
@@ -123,11 +113,8 @@ class SignatureState:
 
     def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
         """Return the state for training or for inference, as a refusal in one leaves the other; and
-        for the leaves that have a gradient now, if that matters.
-
-        Args:
-            training: whether the module is training; None if it has no such flag.
-        """
+        for the leaves that have a gradient now, if that matters. `training`: whether the module is
+        training; None if it has no such flag."""
         state = self
         if self.training is not None and self.training != training:
             self.other_mode = state = self.other_mode or SignatureState(worth=self.worth)
@@ -156,28 +143,6 @@ class SignatureState:
             self.by_gradients[empty] = part
             self.warmups, self.launches = 0, None
         return self.by_gradients[empty]
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """A call that warms up its signature, or is to be recorded.
-
-    Attributes:
-        flat: its arguments; of the bucket's size if it is to be recorded.
-        reached: the state that it reaches.
-    """
-
-    driver: Driver
-    device: torch.device
-    spec: CallSpec
-    signature: SignatureState
-    flat: Flat
-    reached: ReachableState
-    strategy: Strategy
-    ahead: bool = False
-    """True for `capture(...)`, a capture without a call."""
-    chain: Chain | None = None
-    """The chain under capture, if the callable is a part of it."""
 
 
 class Strategy:
@@ -214,3 +179,32 @@ class Strategy:
 
 
 UNPADDED = Strategy()
+
+
+class Call(NamedTuple):
+    """A call that no recording fits. `flat`: its arguments; a `Bucketed` has padded them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    flat: Flat
+    driver: Driver
+    device: torch.device
+    strategy: Strategy = UNPADDED
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
+    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    flat: Flat
+    driver: Driver
+    device: torch.device
+    strategy: Strategy
+    spec: CallSpec
+    signature: SignatureState
+    reached: ReachableState
+    ahead: bool = False  # True for `capture(...)`, a capture without a call
+    chain: Chain | None = None  # the chain under capture, if the callable is a part of it

@@ -10,14 +10,11 @@ its capture puts stand-ins into state that other calls would read.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ParamSpec, TypeVar
-
-import torch
 
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
@@ -28,6 +25,7 @@ from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.select import STUCK_S, is_stuck
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
@@ -35,8 +33,7 @@ from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copi
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TRY_S = 5e-4
-"""The seconds between looks at who has the lock."""
+_TRY_S = 5e-4  # the seconds between looks at who has the lock
 _MOST = 8
 """The calls of a signature that are watched. After so many its state moves too often."""
 
@@ -47,26 +44,19 @@ class _State(Enum):
     NEW = auto()
     WANTED = auto()
     DONE = auto()
-    ITS_OWN = auto()
-    """It is captured in the thread of a call."""
+    ITS_OWN = auto()  # it is captured in the thread of a call
 
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A signature and an example of its calls.
-
-    Attributes:
-        calls: the calls that found no recording.
-        moves: how often its state had moved since a call was watched.
-        found: the state that the watched call has read.
-    """
+    """A signature and an example of its calls."""
 
     state: _State = _State.NEW
-    calls: int = 0
-    moves: int = 0
+    calls: int = 0  # the calls that found no recording
+    moves: int = 0  # how often its state had moved since a call was watched
     example: Flat | None = None
     modes: Modes | None = None
-    found: Unmoved | None = None
+    found: Unmoved | None = None  # the state that the watched call has read
 
     @property
     def is_known(self) -> bool:
@@ -75,11 +65,8 @@ class _Wanted:
 
 
 class Captures:
-    """The captures of one callable beside its calls, in a thread.
-
-    Attributes:
-        off: True if the callable is captured in the threads of calls.
-    """
+    """The captures of one callable beside its calls, in a thread. `off`: True if the callable is
+    captured in the threads of calls."""
 
     def __init__(self, graphed: CapturesBeside[..., Any]) -> None:
         self.graphed = weakref.ref(graphed)
@@ -88,8 +75,7 @@ class Captures:
         self.worker = Worker(f"onelaunch captures of {graphed._name}", self._next, calls)
         self._wanted: dict[Hashable, _Wanted] = {}
         self._changed = self.worker.changed
-        self._runs = 0
-        """The calls that run eagerly beside captures."""
+        self._runs = 0  # the calls that run eagerly beside captures
 
     def call(
         self,
@@ -98,28 +84,23 @@ class Captures:
         normal: Callable[[], R],
         eager: Callable[[], R],
     ) -> R:
-        """Make a call that no recording fits.
-
-        Args:
-            normal: makes it as without this option; may wait for a capture of another callable.
-            eager: runs the callable itself.
-        """
+        """Make a call that no recording fits. `normal`: makes it as without this option; may wait
+        for a capture of another callable. `eager`: runs the callable itself."""
         graphed = self.graphed()
         assert graphed is not None
         if self.off:
             return self._alone(normal, eager)
-        flat = graphed._signatures.flat(args, kwargs)
-        driver, device = graphed._callee.driver_and_device(flat)
-        if graphed._table.unserved.is_unrecordable(driver, flat):
+        call = graphed._call(args, kwargs)
+        if graphed._table.unserved.is_unrecordable(call):
             return normal()
-        spec = spec_of(driver, flat, device)
+        flat, driver, spec = call.flat, call.driver, spec_of(call)
         wanted = self._of(graphed.served_alike(flat, spec), 4 * graphed.options.max_recordings)
         if wanted is None:
             return normal()
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
         wants = wanted.state is _State.WANTED
         if wanted.state is _State.NEW:
-            result = self._at_larger(graphed, wanted, flat, driver, args, kwargs)
+            result = self._at_larger(graphed, wanted, call)
             if result is not MISS:
                 return result
         moved = not served if wanted.state is _State.DONE else wants and not wanted.is_known
@@ -129,45 +110,37 @@ class Captures:
                 return self._alone(normal, eager)
         elif wants:
             self._want(wanted, flat)
-            result = graphed.at_larger(args, kwargs, flat)
+            result = graphed.at_larger(call)
             return self._beside(eager, normal) if result is MISS else result
         if not self._lock(driver, moved):
             return self._beside(eager, normal)
         try:
             if wanted.state is not _State.NEW:
                 return normal()
-            return self._learned(graphed, wanted, flat, device, normal)
+            return self._learned(graphed, wanted, call, normal)
         finally:
             driver.lock.release()
 
-    def _at_larger(
-        self,
-        graphed: CapturesBeside[..., Any],
-        wanted: _Wanted,
-        flat: Flat,
-        driver: Driver,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _at_larger(self, graphed: CapturesBeside[..., Any], wanted: _Wanted, call: Call) -> Any:
         """Make the first call of a signature by a recording for larger sizes, and have its own
         captured. A proof has shown that it does as those that the recording was made for, so that
         it need not be watched. During another capture it is not asked for yet."""
-        if not graphed.has_larger(flat):
+        if not graphed.has_larger(call.flat):
             return MISS
-        if not driver.lock.acquire(blocking=False):
-            return graphed.at_larger(args, kwargs, flat, asked=False)
+        if not call.driver.lock.acquire(blocking=False):
+            return graphed.at_larger(call, asked=False)
         try:
-            example = copied(flat)  # a call may write into its arguments
-            result = MISS if example is None else graphed.at_larger(args, kwargs, flat)
+            example = copied(call.flat)  # a call may write into its arguments
+            result = MISS if example is None else graphed.at_larger(call)
             if result is not MISS:
-                found = Unmoved(graphed, flat)
+                found = Unmoved(graphed, call.flat)
                 with self._changed:
                     wanted.example, wanted.modes, wanted.found = example, Modes(), found
                     wanted.state = _State.WANTED
                     self.worker.wake()
             return result
         finally:
-            driver.lock.release()
+            call.driver.lock.release()
 
     def _beside(self, eager: Callable[[], R], normal: Callable[[], R]) -> R:
         """Run the callable itself, while a capture may go on beside."""
@@ -208,27 +181,19 @@ class Captures:
 
     def _lock(self, driver: Driver, waits: bool) -> bool:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
-
-        Args:
-            waits: whether to wait for that capture, too: the call may do what it disturbs. Not for
-                one that may wait for the call, for a lock that its caller holds.
-        """
+        `waits`: whether to wait for that capture, too: the call may do what it disturbs. Not for
+        one that may wait for the call, for a lock that its caller holds."""
         while not driver.lock.acquire(timeout=_TRY_S):
             if (self.worker.busy and not waits) or is_stuck():
                 return False
         return True
 
     def _learned(
-        self,
-        graphed: Graphed[..., Any],
-        wanted: _Wanted,
-        flat: Flat,
-        device: torch.device,
-        normal: Callable[[], R],
+        self, graphed: Graphed[..., Any], wanted: _Wanted, call: Call, normal: Callable[[], R]
     ) -> R:
         """Make the first call of a signature, and learn whether it can be captured beside calls."""
-        example = copied(flat)
-        before = Footprint(graphed, flat, device)
+        flat = call.flat
+        example, before = copied(flat), Footprint(graphed, flat, call.device)
         result = normal()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
@@ -253,7 +218,6 @@ class Captures:
                 wanted.state = state
 
     def _want(self, wanted: _Wanted, flat: Flat) -> None:
-        """Have a signature captured."""
         with self._changed:
             if wanted.example is None:
                 wanted.example, wanted.modes = copied(flat), Modes()
@@ -274,7 +238,7 @@ class Captures:
             wanted.state = _State.ITS_OWN
             return
         args, kwargs = unflatten(example.tree, example.tensors)
-        driver, device = graphed._callee.driver_and_device(example)
+        call = graphed._call(args, kwargs, example)
         running, spec = graphed._table.running, None
 
         def under_way() -> list[int]:
@@ -283,12 +247,12 @@ class Captures:
             return running
 
         try:
-            with capturing(modes, driver, device, under_way):
+            with capturing(modes, call.driver, call.device, under_way):
                 if not wanted.is_known:
                     self._forget(wanted)
                     return
                 graphed.widen(example)
-                spec = spec_of(driver, example, device)
+                spec = spec_of(call)
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
@@ -299,7 +263,7 @@ class Captures:
                 graphed._signatures.states.pop(spec, None)
         else:
             self._became(wanted, _State.DONE)
-            with capturing(modes, driver, device, under_way):
+            with capturing(modes, call.driver, call.device, under_way):
                 graphed.widen(example)
         finally:
             wanted.found = None
@@ -327,14 +291,9 @@ class CapturesBeside(Graphed[P, R]):
         """Return whether a recording for larger sizes may serve a call."""
         return False
 
-    def at_larger(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat, asked: bool = True
-    ) -> R | Miss:
-        """Make a call by a recording for larger sizes; return `MISS` if there is none.
-
-        Args:
-            asked: whether its own sizes are to be captured, which the next call need not ask for.
-        """
+    def at_larger(self, call: Call, asked: bool = True) -> R | Miss:
+        """Make a call by a recording for larger sizes; return `MISS` if there is none. `asked`:
+        whether its own sizes are to be captured, which the next call need not ask for."""
         return MISS
 
     def widen(self, example: Flat) -> None:
@@ -350,8 +309,7 @@ class CapturesBeside(Graphed[P, R]):
 
     def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run the callable itself: no capture that another thread makes now touches its state."""
-        self._table.counts.ran_eagerly("background")
-        self._table.running.append(threading.get_ident())
+        self._enter_eager("background")
         return self._eager(args, kwargs)
 
     def reset(self) -> None:

@@ -18,8 +18,7 @@ from onelaunch.runtime.forks import condition
 from onelaunch.sizes.batching import best
 from onelaunch.sizes.buckets import Sizes, integer
 
-_NEW = 0.2
-"""The weight of a new time in the running mean of its size."""
+_NEW = 0.2  # the weight of a new time in the running mean of its size
 _DOUBT = 0.02
 _BELOW = 0.999
 """A size that is dearer per row than a smaller one is not chosen, so its time is not renewed. The

@@ -23,21 +23,13 @@ come."""
 
 
 class ChangingArgument(NamedTuple):
-    """A part of the arguments that differs at each call.
+    """A part of the arguments that differs at each call."""
 
-    Attributes:
-        kind: ``"number"``, ``"object"`` or ``"size"``.
-        path: its place in the arguments.
-        newest: its value in the last call.
-        text: the changing arguments, for the message.
-        fix: the code to write instead.
-    """
-
-    kind: str
-    path: str
-    newest: Any
-    text: str
-    fix: str
+    kind: str  # ``"number"``, ``"object"`` or ``"size"``
+    path: str  # its place in the arguments
+    newest: Any  # its value in the last call
+    text: str  # the changing arguments, for the message
+    fix: str  # the code to write instead
 
 
 class Newest:
@@ -53,12 +45,7 @@ class Newest:
         self, spec: CallSpec, paths: Sequence[str], known: SignatureState
     ) -> ChangingArgument | None:
         """Add a new signature, and return the part in which all signatures differ, or None.
-
-        Args:
-            spec: the new signature.
-            paths: the paths of its tensors.
-            known: its state, now and later.
-        """
+        `known`: its state, now and later."""
         once = [(s, k) for s, k in self._once if k.warmups == 1][-_MOST:]
         self._once = [*once, (spec, known)]
         specs = [s for s, _ in self._once]

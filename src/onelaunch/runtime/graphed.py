@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -25,13 +25,12 @@ from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
-from onelaunch.driver.protocol import Driver
-from onelaunch.errors import CaptureError, letting_go
+from onelaunch.errors import CaptureError, describe_type, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, OneWarmup, SignatureState, Strategy
-from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
+from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
 from onelaunch.runtime.pool import PoolManager
@@ -123,55 +122,49 @@ class Graphed(Service, Generic[P, R]):
             return self._recorded_or_eager(args, kwargs)
 
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        flat = self._signatures.flat(args, kwargs)  # the arguments: their tree, and its tensors
-        driver, device = self._callee.driver_and_device(flat)
-        if self._table.unserved.is_unrecordable(driver, flat):
-            return self._inline(driver, args, kwargs)
-        with driver.exclusive():  # one warm-up or capture at a time in the process
+        call = self._call(args, kwargs)
+        if self._table.unserved.is_unrecordable(call):
+            return self._inline(call)
+        with call.driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
             result = self._replayed(args, kwargs)
             if result is MISS:
-                result = self._warm_up_or_capture(driver, device, flat, args, kwargs)
+                result = self._warm_up_or_capture(call)
             if result is MISS:
                 self._enter_eager()  # under the lock: no other thread captures meanwhile
         return self._eager(args, kwargs) if result is MISS else result
 
-    @no_collection()  # walks make so many objects that each call would cause full collections
-    def _warm_up_or_capture(
-        self,
-        driver: Driver,
-        device: torch.device,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        strategy: Strategy = UNPADDED,
-    ) -> R | Miss:
-        """Warm up, or capture and replay; return `MISS` if the call is to run eagerly.
+    def _call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat | None = None
+    ) -> Call:
+        """Return a call with its arguments, flattened, and the device that it is for."""
+        flat = flat or self._signatures.flat(args, kwargs)
+        return Call(args, kwargs, flat, *self._callee.driver_and_device(flat))
 
-        Args:
-            flat: the arguments; a `Bucketed` has padded them.
-            strategy: how sizes are padded, by a `Bucketed`.
-        """
+    @no_collection()  # walks make so many objects that each call would cause full collections
+    def _warm_up_or_capture(self, call: Call) -> R | Miss:
+        """Warm up, or capture and replay; return `MISS` if the call is to run eagerly."""
         self._table.counts.reason = DEFERRED
         # A request, such as one `generate()`, passes a cache of its own. Recordings made with the
         # last request's cache may be taken over (runtime/requests.py), and one of them may fit.
         # If none could be, a new cache of a class that took recordings over before is most likely
         # a prompt's, whose size comes once: it runs eagerly. (Not with buckets.)
-        caches = requests_in(flat.tree) if strategy is UNPADDED else []
+        caches = requests_in(call.flat.tree) if call.strategy is UNPADDED else []
         if caches:
             self._signatures.note_objects(caches)
             # `begin` marks the caches as seen, so this is asked first.
             is_prompt = self._recorder.requests.brings_new_object(caches)
             self._recorder.requests.begin(caches, self._callee)
-            if self._recorder.take_over(driver, device, flat):
-                result = self._replayed(args, kwargs)
+            if self._recorder.take_over(call):
+                result = self._replayed(call.args, call.kwargs)
                 if result is not MISS:
                     return result
             elif is_prompt:
-                self._table.unserved.note_object(caches[0])
+                what = f"each brings {describe_type(caches[0])} that is new"
+                self._table.unserved.note("OL302", what, REMADE)
                 self._table.counts.reason = "OL302"
                 return MISS
-        match self._phase(driver, device, flat, strategy):
+        match self._phase(call):
             case Unrecorded(code, why, fix, kind, reason):  # without a code nothing is to be told
                 self._table.counts.reason = code or reason
                 if code:
@@ -181,23 +174,23 @@ class Graphed(Service, Generic[P, R]):
                 return self._refused(signature, error)
             case Warming(attempt):
                 # `flat` may be padded; a warm-up runs at the call's own size.
-                now = self._signatures.flat(args, kwargs)
-                return self._warm(replace(attempt, flat=now), args, kwargs)
+                now = self._signatures.flat(call.args, call.kwargs)
+                return self._warm(replace(attempt, flat=now))
             case Ready(attempt):
                 if answers.may_differ(attempt):
-                    warm = self._recorder.at_own_size(attempt, args, kwargs)
+                    warm = self._recorder.at_own_size(attempt)
                     if answers.differs(self._callee, warm):
-                        return self._warm(warm, args, kwargs)
-                return self._capture_and_replay(attempt, args, kwargs)
+                        return self._warm(warm)
+                return self._capture_and_replay(attempt)
 
-    def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+    def _phase(self, call: Call) -> Phase:
         """Return the next step of a call that no recording fits; see `Phases`."""
-        return self._phases.of(driver, device, flat, strategy)
+        return self._phases.of(call)
 
-    def _warm(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _warm(self, attempt: Attempt) -> R:
         """Run one of the caller's own first calls as a warm-up."""
         # `run` calls `_refused` before an optimizer's step that no graph can hold, and may go on.
-        reads = self._callee.reads
+        reads, args, kwargs = self._callee.reads, attempt.args, attempt.kwargs
         before = None if reads is None else attempt.reached.walk()
         with self._ranks.noting():
             result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
@@ -231,13 +224,7 @@ class Graphed(Service, Generic[P, R]):
         elif not torch.is_grad_enabled():  # the callable turns it on for itself
             self._ungraphed(signature, grad_in_no_grad())
 
-    def _capture_and_replay(
-        self,
-        attempt: Attempt,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        may_retry: bool = True,
-    ) -> R | Miss:
+    def _capture_and_replay(self, attempt: Attempt, may_retry: bool = True) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
         is rehearsed and captured again, if Dynamo compiled in the capture."""
         signature = attempt.signature
@@ -268,53 +255,43 @@ class Graphed(Service, Generic[P, R]):
             signature.accesses = None  # so that `foresees_capture` says no
             if self._ranks.several:
                 return MISS
-            return self._capture_and_replay(attempt, args, kwargs, may_retry=False)
+            return self._capture_and_replay(attempt, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
             if not self._ranks.several and signature.asking.switch_to_yes():
-                return self._capture_told(attempt, args, kwargs, error)
-            return self._refused_or_warmed(attempt, args, kwargs, error)
+                return self._capture_told(attempt, error)
+            return self._refused_or_warmed(attempt, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
                 signature.backoff.defer()  # eager for some calls, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
-        return self._replay_new(entry, attempt, args, kwargs)
+        return self._replay_new(entry, attempt)
 
-    def _capture_told(
-        self,
-        attempt: Attempt,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        refused: CaptureError,
-    ) -> R | Miss:
+    def _capture_told(self, attempt: Attempt, refused: CaptureError) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
         signature = attempt.signature
         # One warm-up is enough: the second run of `answers.compare`, or the call itself.
         signature.warmups = self.options.enough_warmups - 1
         signature.accesses = signature.ledger = None
-        warm = self._recorder.at_own_size(attempt, args, kwargs)
+        warm = self._recorder.at_own_size(attempt)
         unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
-            return self._refused_or_warmed(attempt, args, kwargs, unlike)
+            return self._refused_or_warmed(attempt, unlike)
         if signature.ledger is None:
-            return self._warm(warm, args, kwargs)
-        return self._capture_and_replay(replace(warm, flat=attempt.flat), args, kwargs)
+            return self._warm(warm)
+        return self._capture_and_replay(replace(warm, flat=attempt.flat))
 
-    def _refused_or_warmed(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
-    ) -> R | Miss:
+    def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
         signature = attempt.signature
         if signature.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
             return self._refused(signature, error)  # no warm-up changes it
         signature.begin_anew()
-        return self._warm(self._recorder.at_own_size(attempt, args, kwargs), args, kwargs)
+        return self._warm(self._recorder.at_own_size(attempt))
 
-    def _replay_new(
-        self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R | Miss:
+    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
         """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
         before it."""
         signature = attempt.signature
@@ -323,7 +300,7 @@ class Graphed(Service, Generic[P, R]):
         signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
         if signature.one_warmup is OneWarmup.ENOUGH:
             signature.one_warmup = OneWarmup.UNASKED
-        result = entry.call(args, kwargs)
+        result = entry.call(attempt.args, attempt.kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
             if misfit is None:  # for the first time: the next may fit
@@ -384,32 +361,31 @@ class Graphed(Service, Generic[P, R]):
 
     # An eager run.
 
-    def _enter_eager(self) -> None:
+    def _enter_eager(self, why: str | None = None) -> None:
         """Count an eager run, and list its thread, while no other thread captures. Until it is done
         no forward is captured with a backward: stand-ins would replace parameters under it."""
-        self._table.counts.ran_eagerly(self._table.counts.reason)
+        self._table.counts.ran_eagerly(why or self._table.counts.reason)
         self._table.running.append(get_ident())
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _eager(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., R] | None = None
+    ) -> R:
         """Run the callable itself, in a thread listed in `running`. Holds no lock: threads that the
         callable starts may wait for each other."""
         try:
-            return self._run_original(args, kwargs)
+            return (run or self._run_original)(*args, **kwargs)
         finally:
             self._table.running.remove(get_ident())
 
-    def _inline(self, driver: Driver, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _inline(self, call: Call) -> R:
         """Run the callable itself, and no pieces of it, with its thread in `running`."""
-        with driver.exclusive():
+        with call.driver.exclusive():
             self._table.running.append(get_ident())
-        try:
-            return self.fn(*args, **kwargs)
-        finally:
-            self._table.running.remove(get_ident())
+        return self._eager(call.args, call.kwargs, self.fn)
 
-    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, *args: Any, **kwargs: Any) -> R:
         """Run the callable as it is; `InPieces` runs its pieces."""
-        return self.fn(*args, **kwargs)
+        return cast(Any, self.fn)(*args, **kwargs)
 
     # For users; see `Service`, too.
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
-from onelaunch.capture.callee import Callee
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
 from onelaunch.driver.select import begin_run
@@ -29,7 +28,6 @@ from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.readiness import Readiness, readiness_of
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats, summed
@@ -40,26 +38,18 @@ from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, chan
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TRIES, _WAIT_S = 20, 0.01
-"""The tries to replay a new recording, and the seconds between two of them."""
-_MOST = 2
-"""The attempts at each signature: it is compiled again if its state has moved."""
+_TRIES, _WAIT_S = 20, 0.01  # tries to replay a new recording, and the seconds between two of them
+_MOST = 2  # the attempts at each signature: it is compiled again if its state has moved
 
 
 class CompilesLater(Graphed[P, R]):
     """A callable that replays eager's kernels until compiled kernels are there."""
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        options: Options,
-        pool: PoolManager | None = None,
-        root: tuple[str, object] | None = None,
-        callee: Callee | None = None,
-    ) -> None:
-        super().__init__(fn, replace(options, compile=False), pool, root, callee)
+    def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
+        super().__init__(fn, replace(options, compile=False), *rest, **named)
         self.options = options
-        self._compiled: Graphed[P, R] = Graphed(fn, replace(options, compile=True), None, root)
+        compiled = replace(options, compile=True)
+        self._compiled: Graphed[P, R] = Graphed(fn, compiled, None, self._callee.root)
         self._agreed: set[CallPath] = set()
         """The call paths of compiled recordings that agree with eager."""
         self._due = deque[Callable[[], None]]()
@@ -85,13 +75,11 @@ class CompilesLater(Graphed[P, R]):
                     return result
         return super()._replayed(args, kwargs)
 
-    def _replay_new(
-        self, entry: Entry, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> R | Miss:
+    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
-        example = copied(self._signatures.flat(args, kwargs))
+        example = copied(self._signatures.flat(attempt.args, attempt.kwargs))
         before = Footprint(self, attempt.flat, attempt.device)
-        result = super()._replay_new(entry, attempt, args, kwargs)
+        result = super()._replay_new(entry, attempt)
         if entry in self._table.entries:
             self._want(entry, example, attempt.flat, before.none())
         return result
@@ -99,13 +87,12 @@ class CompilesLater(Graphed[P, R]):
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Record the signature of this call ahead of time; see `Graphed.capture`. The recording is
         to be compiled."""
-        flat = self._signatures.flat(args, kwargs)
-        driver, device = self._callee.driver_and_device(flat)
-        spec = spec_of(driver, flat, device)
+        call = self._call(args, kwargs)
+        flat, spec = call.flat, spec_of(call)
         compiled = (e for e in self._compiled._table.entries if e.call in self._agreed)
         if any(e.spec == spec and e.captured.guard.check() for e in compiled):
             return
-        example, before = copied(flat), Footprint(self, flat, device)
+        example, before = copied(flat), Footprint(self, flat, call.device)
         known, free = set(map(id, self._table.entries)), False
 
         def learn(result: object) -> None:
@@ -122,12 +109,8 @@ class CompilesLater(Graphed[P, R]):
                 self._want(entry, example, flat, free and not changes(entry.captured))
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
-        """Have a recording compiled.
-
-        Args:
-            example: a copy of the call `flat`.
-            free: whether its call changes nothing that other threads could notice.
-        """
+        """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call
+        changes nothing that other threads could notice."""
         if self._tried[entry.spec] >= _MOST:
             return
         self._tried[entry.spec] += 1
@@ -212,7 +195,6 @@ class CompilesLater(Graphed[P, R]):
 
 
 def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] | None:
-    """Return the next job of a callable, if it is still there."""
     graphed = this()
     return graphed._due.popleft() if graphed is not None and graphed._due else None
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from onelaunch.autograd.graph_walk import packing
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
-from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import recordable
 from onelaunch.errors import GraphWarning, describe_type
 from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import levels_to_user, user_line
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.attempt import Attempt
+    from onelaunch.runtime.attempt import Attempt, Call
 
 _EAGER = frozenset({"OL301", "OL302", "OL303", "OL304", "OL305", "OL307", "OL311"})
 
@@ -33,7 +31,6 @@ class Notices:
         return any(key[:5] in _EAGER for key in self._given)
 
     def clear(self) -> None:
-        """Forget the given warnings."""
         self._given.clear()
 
     def warn(
@@ -51,11 +48,10 @@ class Notices:
             warnings.warn(warning, stacklevel=levels_to_user())
 
 
-_MANY = 24
-"""The calls in a row, without a launch in between, before the warning."""
+_MANY = 24  # the calls in a row, without a launch in between, before the warning
 _WHY = "each such call runs the callable itself: no recording can serve it, or none was made"
 _OTHERWISE = "call it without that, or leave the callable as it is, without `ol.graph`"
-_REMADE = (
+REMADE = (
     "pass the tensors themselves, in lists, dicts or dataclasses; or give the same objects, with "
     "new contents, at each call"
 )
@@ -64,12 +60,7 @@ _PLAIN = "pass plain strided tensors, and make others of them inside of the call
 
 class Unserved:
     """The calls in a row of one callable that were neither replays nor warm-ups of known
-    signatures.
-
-    Args:
-        name: the name of the callable.
-        launched: counts the launches of its recordings.
-    """
+    signatures. `launched`: counts the launches of its recordings."""
 
     def __init__(self, name: str, notices: Notices, launched: Callable[[], int]) -> None:
         self._name = name
@@ -80,16 +71,16 @@ class Unserved:
     def clear(self) -> None:
         self._row = self._last = 0
 
-    def is_unrecordable(self, driver: Driver, flat: Flat) -> bool:
+    def is_unrecordable(self, call: Call) -> bool:
         """Return whether a call runs inline. It does in another capture, and under hooks that pack
         saved tensors. It does for tensors beyond plain memory: a subclass, sparse, quantized, a
         dual number."""
-        if driver.capturing():
+        if call.driver.capturing():
             return True
         if packing():
             self.note("OL303", "hooks that pack saved tensors are on")
             return True
-        for path, t in zip(flat.paths, flat.tensors, strict=True):
+        for path, t in zip(call.flat.paths, call.flat.tensors, strict=True):
             if not recordable(t):
                 layout = str(t.layout).removeprefix("torch.")
                 what = f"`{path}` is {describe_type(t)}, {t.dtype}, {layout}"
@@ -98,22 +89,15 @@ class Unserved:
         return False
 
     def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
-        """Note a warm-up, which counts if it is the first of its signature.
-
-        Args:
-            specs: all signatures.
-        """
+        """Note a warm-up, which counts if it is the first of its signature. `specs`: all
+        signatures."""
         if attempt.signature.warmups > 1 or not self._is_due():
             return
         varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
         if varied is None:
-            self._warn("OL302", "each has other arguments than all before it", _REMADE)
+            self._warn("OL302", "each has other arguments than all before it", REMADE)
         else:
             self._warn("OL301", *varied)
-
-    def note_object(self, value: object) -> None:
-        """Note a call that brings a new object, for which no recording is worth its cost."""
-        self.note("OL302", f"each brings {describe_type(value)} that is new", _REMADE)
 
     def note(self, code: str, reason: str, fix: str = _OTHERWISE) -> None:
         """Count a call, and warn once there are many."""

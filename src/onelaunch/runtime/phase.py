@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import NamedTuple
 
-import torch
-
 from onelaunch.call.numbers import numbers_read
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import UNPADDED, Attempt, OneWarmup, SignatureState, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
@@ -38,16 +34,12 @@ from onelaunch.source import line_of
 from onelaunch.state.snapshot import ReachableState
 from onelaunch.watch.operations import HigherOrder
 
-_SIGNATURES_A_RECORDING = 4
-"""The signatures that are remembered, as a multiple of `max_recordings`."""
+_SIGNATURES_A_RECORDING = 4  # the signatures that are remembered, as a multiple of `max_recordings`
 
 
 class Unrecorded(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code.
-
-    Attributes:
-        reason: the code of an earlier warning, or a word, for the counts of calls without a code.
-    """
+    """A call that runs as it is, with a warning if there is a code. `reason`: the code of an
+    earlier warning, or a word, for the counts of calls without a code."""
 
     code: str = ""
     why: str = ""
@@ -90,10 +82,10 @@ class Phases:
     _ranks: Ranks
     _warmup: Warmup
 
-    def of(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
+    def of(self, call: Call) -> Phase:
         """Choose the phase of a call, as `_of_this_process` does. Processes that share collectives
         choose together: all capture, or none."""
-        phase = self._of_this_process(driver, device, flat, strategy)
+        phase = self._of_this_process(call)
         if not self._ranks.several:
             return phase
         error = None
@@ -106,10 +98,8 @@ class Phases:
                 return phase
             case Ready(attempt):
                 signature = attempt.signature
-                if not self._warmup.foresees_capture(
-                    attempt
-                ):  # a rehearsal runs collectives, so the call itself
-                    self._ranks.warms_up()
+                if not self._warmup.foresees_capture(attempt):
+                    self._ranks.warms_up()  # a rehearsal runs collectives, so the call itself
                     return Warming(attempt)
             case Refused(signature, error):
                 pass
@@ -119,15 +109,14 @@ class Phases:
             return Unrecorded()
         return phase if refused is None else Refused(signature, refused)
 
-    def _of_this_process(
-        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
-    ) -> Phase:
+    def _of_this_process(self, call: Call) -> Phase:
         """Choose the phase of a call, and update its signature. The signature is made, its backoff
         counted, and its stale recordings freed."""
+        flat, driver, entries = call.flat, call.driver, self._table.entries
         incomparable = opaque(flat)
         if incomparable is not None:
             return Unrecorded("OL302", f"{incomparable}: runs eagerly")
-        found = self._signature(driver, device, flat, strategy)
+        found = self._signature(call)
         if isinstance(found, Unrecorded):
             return found
         spec, signature = found
@@ -139,7 +128,7 @@ class Phases:
             return Unrecorded(reason=signature.eager_code or "OL301")
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
-        alike = [entry for entry in self._table.entries if entry.spec == spec]
+        alike = [entry for entry in entries if entry.spec == spec]
         if self._signatures.replacements.note(driver, alike, self._callee):
             signature.warmups = signature.enough_warmups(self._options.enough_warmups) - 1
         self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
@@ -150,37 +139,33 @@ class Phases:
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
             return Unrecorded("OL305", still_waiting(self._name, waiting))
-        if signature.one_warmup is OneWarmup.UNASKED and self._is_settled(driver, spec, strategy):
+        if signature.one_warmup is OneWarmup.UNASKED and self._is_settled(spec, call):
             signature.one_warmup = OneWarmup.ENOUGH
-        attempt = Attempt(driver, device, spec, signature, flat, reached, strategy)
-        cold = (
-            signature.warmups < signature.enough_warmups(self._options.enough_warmups)
-            and not waiting
-        )
+        attempt = Attempt(*call, spec, signature, reached)
+        enough = signature.enough_warmups(self._options.enough_warmups)
+        cold = signature.warmups < enough and not waiting
         if cold or get_ident() not in signature.threads:
             return Warming(attempt)
-        if len(self._table.entries) >= self._options.max_recordings:
-            entries, specs = self._table.entries, self._signatures.states
+        entries = self._table.entries
+        if len(entries) >= self._options.max_recordings:
+            specs = self._signatures.states
             return Unrecorded("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
         if signature.has_backward and self._table.others_run():
             return Unrecorded()
         if waiting:
             signature.worth.let_off()
-        entries = self._table.entries
         if signature.worth.spent(self._signatures.launched(signature.worth, entries)):
             reason = signature.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, signature.worth.row, signature.worth.used, reason)
             return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
         return Ready(attempt)
 
-    def _signature(
-        self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy
-    ) -> tuple[CallSpec, SignatureState] | Unrecorded:
+    def _signature(self, call: Call) -> tuple[CallSpec, SignatureState] | Unrecorded:
         """Return the signature of a call, made if it is new."""
         signatures, entries = self._signatures, self._table.entries
-        spec = spec_of(driver, flat, device)
+        flat, strategy, spec = call.flat, call.strategy, spec_of(call)
         signature = signatures.states.get(spec)
-        if signature is None and strategy is UNPADDED and not self._callee.is_compiled(driver):
+        if signature is None and strategy is UNPADDED and not self._callee.is_compiled(call.driver):
             exact, spec = spec, signatures.varied.spec(spec, entries)
             signature = signatures.states.get(spec)
             if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
@@ -199,11 +184,13 @@ class Phases:
             signatures.note_new(spec, flat, signature)
         return spec, signature
 
-    def _is_settled(self, driver: Driver, spec: CallSpec, strategy: Strategy) -> bool:
+    def _is_settled(self, spec: CallSpec, call: Call) -> bool:
         """Return whether a bucket of other sizes is recorded for such calls and the present state.
         Its warm-ups have shown what the callable reads, and that it does the same each time. The
         capture of the new size checks both."""
-        if strategy is UNPADDED or self._ranks.several or self._callee.is_compiled(driver):
+        if call.strategy is UNPADDED or self._ranks.several:
+            return False
+        if self._callee.is_compiled(call.driver):
             return False
         same = spec.without_sizes()
         others = (e for e in self._table.entries if e.spec != spec)

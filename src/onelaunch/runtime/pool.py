@@ -31,29 +31,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WORTH_LAUNCHES = 32
-"""The number of eager calls that cost about as much as a capture."""
+_WORTH_LAUNCHES = 32  # the number of eager calls that cost about as much as a capture
 _WAIT = 8 * _WORTH_LAUNCHES
 """The eager calls between two captures, so that captures take an eighth of the time."""
 
 
 @dataclass(eq=False)
 class Member:
-    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly.
-
-    Attributes:
-        used: launches so far, and the time of the last one by the pool's clock.
-        kept_bytes: bytes of the pool that it keeps for itself.
-        forget: takes the recording off its owner's table, so that nothing refers to its memory.
-        busy: returns whether something still needs the results of the last launch; then it stays.
-    """
+    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly."""
 
     part: DevicePool
     graph: Graph
-    used: list[int]
-    kept_bytes: int
+    used: list[int]  # launches so far, and the time of the last one by the pool's clock
+    kept_bytes: int  # bytes of the pool that it keeps for itself
     forget: weakref.WeakMethod[Callable[[Member], None]]
+    """Takes the recording off its owner's table, so that nothing refers to its memory."""
     busy: Callable[[], bool] = bool
+    """Returns whether something still needs the results of the last launch; then it stays."""
 
     def leave(self) -> None:
         forget = self.forget()
@@ -62,13 +56,24 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Backoff:
+class EagerTurns:
+    """The calls that have to run eagerly before the next capture."""
+
+    wait: int = 0
+
+    def take_turn(self) -> bool:
+        """Count a call. Return True while calls still have to run eagerly."""
+        self.wait = max(0, self.wait - 1)
+        return self.wait > 0
+
+
+@dataclass(slots=True, eq=False)
+class Backoff(EagerTurns):
     """The eager calls of a signature before its next capture. One eviction costs none. From the
     second in a row, of a recording with little use, a signature waits. Otherwise recordings that do
     not all fit in the pool would take turns."""
 
     early: bool = False
-    wait: int = 0
     seen: int = 0
 
     def evicted(self, launches: int, together: bool = False) -> None:
@@ -82,11 +87,6 @@ class Backoff:
     def defer(self) -> None:
         """Run eagerly for a while: there will be room later."""
         self.wait = _WORTH_LAUNCHES
-
-    def take_turn(self) -> bool:
-        """Count a call. Return True while calls still have to run eagerly."""
-        self.wait = max(0, self.wait - 1)
-        return self.wait > 0
 
 
 class Pool:
@@ -154,16 +154,12 @@ def manager_of(pool: Pool) -> PoolManager:
 
 @dataclass(slots=True, eq=False)
 class PoolRoom:
-    """Room in a pool for one recording; see `PoolManager.lease`.
-
-    Attributes:
-        has_room: True while a capture may fit.
-        again: True if a second capture may fit where the first does not. Keeping the limit evicts
-            other recordings and the gaps between.
-    """
+    """Room in a pool for one recording; see `PoolManager.lease`. `again`: True if a second capture
+    may fit where the first does not. Keeping the limit evicts other recordings and the gaps
+    between."""
 
     pool: PoolManager
-    has_room: bool
+    has_room: bool  # True while a capture may fit
     again: bool
 
     def keep(self, member: Member) -> bool:
@@ -179,14 +175,9 @@ class PoolRoom:
 
 class PoolManager:
     """The device pools of one `Pool`, with their recordings and their budget. All methods but
-    `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`.
-
-    Args:
-        max_bytes: the most that it may hold, on all devices; None: no limit.
-
-    Attributes:
-        clock: marks a launch in the order of all launches; None where there is no limit.
-    """
+    `stats`, `memory_bytes` and `free` are called inside `Driver.exclusive`. `max_bytes`: the most
+    that it may hold, on all devices; None: no limit. `clock`: marks a launch in the order of all
+    launches; None where there is no limit."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes: int | None = max_bytes
@@ -198,8 +189,7 @@ class PoolManager:
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[Graphed[..., Any]] = weakref.WeakSet()
         self._evicts = True
-        self._lock = threading.Lock()
-        """The lock of the sets, held for nothing else."""
+        self._lock = threading.Lock()  # the lock of the sets, held for nothing else
 
     @property
     def memory_bytes(self) -> int:
@@ -251,11 +241,8 @@ class PoolManager:
             self.max_bytes = before
 
     def keep_within(self, without: DevicePool | None = None) -> bool:
-        """Evict until the limit is kept; return False if that is impossible.
-
-        Args:
-            without: a device pool whose recordings stay.
-        """
+        """Evict until the limit is kept; return False if that is impossible. `without`: a device
+        pool whose recordings stay."""
         most = self.max_bytes
         return most is None or self._evict_until(lambda: self.memory_bytes <= most, without)
 

@@ -43,14 +43,10 @@ _ORDER = ("warm", "no", "later", "unsettled", "ready")
 _SOON = 2.0
 """Seconds that a process has to come if it was not seen to run the last call itself. Most likely it
 has replayed the last call, and replays this one."""
-_LATE = 10.0
-"""Seconds that another process has to come."""
-_AHEAD = 60.0
-"""Seconds that it has to come to a capture ahead of calls."""
-_CAPTURE = 300.0
-"""Seconds that it has for its capture."""
-_MISSED = 3
-"""The calls in a row to which a process does not come, until the others give up."""
+_LATE = 10.0  # seconds that another process has to come
+_AHEAD = 60.0  # seconds that it has to come to a capture ahead of calls
+_CAPTURE = 300.0  # seconds that it has for its capture
+_MISSED = 3  # the calls in a row to which a process does not come, until the others give up
 _MISSING = "it does not record this call: it replays, or does not come here"
 _CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
@@ -59,11 +55,8 @@ _numbers: Counter[str] = Counter()
 
 
 class Elsewhere(CaptureError):
-    """The refusal of a call that another process cannot record.
-
-    Attributes:
-        raises: whether that process raises, so that this one has to; otherwise it runs eagerly.
-    """
+    """The refusal of a call that another process cannot record. `raises`: whether that process
+    raises, so that this one has to; otherwise it runs eagerly."""
 
     def __init__(self, refusals: list[Verdict]) -> None:
         self.raises = any(refusal["raises"] for refusal in refusals)
@@ -85,15 +78,12 @@ class Ranks:
     _options: Options
     _table: Table
     _signatures: Signatures
-    _raised: int = 0
-    """The calls that raised a refusal, which nothing else counts."""
+    _raised: int = 0  # the calls that raised a refusal, which nothing else counts
     _members: set[int] = field(default_factory=set)
     _group: Callable[[], object] = lambda: None
     _key: str = ""
-    _at: str = ""
-    """The place of the present meeting."""
-    _posted: int = -1
-    """The last call that was posted."""
+    _at: str = ""  # the place of the present meeting
+    _posted: int = -1  # the last call that was posted
     _recorded: bool = False
     """True once the processes have recorded together, so that they may replay."""
     _missed: int = 0
@@ -168,13 +158,7 @@ class Ranks:
 
     def meet(self, error: CaptureError | None) -> CaptureError | None:
         """Return None if all processes are ready to capture this call; otherwise its refusal.
-
-        Args:
-            error: this process's refusal.
-
-        Raises:
-            NotAllReady: another process cannot record it yet.
-        """
+        Raises `NotAllReady`: another process cannot record it yet."""
         self._posted = self._calls()
         self._at = str(self._posted)
         last = [self._place(str(self._posted - 1), rank) for rank in self._members]
@@ -193,11 +177,8 @@ class Ranks:
     def record(
         self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
     ) -> Entry | None:
-        """Return a recording if all processes have one, or None if there is no room for it.
-
-        Args:
-            make: makes the recording.
-            free: frees one that other processes lack.
+        """Return a recording if all processes have one, or None if there is no room for it. `free`:
+        frees one that other processes lack.
 
         Raises:
             Elsewhere: another process cannot record it.
@@ -312,11 +293,8 @@ class Ranks:
 
 
 class _BeforeCollective(DispatchMode):
-    """A mode that calls a function once, before the first collective with other processes.
-
-    Args:
-        meet: the function; it gets the process group.
-    """
+    """A mode that calls a function once, before the first collective with other processes. `meet`:
+    the function; it gets the process group."""
 
     supports_higher_order_operators = True
 

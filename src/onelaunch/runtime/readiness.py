@@ -61,13 +61,8 @@ def readiness_of(
     recorded: Iterable[CallSpec],
     refusals_raise: bool,
 ) -> Readiness:
-    """Return the readiness of a callable.
-
-    Args:
-        planned: the calls, each with the reason that it has no recording if it has none.
-        recorded: the signatures of the recordings.
-        refusals_raise: whether a refused call raises.
-    """
+    """Return the readiness of a callable. `planned`: the calls, each with the reason that it has no
+    recording if it has none."""
     known = set(recorded)
     places = [numbers for spec in known if (numbers := numbers_read(spec.tree))]
     captured: list[str] = []

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
-from onelaunch.call.tree import Flat, flatten, unique
+from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.expected_inputs import ExpectedInputs
@@ -24,24 +22,17 @@ from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
-from onelaunch.driver.protocol import Driver, InPlace
+from onelaunch.driver.protocol import InPlace
 from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Strategy
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.ranks import NotAllReady, Ranks
-from onelaunch.runtime.requests import (
-    Requests,
-    locked,
-    memory_uses,
-    requests_in,
-    shares,
-    take_over,
-)
+from onelaunch.runtime.requests import Requests, locked, memory_uses, requests_in, shares, take_over
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.warmup import Warmup
@@ -53,8 +44,7 @@ if TYPE_CHECKING:
     from onelaunch.autograd.chain import Chain
     from onelaunch.runtime.graphed import Graphed
 
-_LEAST_BYTES = 1 << 20
-"""The least bytes of a tensor that are worth a proof that it needs no copy."""
+_LEAST_BYTES = 1 << 20  # the least bytes of a tensor that are worth a proof that it needs no copy
 
 
 class CannotCaptureHere(CaptureError):
@@ -63,13 +53,8 @@ class CannotCaptureHere(CaptureError):
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """The maker of the recordings of one callable.
-
-    Args:
-        name: the name of the callable.
-        table: gets the recordings that are made ahead of a call or taken over.
-        signatures: the signatures of the calls so far.
-    """
+    """The maker of the recordings of one callable. `table`: gets the recordings that are made ahead
+    of a call or taken over."""
 
     _name: str
     _options: Options
@@ -84,11 +69,9 @@ class Recorder:
     def __post_init__(self) -> None:
         self.warmup = Warmup(self._callee, self._options, self._pool)
 
-    def at_own_size(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Attempt:
+    def at_own_size(self, attempt: Attempt) -> Attempt:
         """Return the attempt for a warm-up after a refused capture: at the call's own size."""
-        flat = self._signatures.flat(args, kwargs)
+        flat = self._signatures.flat(attempt.args, attempt.kwargs)
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         return replace(attempt, flat=flat, reached=self._callee.reached(flat))
 
@@ -152,7 +135,6 @@ class Recorder:
     def _entry(
         self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
     ) -> Entry:
-        """Return the entry for a capture, with its call path and its figures."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         if signature.launches is not None:
             captured.launches = signature.launches
@@ -235,17 +217,17 @@ class Recorder:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
         return InPlace(0) if every and not attempt.signature.has_backward else None
 
-    def take_over(self, driver: Driver, device: torch.device, flat: Flat) -> bool:
+    def take_over(self, call: Call) -> bool:
         """Give the recordings of an earlier request's objects to a new request's, if possible."""
         present, displaced = self._table.entries, self.requests.displaced
         if not present:
             return False
-        spec = spec_of(driver, flat, device)
+        spec = spec_of(call)
         known = self._signatures.states.get(spec)
         refused = known is not None and (known.eager_code or known.known_refusal)
         if refused or any(e.spec == spec for e in present):
             return False
-        entries, spent, objects = take_over(driver, device, present, spec, displaced, self._name)
+        entries, spent, objects = take_over(call, present, spec, displaced, self._name)
         for entry in spent:
             self._table.drop(entry)
         if not entries:
@@ -298,7 +280,8 @@ class Recorder:
         if unequal is not None:
             raise CaptureError("OL302", unequal)
         with driver.exclusive(), no_collection():
-            spec = spec_of(driver, flat, device)
+            call = Call(args, kwargs, flat, driver, device, strategy)
+            spec = spec_of(call)
             signature = self._signatures.state(spec).part(self._callee.training, reached)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
@@ -309,9 +292,7 @@ class Recorder:
             if len(self._table.entries) >= self._options.max_recordings:
                 what = f"{len(self._table.entries)} recordings exist"
                 raise CaptureError("OL301", what, where=user_line())
-            attempt = Attempt(
-                driver, device, spec, signature, flat, reached, strategy, ahead=True, chain=chain
-            )
+            attempt = Attempt(*call, spec, signature, reached, ahead=True, chain=chain)
             works_elsewhere = False
 
             def learn(result: Any) -> None:
@@ -367,11 +348,8 @@ class Recorder:
     def _rehearse(
         self, attempt: Attempt, owner: Graphed[..., Any], then: Callable[[Any], object]
     ) -> None:
-        """Warm up without a call, and call `then` with the result.
-
-        Raises:
-            CaptureError: OL110, the callable stores new tensors in Python state.
-        """
+        """Warm up without a call, and call `then` with the result. Raises `CaptureError`: OL110,
+        the callable stores new tensors in Python state."""
         attempt.strategy.rehearse(
             attempt, lambda: refuse_lasting(self.warmup.rehearse(attempt, owner._refused, then))
         )

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
@@ -20,59 +19,37 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from onelaunch.call.containers import is_ordinary, objects_in
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import (
-    Constant,
-    Container,
-    Same,
-    Tree,
-    call_constants,
-    mapped,
-)
+from onelaunch.call.tree import Constant, Container, Same, Tree, call_constants, mapped
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall, Writes
-from onelaunch.driver.protocol import Driver, Travel
+from onelaunch.driver.protocol import Travel
 from onelaunch.replay.call_path import CallPath, build_call
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.table import Entry
 from onelaunch.state.counterparts import Counterparts, Unlike
 
 
-class Objects:
+class Objects(WeakIdKeyDictionary):
     """A set of objects, by identity, that keeps none of them alive."""
 
-    def __init__(self) -> None:
-        self._found: dict[int, weakref.ref[object]] = {}
-
     def add(self, value: object) -> None:
-        key = id(value)
-        self._found[key] = weakref.ref(value, lambda _: self._found.pop(key, None))
-
-    def __contains__(self, value: object) -> bool:
-        found = self._found.get(id(value))
-        return found is not None and found() is value
-
-    def __iter__(self) -> Iterator[object]:
-        found = [ref() for ref in list(self._found.values())]
-        return (value for value in found if value is not None)
+        self[value] = None
 
 
 class Requests:
-    """The requests that a callable has served, each with objects of its own.
-
-    Attributes:
-        displaced: objects whose recordings another request has taken over: they get new recordings.
-            Two requests that alternate would otherwise change places at each call.
-    """
+    """The requests that a callable has served, each with objects of its own. `displaced`: objects
+    whose recordings another request has taken over: they get new recordings. Two requests that
+    alternate would otherwise change places at each call."""
 
     def __init__(self) -> None:
         self.displaced = Objects()
-        self._served: set[type] = set()
-        """Classes of objects that took recordings over."""
-        self._parts = Objects()
-        """The objects that requests brought, and the objects inside."""
+        self._served: set[type] = set()  # classes of objects that took recordings over
+        self._parts = Objects()  # the objects that requests brought, and the objects inside
 
     def brings_new_object(self, objects: Sequence[object]) -> bool:
         """Return whether this is the first call with objects of classes that took recordings over.
@@ -122,13 +99,8 @@ def shares(
     before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
 ) -> dict[int, int]:
     """Return id of a tensor -> number of references of a new recording to its memory. Memory is
-    left out if anything but its tensor and recordings refers to it.
-
-    Args:
-        before: the uses of the memory before the capture.
-        tensors: the tensors.
-        entries: the other recordings.
-    """
+    left out if anything but its tensor and recordings refers to it. `before`: the uses of the
+    memory before the capture."""
     now = memory_uses(tensors)
     return {
         id(t): now[id(t)] - before[id(t)]
@@ -165,37 +137,21 @@ def _alone(device: torch.device) -> int:
 
 
 class Taken(NamedTuple):
-    """The recordings that a new request takes over.
-
-    Attributes:
-        entries: id of a recording in the table -> the recording that takes its place.
-        spent: recordings that fit no call any more.
-        objects: the objects whose place was taken; none if nothing was taken over.
-    """
+    """The recordings that a new request takes over. `entries`: id of a recording in the table ->
+    the recording that takes its place."""
 
     entries: dict[int, Entry]
-    spent: list[Entry]
-    objects: list[object]
+    spent: list[Entry]  # recordings that fit no call any more
+    objects: list[object]  # the objects whose place was taken; none if nothing was taken over
 
 
 def take_over(
-    driver: Driver,
-    device: torch.device,
-    entries: Sequence[Entry],
-    spec: CallSpec,
-    displaced: Objects,
-    name: str,
+    call: Call, entries: Sequence[Entry], spec: CallSpec, displaced: Objects, name: str
 ) -> Taken:
     """Give recordings of other requests to a call of a new signature. The new objects take the
     places of the former ones in the conditions of each recording. A recording fits the calls that
-    pass its whole guard. It stays if anything in its guard is gone for good.
-
-    Args:
-        entries: the recordings; the last is the oldest.
-        spec: the signature.
-        displaced: objects that take no recordings over.
-        name: the callable's.
-    """
+    pass its whole guard. It stays if anything in its guard is gone for good. `entries`: the
+    recordings; the last is the oldest. `displaced`: objects that take no recordings over."""
     spent: list[Entry] = []
     if any(value in displaced for value in requests_in(spec.tree)):
         return Taken({}, spent, [])
@@ -215,7 +171,7 @@ def take_over(
             parts = Counterparts(pairs)
         except Unlike:
             continue
-        storage = driver.storage
+        storage = call.driver.storage
         homes = {storage(old): new for old, new in parts.tensors()}
         made = [(e, _transferred(e.captured, parts)) for e in group]
         made = [(e, new) for e, new in made if new.guard.moved_elsewhere() is None]
@@ -225,16 +181,18 @@ def take_over(
         with ExitStack() as held:
             for e in group:
                 held.enter_context(e.lock)
-            driver.synchronize(device)  # launches on other streams may still use this memory
+            call.driver.synchronize(
+                call.device
+            )  # launches on other streams may still use this memory
             exchange(places)
         found: dict[int, Entry] = {}
         for old, captured in made:
             captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
-            call = locked(build_call(captured, spec, name), old.lock)
+            path = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
             found[id(old)] = replace(
-                old, call=call, spec=spec, captured=captured, info=info, shares=own
+                old, call=path, spec=spec, captured=captured, info=info, shares=own
             )
         spent += [e for e in group if id(e) not in found]
         return Taken(found, spent, [old for old, _ in pairs])
@@ -344,11 +302,8 @@ def _transferred_writes(
     writes: Writes, parts: Counterparts, homes: Mapping[int, Tensor], storage: Storage
 ) -> Writes:
     """Return the writes of the same recording. A view of a tensor becomes one of its counterpart:
-    the recording keeps as many references to the memory.
-
-    Args:
-        homes: the storage of a tensor, from before the exchange -> the tensor's counterpart.
-    """
+    the recording keeps as many references to the memory. `homes`: the storage of a tensor, from
+    before the exchange -> the tensor's counterpart."""
     made: dict[int, Tensor] = {}
     for t in writes.tensors:
         new = parts.of(t)

@@ -12,9 +12,9 @@ from weakref import WeakSet
 from torch import Tensor
 
 from onelaunch.call.spec import CallSpec
-from onelaunch.call.tree import Flat
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, describe_type, let_go
+from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.batcher import Batcher
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
@@ -28,15 +28,13 @@ from onelaunch.source import levels_to_user, user_line
 
 Tell = Callable[[int, int, str], object]
 """A function that is told the calls done, all calls, and the call that is next."""
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a call."""
+Given = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a call
 Planned = tuple[CallSpec, Callable[[], Given]]
 """The signature of a call to capture, and the maker of its arguments."""
 _LEFT_OUT = frozenset({"OL301", "OL304"})
 """The refusals of a limit: `max_recordings`, the bytes of the pool."""
 _FREED = "its recording was freed since"
-_MOST = 4
-"""The most calls that the warning lists."""
+_MOST = 4  # the most calls that the warning lists
 
 
 class Service:
@@ -125,10 +123,9 @@ class Service:
         calls: dict[CallSpec, tuple[int, Callable[[], Given]]] = {}
         for example in examples:
             for make in self._sized(*_arguments(example)):
-                flat = self._recorded_as(*make())
-                driver, device = self._callee.driver_and_device(flat)
-                nbytes = sum(t.nbytes for t in flat.tensors)
-                calls.setdefault(spec_of(driver, flat, device), (nbytes, make))
+                call = self._recorded_as(*make())
+                nbytes = sum(t.nbytes for t in call.flat.tensors)
+                calls.setdefault(spec_of(call), (nbytes, make))
         ordered = sorted(calls.items(), key=lambda call: call[1][0], reverse=True)
         self._signatures.planned.update((spec, PendingCall(str(spec))) for spec, _ in ordered)
         return [(spec, make) for spec, (_, make) in ordered]
@@ -139,21 +136,20 @@ class Service:
         """Return the makers of the calls that an example stands for: itself, without buckets."""
         return [lambda: (args, kwargs)]
 
-    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        """Return the arguments that a recording of a call takes: the call's, without buckets."""
-        return self._signatures.flat(args, kwargs)
+    def _recorded_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call as its recording takes it: as it is, without buckets."""
+        return cast(Any, self)._call(args, kwargs)
 
     def _capture_or_note(
         self, spec: CallSpec, make: Callable[[], Given], max_bytes: int | None
     ) -> CaptureError | None:
         """Capture a call; else note why not, and return the refusal if it is no limit's."""
         args, kwargs = make()
-        flat = self._signatures.flat(args, kwargs)
-        driver, _ = self._callee.driver_and_device(flat)
         graphed, planned = cast(Any, self), self._signatures.planned
+        call: Call = graphed._call(args, kwargs)
         try:
             # Other threads capture nothing meanwhile, so the limit holds for this call alone.
-            with driver.exclusive(), self._pool.held(max_bytes):
+            with call.driver.exclusive(), self._pool.held(max_bytes):
                 graphed.capture(*args, **kwargs)
         except CannotCaptureHere:
             raise
@@ -165,7 +161,7 @@ class Service:
             planned[spec] = RefusedCall(str(spec), error.code, error.what, error.where)
             # A call that makes lasting state (OL110) is captured once it has run.
             if self.options.on_refusal != "raise" and error.code != "OL110":
-                state, reached = self._signatures.state(spec), self._callee.reached(flat)
+                state, reached = self._signatures.state(spec), self._callee.reached(call.flat)
                 graphed._ungraphed(state.part(self._callee.training, reached), error)
             return error
         planned[spec] = PendingCall(str(spec), _FREED)  # if it has no recording any more
@@ -241,7 +237,6 @@ def _check(examples: object, progress: object, budget_s: object, max_bytes: obje
 
 
 def _arguments(example: object) -> Given:
-    """Return the positional and keyword arguments of an example."""
     match example:
         case (tuple() as args, dict() as kwargs):
             return cast(Given, (args, kwargs))
@@ -261,7 +256,6 @@ def _told(progress: bool | Tell, name: str) -> AbstractContextManager[Tell]:
 
 
 def _warning(which: str, missed: list[PendingCall | RefusedCall]) -> GraphWarning:
-    """Make the warning of a warm-up that has left calls out."""
     lines = [
         f"{call.call}: {call.why}"
         if isinstance(call, PendingCall)

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from onelaunch.call.ambient import default_device, modes
@@ -15,15 +14,13 @@ from onelaunch.call.kinds import changed_kinds
 from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import describe_type
-from onelaunch.runtime.attempt import SignatureState
-from onelaunch.runtime.brought import Replacements
+from onelaunch.runtime.attempt import Call, SignatureState
 from onelaunch.runtime.changing import ChangingArgument, Newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
-from onelaunch.runtime.varied import Varied
+from onelaunch.runtime.varied import Replacements, Varied
 from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
 
 if TYPE_CHECKING:
@@ -33,17 +30,12 @@ if TYPE_CHECKING:
 
 
 class Signatures:
-    """The signatures of the calls of one callable, and their differences.
-
-    Attributes:
-        states: the state of each signature.
-        varied: the numbers that the caller varies.
-        planned: the calls of `warm_up`, and why each has no recording if it has none.
-    """
+    """The signatures of the calls of one callable, and their differences. `planned`: the calls of
+    `warm_up`, and why each has no recording if it has none."""
 
     def __init__(self, name: str, notices: Notices) -> None:
-        self.states: dict[CallSpec, SignatureState] = {}
-        self.varied = Varied()
+        self.states: dict[CallSpec, SignatureState] = {}  # the state of each signature
+        self.varied = Varied()  # the numbers that the caller varies
         self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
         self.newest = Newest()
@@ -56,7 +48,6 @@ class Signatures:
         self._notices = notices
 
     def clear(self) -> None:
-        """Forget every signature."""
         self.states.clear()
         self._worths.clear()
         self.newest.clear()
@@ -92,20 +83,15 @@ class Signatures:
 
     def take_for_constants(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Give each value of a number a recording: the callable branches on it."""
-        if error.only_this_call:  # these values get a recording beside the one for all others
-            self.varied.hold_values(spec, tree)
-        else:  # each value gets a signature, in place of the one for all
+        self.varied.hold(spec, tree, error)
+        if not error.only_this_call:  # each value gets a signature, in place of the one for all
             del self.states[spec]
-            self.varied.hold_arguments(spec, error.positions)
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is
         the cache of a past request: no call can have such a signature again. Signatures with one
-        call stay, as `newest` compares them.
-
-        Args:
-            recorded: the signatures that have recordings, which stay as well.
-        """
+        call stay, as `newest` compares them. `recorded`: the signatures that have recordings, which
+        stay as well."""
         again = [spec for spec, state in self.states.items() if state.warmups > 1]
         self._drop_dead([spec for spec in again if spec not in recorded])
 
@@ -142,11 +128,8 @@ class Signatures:
     ) -> None:
         """Note a new signature, and warn before the signatures are too many to capture. If each
         call brings another object, such objects are taken apart from now on. The warning is for
-        other objects, and for a number or size that differs at each call.
-
-        Args:
-            followed: whether recordings follow its numbers, which are then no reason to warn.
-        """
+        other objects, and for a number or size that differs at each call. `followed`: whether
+        recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
         found = self.newest.note(spec, flat.paths, signature)
@@ -189,15 +172,15 @@ class Signatures:
         self._notices.warn(code, text, found.kind, found.fix)
 
 
-def spec_of(driver: Driver, flat: Flat, device: torch.device) -> CallSpec:
-    """Return the signature of a call whose arguments are flattened."""
-    here = [t for t in flat.tensors if t.device.type == device.type]
-    numbers = [i for i, t in enumerate(flat.tensors) if t.device.type == device.type]
-    first = first_places(flat.tensors)
-    twice = [(first[id(t)], i, None) for i, t in enumerate(flat.tensors) if first[id(t)] != i]
-    shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(driver)(*here)]
-    specs = tuple(TensorSpec.of(t) for t in flat.tensors)
-    return CallSpec(flat.tree, specs, (*twice, *shared), modes(), default_device())
+def spec_of(call: Call) -> CallSpec:
+    tensors, kind = call.flat.tensors, call.device.type
+    here = [t for t in tensors if t.device.type == kind]
+    numbers = [i for i, t in enumerate(tensors) if t.device.type == kind]
+    first = first_places(tensors)
+    twice = [(first[id(t)], i, None) for i, t in enumerate(tensors) if first[id(t)] != i]
+    shared = [(numbers[i], numbers[j], offset) for i, j, offset in Overlaps(call.driver)(*here)]
+    specs = tuple(TensorSpec.of(t) for t in tensors)
+    return CallSpec(call.flat.tree, specs, (*twice, *shared), modes(), default_device())
 
 
 def opaque(flat: Flat) -> str | None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from onelaunch.capture.recording import Recording
 
-DEFERRED = "deferred"
-"""The reason of an eager run whose signature is captured in a later call."""
+DEFERRED = "deferred"  # the reason of an eager run whose signature is captured in a later call
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,8 @@ class PoolStats(Figures):
 
 @dataclass(eq=False)
 class Counters:
-    """The counters of a graphed callable; a replay changes none of them.
-
-    Attributes:
-        reason: the reason of the eager run that is to come, or `DEFERRED`.
-    """
+    """The counters of a graphed callable; a replay changes none of them. `reason`: the reason of
+    the eager run that is to come, or `DEFERRED`."""
 
     captures: int = 0
     capture_seconds: float = 0.0
@@ -139,7 +135,6 @@ _SUMMED = "captures", "capture_seconds", "replays", "evictions", "warmup_calls",
 
 
 def summed(each: Sequence[Figures]) -> dict[str, Any]:
-    """Return the figures of several callables together, by name."""
     sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in _SUMMED}
     padded = sum(one.padding * one.bucket_rows for one in each)
     return sums | {

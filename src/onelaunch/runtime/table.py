@@ -72,27 +72,19 @@ class Entry:
 
 
 class Table:
-    """The recordings of one callable, the newest first.
-
-    Attributes:
-        entries: the recordings.
-        calls: their call paths, which a call tries in turn.
-        index: call paths by a key of the owner's choice, who fills it; emptied at each change.
-        counts: the captures, evictions and calls that were no replays.
-        lock: held during changes of the table.
-        unserved: the calls that no recording serves.
-        running: the threads in an eager run. Meanwhile no backward is captured: stand-ins would
-            replace parameters that these threads read.
-    """
+    """The recordings of one callable, the newest first."""
 
     def __init__(self, name: str, enough_warmups: int, pool: PoolManager, notices: Notices) -> None:
-        self.entries: tuple[Entry, ...] = ()
-        self.calls: tuple[CallPath, ...] = ()
+        self.entries: tuple[Entry, ...] = ()  # the recordings
+        self.calls: tuple[CallPath, ...] = ()  # their call paths, which a call tries in turn
         self.index: dict[Any, Any] = {}
-        self.counts = Counters()
-        self.lock = threading.RLock()
+        """Call paths by a key of the owner's choice, who fills it; emptied at each change."""
+        self.counts = Counters()  # the captures, evictions and calls that were no replays
+        self.lock = threading.RLock()  # held during changes of the table
         self.running: list[int] = []
-        self.unserved = Unserved(name, notices, self._launched)
+        """The threads in an eager run. Meanwhile no backward is captured: stand-ins would replace
+        parameters that these threads read."""
+        self.unserved = Unserved(name, notices, self._launched)  # calls that no recording serves
         self._gone = 0
         self._name = name
         self._enough_warmups = enough_warmups
@@ -237,12 +229,8 @@ def refuse_moving(
     name: str, entries: Iterable[Entry], spec: CallSpec, codes: Iterable[CodeType]
 ) -> CaptureError | None:
     """Return the refusal of a signature whose calls each change a number, and so need a recording
-    each. None while it may get more recordings. Recordings of state that has since been replaced
-    do not count.
-
-    Args:
-        codes: the code that the callable runs.
-    """
+    each. None while it may get more recordings. Recordings of state that has since been replaced do
+    not count. `codes`: the code that the callable runs."""
     moving: list[list[Slot]] = []
     for captured in (e.captured for e in entries if e.spec == spec):
         numbers = captured.moved_numbers()
@@ -258,8 +246,7 @@ def refuse_moving(
     return CaptureError("OL118", what, where=place)
 
 
-_MOST_VALUES = 8
-"""The most values of a number that the callable itself changes, each with a recording."""
+_MOST_VALUES = 8  # most values of a number that the callable itself changes, each with a recording
 
 
 def in_flight(entries: Iterable[Entry], spec: CallSpec) -> int:

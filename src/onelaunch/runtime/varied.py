@@ -1,4 +1,4 @@
-"""The numbers that the caller varies, which a recording reads at each call if it can.
+"""What the caller varies between calls: numbers, and contents of slots that it replaces.
 
 A number among the arguments, or in state that is guarded, costs a recording for each value. From
 the third value on a recording is tried that follows it; see `capture.numbers`.
@@ -7,43 +7,38 @@ the third value on a recording is tried that follows it; see `capture.numbers`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from onelaunch.call.numbers import any_number, is_number, numbers_in, numbers_read
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree
-from onelaunch.capture.numbers import Following
+from onelaunch.capture.callee import Callee
+from onelaunch.capture.numbers import Following, Unfollowed
+from onelaunch.driver.protocol import Driver
 from onelaunch.runtime.attempt import SignatureState
+from onelaunch.state.brought import Brought, replaced_alike
 from onelaunch.state.slots import Slot
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
-_MOST = 4
-"""The recordings of one signature that follow numbers."""
-_MOST_OWN = 64
-"""The calls of one signature that get a recording of their own nevertheless."""
-FEW = 2
-"""The values of a number that get a recording each before it is followed."""
+_MOST = 4  # the recordings of one signature that follow numbers
+_MOST_OWN = 64  # the calls of one signature that get a recording of their own nevertheless
+FEW = 2  # the values of a number that get a recording each before it is followed
 
 
 @dataclass(slots=True, eq=False)
 class _Family:
-    """Calls that differ in numbers and tensors alone.
+    """Calls that differ in numbers and tensors alone."""
 
-    Attributes:
-        values: for each number, its values, as far as they count.
-        constant: the positions of numbers that no recording follows.
-        own: numbers of calls that get a recording of their own.
-        known: the signatures of the first calls.
-    """
-
-    values: list[set[Constant]]
+    values: list[set[Constant]]  # for each number, its values, as far as they count
     constant: set[int] = field(default_factory=set)
+    """The positions of numbers that no recording follows."""
     own: set[tuple[Constant, ...]] = field(default_factory=set)
-    known: list[SignatureState] = field(default_factory=list)
+    """Numbers of calls that get a recording of their own."""
+    known: list[SignatureState] = field(default_factory=list)  # the signatures of the first calls
 
 
 class Varied:
@@ -51,11 +46,9 @@ class Varied:
 
     def __init__(self) -> None:
         self._families: dict[tuple[Tree, tuple[object, ...]], _Family] = {}
-        self._constant: set[object] = set()
-        """ids of slots whose numbers no recording follows."""
+        self._constant: set[object] = set()  # ids of slots whose numbers no recording follows
 
     def clear(self) -> None:
-        """Forget all calls."""
         self._families.clear()
         self._constant.clear()
 
@@ -79,27 +72,18 @@ class Varied:
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
     def note(self, spec: CallSpec, signature: SignatureState) -> None:
-        """Note the state of a new signature."""
         found = self._family(spec)
         if found is not None and len(found[1].known) <= FEW:
             found[1].known.append(signature)
 
-    def hold_arguments(self, spec: CallSpec, positions: Sequence[int]) -> None:
-        """Take the numbers at these positions for constants, in all calls from now on."""
+    def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
+        """Take numbers that the callable branches on for constants: in all later calls, or with
+        their values in this call, where others are followed."""
         found = self._family(spec)
         assert found is not None
-        found[1].constant.update(positions)
-
-    def hold_values(self, spec: CallSpec, tree: Tree) -> None:
-        """Take the values that the numbers have in one call for constants; others are followed.
-
-        Args:
-            spec: the signature.
-            tree: the arguments of the call.
-        """
-        found = self._family(spec)
-        assert found is not None
-        if len(found[1].own) < _MOST_OWN:
+        if not error.only_this_call:
+            found[1].constant.update(error.positions)
+        elif len(found[1].own) < _MOST_OWN:
             found[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:
@@ -174,3 +158,60 @@ def _may_follow(slot: Slot, value: object) -> bool:
         and type(slot.read()) is type(value)
         and (slot.kind == "cell" or (slot.kind == "item" and held))
     )
+
+
+_OFTEN = 2
+"""The replacements from which on the next are expected. One is enough for a small content, if it
+came right after the call of the capture."""
+_SMALL = 1 << 24  # the most bytes of a small content: each call may copy it, in 10 us
+
+
+class Replacements:
+    """The slots whose contents the caller replaced, and recordings could not follow."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, object], tuple[Brought, int, int]] = {}
+        """id of a slot -> the slot, the number of replacements, and the id of the last content."""
+        self._constant: set[tuple[int, object]] = set()
+        """ids of slots whose contents no recording takes as inputs."""
+
+    def clear(self) -> None:
+        self._seen.clear()
+        self._constant.clear()
+
+    def note(self, driver: Driver, entries: Iterable[Entry], callee: Callee) -> bool:
+        """Learn from the recordings that do not fit the present state. Return True if the next
+        recording is to have further inputs. `callee`: forgets the reads of former contents, which
+        are no state any more."""
+        before = len(self.expected())
+        for entry in entries:
+            captured = entry.captured
+            if captured.pair is not None and captured.pair.in_flight:
+                continue
+            written = {driver.storage(t) for t in captured.writes.tensors}
+            empty = {id(c) for c, length in captured.guard.lengths() if not length}
+            for slot, value in captured.guard.changed():
+                # A memo that was empty, and is filled by the calls of a step.
+                was = {} if type(value) is dict and id(value) in empty else value
+                found = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
+                if found is None or slot.id in self._constant:
+                    continue
+                _, count, last = self._seen.get(slot.id, (found, 0, 0))
+                content = id(slot.read())
+                at_once = captured.launches[0] <= 1 and found.nbytes() <= _SMALL
+                if content != last:
+                    count = _OFTEN if at_once else count + 1
+                self._seen[slot.id] = found, count, content
+                callee.forget(found.objects(value))
+        return len(self.expected()) > before
+
+    def expected(self) -> tuple[Brought, ...]:
+        """Return the slots whose contents the next recording takes as inputs."""
+        return tuple(found for found, count, _ in self._seen.values() if count >= _OFTEN)
+
+    def note_recorded(self, wanted: Iterable[Brought], taken: Iterable[Brought]) -> None:
+        """Leave slots alone that a recording should have taken as inputs, and could not."""
+        left = {b.slot.id for b in wanted} - {b.slot.id for b in taken}
+        self._constant |= left
+        for key in left:
+            self._seen.pop(key, None)

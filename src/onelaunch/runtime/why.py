@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec, tree_difference
-from onelaunch.errors import ReplayError
+from onelaunch.errors import CaptureError, ReplayError
+from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.options import Options
+from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.fit import fit
+from onelaunch.source import user_line
 from onelaunch.state.host_values import bytes_of
 from onelaunch.state.parts import ContainerPart, apart
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
-from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import Attempt
-from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import PoolManager
-from onelaunch.source import user_line
 
-_FEW = 6
-"""The most sizes that a message offers for a dimension."""
+_FEW = 6  # the most sizes that a message offers for a dimension
 
 
 def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
@@ -102,11 +100,7 @@ def varying(
     tensors: Sequence[Tensor] = (),
 ) -> tuple[str, str]:
     """Describe the differences between the calls of a callable with too many recordings, and the
-    fix. The fix is empty for the usual code.
-
-    Args:
-        specs: the signatures of its calls.
-    """
+    fix. The fix is empty for the usual code. `specs`: the signatures of its calls."""
     called = f"`{name}` was called with {len({*specs, spec})} signatures"
     if not entries:
         return called, ""
@@ -143,13 +137,8 @@ KEEP_IN_PLACE = (
 
 
 def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
-    """Describe recordings in a row that did not pay.
-
-    Args:
-        row: their number.
-        used: whether any recording served a call besides its own.
-        reason: why the next recording is needed.
-    """
+    """Describe recordings in a row that did not pay. `used`: whether any recording served a call
+    besides its own. `reason`: why the next recording is needed."""
     calls = "a few calls" if used else "one call"
     if reason == "first signature":
         reason = "each run reads other state than the one before it"
@@ -173,7 +162,6 @@ def _form(spec: CallSpec) -> tuple[object, ...]:
 
 
 def _bucketed(sizes: Mapping[tuple[int, int], set[int]]) -> str:
-    """Return the code with buckets for these sizes."""
     seen: dict[int, set[int]] = {}
     for (_, dim), found in sizes.items():
         seen.setdefault(dim, set()).update(found - {0})
@@ -196,11 +184,8 @@ def still_waiting(name: str, count: int) -> str:
 
 def backward_inside(kept: tuple[str, str | None] | None = None) -> CaptureError:
     """Return the refusal of a callable with a backward inside and results that require grad.
-
-    Args:
-        kept: (slot with a tensor that requires grad, line that made the tensor), unless it is a
-            result.
-    """
+    `kept`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
+    result."""
     if kept is not None:
         name, line = kept
         return CaptureError(
@@ -242,11 +227,8 @@ def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
 
 
 def offer_split(error: CaptureError, root: object, options: Options) -> None:
-    """Add to the refusal of a module the way to run it in pieces.
-
-    Args:
-        root: the module, if the callable is one.
-    """
+    """Add to the refusal of a module the way to run it in pieces. `root`: the module, if the
+    callable is one."""
     if not isinstance(root, nn.Module) or next(root.children(), None) is None:
         return
     if options.on_refusal == "split":

@@ -25,28 +25,19 @@ from onelaunch.errors import CaptureError
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
-_IDLE_S = 5.0
-"""The seconds after which a thread without jobs ends; the next job starts another."""
-_LAST_S = 60.0
-"""The seconds that a compiler may take at the exit of the process."""
-_TRIES, _WAIT_S = 20, 1e-3
-"""The looks at state that has changed, and the seconds between two of them."""
+_IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
+_LAST_S = 60.0  # the seconds that a compiler may take at the exit of the process
+_TRIES, _WAIT_S = 20, 1e-3  # looks at state that has changed, and the seconds between two of them
 _STEP_S = 2e-5
 """The interpreter's switch interval during a capture. A call waits so long for the interpreter
 after each operation; the usual interval is 5 ms."""
 
 
 class Worker:
-    """A thread that starts with its first job, and ends when there is none for a while.
-
-    Args:
-        name: of the thread.
-        next_job: returns the next job, or None. Called under `changed`.
-        calls: the threads in calls, for which the thread makes way wherever it is in Python.
-
-    Attributes:
-        changed: to be held while jobs are added, and notified of each.
-    """
+    """A thread that starts with its first job, and ends when there is none for a while. `next_job`:
+    returns the next job, or None. Called under `changed`. `calls`: the threads in calls, for which
+    the thread makes way wherever it is in Python. `changed`: to be held while jobs are added, and
+    notified of each."""
 
     def __init__(
         self,
@@ -104,10 +95,7 @@ class Worker:
 
     def end(self, seconds: float | None = None) -> None:
         """End the thread after the job that is under way, and wait for it unless it is stuck.
-
-        Args:
-            seconds: see `is_stuck`.
-        """
+        `seconds`: see `is_stuck`."""
         with self.changed:
             self._ended, thread = True, self._thread
             self.changed.notify_all()
@@ -200,7 +188,6 @@ class Unmoved:
 
 
 def changes(captured: CapturedCall) -> bool:
-    """Return whether a recorded call changes state, or draws."""
     state = (s for s in captured.state if not _is_there(s))
     changed = (*captured.writes.tensors, *state, *captured.optimizers)
     return bool(changed or captured.draws or captured.moved_numbers())
@@ -232,7 +219,6 @@ def _copy(t: Tensor) -> Tensor:
 
 @contextmanager
 def _on(device: torch.device) -> Generator[None]:
-    """Make a device the current one of this thread."""
     chosen = getattr(torch.get_device_module(device), "device", None)
     with nullcontext() if chosen is None else chosen(device):
         yield
@@ -240,7 +226,6 @@ def _on(device: torch.device) -> Generator[None]:
 
 @contextmanager
 def _switching() -> Generator[None]:
-    """Have the interpreter switch threads often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_STEP_S)
     try:
@@ -258,11 +243,7 @@ def capturing(
     check: Callable[[], object] = lambda: None,
 ) -> Generator[None]:
     """Return a context for captures beside the calls of a callable, under the modes of a call. No
-    other capture runs meanwhile.
-
-    Args:
-        under_way, check: see `beside_calls`.
-    """
+    other capture runs meanwhile. `under_way`, `check`: see `beside_calls`."""
     with driver.exclusive(), modes.entered(), _on(device), _switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
         with beside_calls(under_way, check):

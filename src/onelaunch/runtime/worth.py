@@ -12,55 +12,38 @@ from dataclasses import dataclass, replace
 
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree, mapped
+from onelaunch.runtime.pool import EagerTurns
 
-_PAYS = 8
-"""The calls that a recording has to serve, besides its own, to pay."""
+_PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
 """The weights of a recording that did not pay: it was dropped at once; it served no other call; it
 served a few."""
-_MOST = 32
-"""The most weight of recordings in a row that did not pay."""
-_WAIT = 32
-"""The eager calls before the next recording is tried; doubled each time that it does not pay."""
+_MOST = 32  # the most weight of recordings in a row that did not pay
+_WAIT = 32  # eager calls before the next recording is tried; doubled each time that it does not pay
 _MOST_DOUBLED = 7
 
 
 @dataclass(slots=True, eq=False)
-class Worth:
-    """The recordings in a row, for similar calls, that did not pay.
-
-    Attributes:
-        row: their number.
-        used: True if any recording served a call besides its own.
-    """
+class Worth(EagerTurns):
+    """The recordings in a row, for similar calls, that did not pay. `row`: their number. `used`:
+    True if any recording served a call besides its own."""
 
     row: int = 0
     used: bool = False
     _weight: int = 0
     _failed: int = 0
-    _wait: int = 0
-    _launched: int = 0
-    """The launches of all recordings when the newest had served its own call."""
+    _launched: int = 0  # the launches of all recordings when the newest had served its own call
     _unused: int | None = None
     """The weight of the newest recording if it serves no other call; None: it is not judged."""
 
     def recorded(self, launched: int, unused: int) -> None:
-        """Note a recording that has served its own call.
-
-        Args:
-            launched: the launches of all recordings of similar calls, dropped ones included.
-            unused: its weight if it serves no other call.
-        """
+        """Note a recording that has served its own call. `launched`: the launches of all recordings
+        of similar calls, dropped ones included. `unused`: its weight if it serves no other call."""
         self._launched, self._unused = launched, unused
 
     def let_off(self) -> None:
         """Do not judge the newest recording: it went for want of room, or is still in use."""
         self._unused = None
-
-    def take_turn(self) -> bool:
-        """Count a call. Return True while calls still have to run eagerly."""
-        self._wait = max(0, self._wait - 1)
-        return self._wait > 0
 
     def spent(self, launched: int) -> bool:
         """Judge the newest recording, as another is needed. Return True if too many in a row did
@@ -77,7 +60,7 @@ class Worth:
         self._weight += FEW if uses > 0 else unused
         if self._weight < _MOST:
             return False
-        self._wait = (_WAIT << min(self._failed, _MOST_DOUBLED)) + 1
+        self.wait = (_WAIT << min(self._failed, _MOST_DOUBLED)) + 1
         self._failed += 1
         return True
 

@@ -6,10 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-_GAIN = 0.05
-"""The share of the time per row that a fuller batch must save to be waited for."""
-_EQUAL = 1e-9
-"""A difference of two times per row that comes of rounding."""
+_GAIN = 0.05  # the share of the time per row that a fuller batch must save to be waited for
+_EQUAL = 1e-9  # a difference of two times per row that comes of rounding
 
 
 def best(

@@ -18,8 +18,7 @@ from onelaunch.sizes.fit import fit
 Overflow = Literal["eager", "chunk", "raise"]
 Number = int | float | bool
 Key = int | str
-Sizes = tuple[int, ...]
-"""One size for each bucketed dimension."""
+Sizes = tuple[int, ...]  # one size for each bucketed dimension
 Dims = Mapping[Key, int | Sequence[int | Sequence[int] | None] | None]
 Fills = Mapping[Key, Number | Sequence[Number | None] | None]
 ResultDims = Mapping[int, int | Sequence[int | None] | None]
@@ -228,12 +227,8 @@ def histogram(counts: Mapping[Sizes, int]) -> dict[int | Sizes, int]:
 def rows(
     buckets: Buckets, counts: Mapping[Sizes, int], larger: Mapping[tuple[Sizes, Sizes], int] = {}
 ) -> tuple[int, int]:
-    """Return the real rows of calls in buckets, and the rows computed for the calls.
-
-    Args:
-        counts: sizes -> number of calls.
-        larger: (sizes, larger bucket than their own) -> number of calls there.
-    """
+    """Return the real rows of calls in buckets, and the rows computed for the calls. `larger`:
+    (sizes, larger bucket than their own) -> number of calls there."""
     real = sum(count * math.prod(sizes) for (sizes, _), count in larger.items())
     computed = sum(count * math.prod(bucket) for (_, bucket), count in larger.items())
     for sizes, count in counts.items():

@@ -7,14 +7,10 @@ from itertools import accumulate
 
 
 def fit(histogram: Mapping[int, float], max_sizes: int) -> tuple[int, ...]:
-    """Choose the sizes, ascending, that compute the fewest rows and serve every observed size.
-
-    Only observed sizes are candidates, as a bucket between two of them is larger than necessary.
-    Each further bucket saves rows, so `max_sizes` are chosen where possible.
-
-    Args:
-        histogram: size -> number of requests; sizes and counts positive.
-    """
+    """Choose the sizes, ascending, that compute the fewest rows and serve every observed size. Only
+    observed sizes are candidates, as a bucket between two of them is larger than necessary. Each
+    further bucket saves rows, so `max_sizes` are chosen where possible. `histogram`: size -> number
+    of requests; sizes and counts positive."""
     sizes = sorted(histogram)
     requests = [0.0, *accumulate(histogram[size] for size in sizes)]
     rows = [0.0] * (len(sizes) + 1)

@@ -101,7 +101,6 @@ class Ragged(Buckets):
 
 
 def _mapping(option: str, given: object, fix: str) -> dict[Key, object]:
-    """Return an option that is a mapping."""
     if not isinstance(given, Mapping) or (not given and option != "index"):
         raise ArgumentError("OL401", f"{option}={given!r:.60}", fix=fix)
     return dict(cast("Mapping[Key, object]", given))

@@ -10,14 +10,9 @@ from torch import nn
 
 
 class ModuleForward:
-    """The callable that a recording of a module runs: the module's forward, without its hooks.
-
-    The module's hooks run around the launch. A replaced forward stays itself, as the new forward
-    may call it.
-
-    Attributes:
-        own: the instance's own forward, or None for its class's.
-    """
+    """The callable that a recording of a module runs: the module's forward, without its hooks. The
+    module's hooks run around the launch. A replaced forward stays itself, as the new forward may
+    call it. `own`: the instance's own forward, or None for its class's."""
 
     def __init__(self, module: nn.Module, own: Any, name: str | None = None) -> None:
         self.module = module

@@ -26,14 +26,9 @@ _OPENING = 4
 
 
 class SplitGraphed(InPieces[P, R]):
-    """The forward of a module, graphed whole where it can be captured. Made by `graph`.
-
-    A refused signature runs as it is, with graphed forwards in place of the children's. A refused
-    child is split in turn.
-
-    Args:
-        tree: the pieces of the whole, for a child.
-    """
+    """The forward of a module, graphed whole where it can be captured. Made by `graph`. A refused
+    signature runs as it is, with graphed forwards in place of the children's. A refused child is
+    split in turn. `tree`: the pieces of the whole, for a child."""
 
     PIECES = "the children"
 
@@ -52,8 +47,7 @@ class SplitGraphed(InPieces[P, R]):
         """id of a child -> its graphed forward in the last run in pieces."""
         self._tree = tree or _Tree(self)
         self._told = self._tree.told
-        self._runs = 0
-        """Number of runs in pieces so far, up to `_OPENING`."""
+        self._runs = 0  # number of runs in pieces so far, up to `_OPENING`
         self._opened: dict[int, nn.Module] = {}
         """id -> a child that is not called itself, whose children are called."""
 
@@ -141,12 +135,9 @@ class SplitGraphed(InPieces[P, R]):
 
 
 class _Tree:
-    """The pieces of a graphed module, and its measured call in pieces.
-
-    Attributes:
-        root: a weak reference to the graphed forward of the whole.
-        pieces: id of a module -> its graphed forward, shared by its parents.
-    """
+    """The pieces of a graphed module, and its measured call in pieces. `root`: a weak reference to
+    the graphed forward of the whole. `pieces`: id of a module -> its graphed forward, shared by its
+    parents."""
 
     def __init__(self, root: SplitGraphed[..., Any]) -> None:
         self.root = weakref.ref(root)
@@ -162,12 +153,8 @@ Forward = Callable[..., Any]
 
 @dataclass(slots=True, eq=False)
 class _ReplacedForward:
-    """A forward that is replaced for a while.
-
-    Attributes:
-        own: the instance's own forward before, or None.
-        runs: the number of runs, in any thread, that have it replaced.
-    """
+    """A forward that is replaced for a while. `own`: the instance's own forward before, or None.
+    `runs`: the number of runs, in any thread, that have it replaced."""
 
     own: Any
     piece: Forward
@@ -224,16 +211,16 @@ def members(
     module: nn.Module, name: str, opened: Collection[int] = ()
 ) -> Iterator[tuple[str, nn.Module]]:
     """Return (name, module) for the children to graph while a module runs as it is. A child without
-    a forward (`nn.ModuleList`) is left out for its own children.
-
-    Args:
-        opened: ids of modules whose children are graphed too.
-    """
+    a forward (`nn.ModuleList`) is left out for its own children. `opened`: ids of modules whose
+    children are graphed too."""
     seen = {id(module)}
     rest = list(_children(module, name))[::-1]
     while rest:
         path, child = rest.pop()
-        if id(child) in seen or _is_apart(child):
+        if id(child) in seen:
+            continue
+        # One that is graphed already, or has no forward that could be replaced.
+        if isinstance(child, torch.jit.ScriptModule) or hasattr(type(child), "__graphed__"):
             continue
         seen.add(id(child))
         callable_ = has_forward(child)
@@ -247,8 +234,3 @@ def _children(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     for key, child in module._modules.items():
         if child is not None:
             yield f"{name}.{key}", child
-
-
-def _is_apart(module: nn.Module) -> bool:
-    """Return whether a module is graphed already, or has no forward that could be replaced."""
-    return isinstance(module, torch.jit.ScriptModule) or hasattr(type(module), "__graphed__")

@@ -9,14 +9,10 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
-from onelaunch.call.tree import Flat
 from onelaunch.capture.recording import Recording
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import SignatureState, Strategy
+from onelaunch.runtime.attempt import Call, SignatureState
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.phase import Phase, Unrecorded
 from onelaunch.runtime.stats import GraphStats, SplitModule, summed
@@ -27,17 +23,12 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_MOST = 8
-"""The most modules that a message names."""
+_MOST = 8  # the most modules that a message names
 
 
 class Told:
-    """The measured call in pieces that the warning tells of.
-
-    Attributes:
-        calls: the calls in pieces so far.
-        launches, host_us: the cost of the measured call.
-    """
+    """The measured call in pieces that the warning tells of. `calls`: the calls in pieces so far.
+    `launches`, `host_us`: the cost of the measured call."""
 
     def __init__(self) -> None:
         self.reset()
@@ -50,8 +41,7 @@ class Told:
 class InPieces(Graphed[P, R]):
     """A callable, graphed whole where it can be captured. A refused signature runs in pieces."""
 
-    PIECES: str
-    """The noun for the graphed pieces in a message."""
+    PIECES: str  # the noun for the graphed pieces in a message
     _told: Told
     _refusals: dict[tuple[str, str | None], SplitModule]
     """(code, line) -> the refusal of a signature."""
@@ -72,8 +62,8 @@ class InPieces(Graphed[P, R]):
     def _refused_parts(self) -> Iterable[SplitModule]:
         """Return the modules that run as they are, outer modules first."""
 
-    def _phase(self, driver: Driver, device: torch.device, flat: Flat, strategy: Strategy) -> Phase:
-        phase = super()._phase(driver, device, flat, strategy)
+    def _phase(self, call: Call) -> Phase:
+        phase = super()._phase(call)
         if isinstance(phase, Unrecorded) and phase.code == "OL302":
             self._split(CaptureError("OL302", phase.why))
             return Unrecorded(reason=phase.code)
@@ -90,9 +80,9 @@ class InPieces(Graphed[P, R]):
         refusal = SplitModule(self._name, error.code, error.what, where)
         self._refusals.setdefault((error.code, where), refusal)
 
-    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _run_original(self, *args: Any, **kwargs: Any) -> R:
         if not self._refusals:
-            return super()._run_original(args, kwargs)
+            return super()._run_original(*args, **kwargs)
         with self._watched() if not self._told.done and self._watches() else nullcontext():
             return self._in_pieces(args, kwargs)
 
@@ -134,15 +124,10 @@ class InPieces(Graphed[P, R]):
 
 def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
     """Make the warning of a callable that runs in pieces. It names the modules that run as they
-    are, the lines that are the reason, and the cost of a call.
-
-    Args:
-        pieces: the noun for the graphed pieces.
-        settled: True if each piece was launched, or runs as it is for good.
-    """
-    of_line: dict[str | None, SplitModule] = {}
-    for refusal in stats.split:  # outer modules first: a line is its innermost module's
-        of_line[refusal.where] = refusal
+    are, the lines that are the reason, and the cost of a call. `pieces`: the noun for the graphed
+    pieces. `settled`: True if each piece was launched, or runs as it is for good."""
+    # Outer modules come first, so that a line is its innermost module's.
+    of_line = {refusal.where: refusal for refusal in stats.split}
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
         f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.wrappers import local
-from onelaunch.driver.protocol import Capture, DevicePool, Graph, InPlace, Region, Rewind
+from onelaunch.driver.protocol import Allocate, Capture, DevicePool, Graph, InPlace, Region, Rewind
 from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.select import register
 from onelaunch.driver.substitutes import refusing_events
@@ -106,14 +106,7 @@ class TapeDriver:
         """See `Driver.empty`; torch aligns the memory of the host to 64 bytes."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def allocator(self, spec: TensorSpec) -> Callable[[], Tensor]:
-        return functools.partial(
-            torch.empty_strided, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
-        )
-
-    def sized_allocator(
-        self, spec: TensorSpec
-    ) -> Callable[[tuple[int, ...], tuple[int, ...]], Tensor]:
+    def allocator(self, spec: TensorSpec) -> Allocate:
         return functools.partial(torch.empty_strided, dtype=spec.dtype, device=spec.device)
 
     def varies(self, device: torch.device) -> bool:

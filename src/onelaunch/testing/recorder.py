@@ -19,15 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.call_events import unwatched
-from onelaunch.driver.aten import (
-    Operator,
-    copy_bits,
-    imagined,
-    leaves,
-    mapped,
-    operator,
-    tensors,
-)
+from onelaunch.driver.aten import Operator, copy_bits, imagined, leaves, mapped, operator, tensors
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.known_causes import WEIGHTS_ALONE
 from onelaunch.driver.refusals import fix_of_line, refusal

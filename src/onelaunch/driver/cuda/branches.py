@@ -17,33 +17,22 @@ from onelaunch.driver.edges import Dependencies, NodeGroup
 from onelaunch.driver.schedule import Parallel, Schedule
 from onelaunch.driver.select import is_beside
 
-LEAST_GAIN = 1.02
-"""The gain from which branches replace the chain under ``"auto"``."""
-_WORTH = 0.95
-"""The longest chain, as a part of all nodes, above which a recording stays a chain."""
-_WIDTHS = 4, 8, 16
-"""The numbers of lanes to try besides as many as there may be."""
-_LONGER = 1.3
-"""The most that fewer lanes may lengthen the longest chain by, to be tried."""
+LEAST_GAIN = 1.02  # the gain from which branches replace the chain under ``"auto"``
+_WORTH = 0.95  # the longest chain, as a part of all nodes, above which a recording stays a chain
+_WIDTHS = 4, 8, 16  # the numbers of lanes to try besides as many as there may be
+_LONGER = 1.3  # the most that fewer lanes may lengthen the longest chain by, to be tried
 
 
 @dataclass
 class Branches:
-    """The operations of a graph that is a chain so far.
-
-    Attributes:
-        groups: the nodes of each operation.
-        blocks: the (address, bytes) of each block that the capture allocated.
-        ports: the nodes that bring inputs in and take outputs out.
-        runnable: false if no part of it may run before its first launch.
-    """
+    """The operations of a graph that is a chain so far."""
 
     graph: torch.cuda.CUDAGraph
     index: int
-    groups: list[NodeGroup]
-    blocks: list[tuple[int, int]]
-    ports: set[int]
-    runnable: bool
+    groups: list[NodeGroup]  # the nodes of each operation
+    blocks: list[tuple[int, int]]  # the (address, bytes) of each block that the capture allocated
+    ports: set[int]  # the nodes that bring inputs in and take outputs out
+    runnable: bool  # false if no part of it may run before its first launch
     _handles: list[int] = field(init=False)
     _early: dict[tuple[int, int], int] = field(init=False)
     """The edges of kernels that start while the one before ends, with their data."""
@@ -61,8 +50,7 @@ class Branches:
     def settle(self, parallel: Parallel) -> Schedule | None:
         """Give the graph its edges, and instantiate it, unless the chain is as good. Return the
         lanes. Runs on the current stream, with the tensors that the ports point at. Memory is
-        afterwards as it was, but for what the capture allocated.
-        """
+        afterwards as it was, but for what the capture allocated."""
         narrow = [replace(group, hidden=[]) for group in self.groups]
         if not _worth(Dependencies(narrow)):
             return None

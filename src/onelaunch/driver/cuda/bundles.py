@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -68,19 +67,14 @@ class Copy(NamedTuple):
     nbytes: int
 
 
-@dataclass
-class Bundle:
-    """A captured launch of the kernel."""
+def source(kernel: nodes.KernelNode, place: int) -> ctypes.c_uint64:
+    """Find the word with the source address of a copy."""
+    return kernel.word(0, 8 * place)
 
-    kernel: nodes.KernelNode
 
-    def source(self, place: int) -> ctypes.c_uint64:
-        """Find the word with the source address of a copy."""
-        return self.kernel.word(0, 8 * place)
-
-    def target(self, place: int) -> ctypes.c_uint64:
-        """Find the word with the target address of a copy."""
-        return self.kernel.word(0, 8 * (_MOST + place))
+def target(kernel: nodes.KernelNode, place: int) -> ctypes.c_uint64:
+    """Find the word with the target address of a copy."""
+    return kernel.word(0, 8 * (_MOST + place))
 
 
 Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
@@ -97,16 +91,15 @@ def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
             raise nodes.failure(function.__name__, code)
 
 
-def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[Bundle, int]]:
+def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[nodes.KernelNode, int]]:
     """Capture the nodes of these copies, in any order; returns each copy's node and place in it."""
-    found: list[tuple[Bundle, int]] = []
+    found: list[tuple[nodes.KernelNode, int]] = []
     for start in range(0, len(copies), _MOST):
         some = copies[start : start + _MOST]
         _launch(kernel.on(index), some, stream)
         node = nodes.KernelNode.read(nodes.latest(stream))
         assert node is not None
-        bundle = Bundle(node)
-        found += [(bundle, place) for place in range(len(some))]
+        found += [(node, place) for place in range(len(some))]
     return found
 
 

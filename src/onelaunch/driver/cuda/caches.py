@@ -17,14 +17,12 @@ from onelaunch.driver.cuda.streams import bindings, capture_stream
 
 @contextlib.contextmanager
 def no_shared_caches(index: int) -> Generator[None]:
-    """Let no cuBLAS workspace or autocast weight enter or outlive a capture.
-
-    A workspace that two recordings share is freed by the first reset (pytorch#193402). Torch has
-    one for each thread and stream that multiplied matrices, and frees all or none. A graph captured
-    by hand may use the workspace of its stream by address. So workspaces of this thread are taken
-    again afterwards, at the same addresses unless somebody took memory there. Walks the blocks of
-    the allocator, about 1 ms.
-    """
+    """Let no cuBLAS workspace or autocast weight enter or outlive a capture. A workspace that two
+    recordings share is freed by the first reset (pytorch#193402). Torch has one for each thread and
+    stream that multiplied matrices, and frees all or none. A graph captured by hand may use the
+    workspace of its stream by address. So workspaces of this thread are taken again afterwards, at
+    the same addresses unless somebody took memory there. Walks the blocks of the allocator, about 1
+    ms."""
     before = _allocated(index)
     _drop()
     freed = before - _allocated(index) if before else before
@@ -82,8 +80,7 @@ def _allocated(index: int) -> set[tuple[int, int]]:
     return {at for at in found if at[0] in _streams(index)} if found else found
 
 
-_A_POOL = 32
-"""Number of streams that torch hands out in turn, of each priority."""
+_A_POOL = 32  # number of streams that torch hands out in turn, of each priority
 
 
 @functools.cache

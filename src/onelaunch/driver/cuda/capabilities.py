@@ -12,19 +12,12 @@ from onelaunch.driver.cuda import nodes
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of the driver and cuda-bindings here.
+    """The abilities of the driver and cuda-bindings here."""
 
-    Attributes:
-        records: calls can be recorded: the nodes of a graph can be found and changed.
-        rebind: kernels can be made to read an input where the caller has it.
-        why_not: the reason for missing abilities; empty if there are none.
-        versions: the versions of the driver and of cuda-bindings, as far as they are known.
-    """
-
-    records: bool
-    rebind: bool
-    why_not: str
-    versions: str
+    records: bool  # calls can be recorded: the nodes of a graph can be found and changed
+    rebind: bool  # kernels can be made to read an input where the caller has it
+    why_not: str  # the reason for missing abilities; empty if there are none
+    versions: str  # the versions of the driver and of cuda-bindings, as far as they are known
 
 
 @functools.cache

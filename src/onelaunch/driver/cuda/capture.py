@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from torch import Tensor
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.branches import Branches
 from onelaunch.driver.cuda.buffers import bring
-from onelaunch.driver.cuda.bundles import MOST_BYTES, Bundle, Copy, bundles
+from onelaunch.driver.cuda.bundles import MOST_BYTES, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.device_waits import put_off
 from onelaunch.driver.cuda.fft_plans import MORE_PLANS, Plans
 from onelaunch.driver.cuda.generators import default_left, is_unregistered_draw
 from onelaunch.driver.cuda.lanes import CudaLanes, streams
 from onelaunch.driver.cuda.memory import CudaPool, allocations, borrowed
-from onelaunch.driver.cuda.ragged import RowNode, grown, shrunk
+from onelaunch.driver.cuda.ragged import RowNode, captured
 from onelaunch.driver.cuda.rewind import CudaRewind
 from onelaunch.driver.cuda.streams import anything, bindings, capture_stream, random_order
 from onelaunch.driver.cuda.triton_launches import watching_launches
@@ -62,34 +62,26 @@ class CudaPort:
     node: int = 0
     buffer: Tensor | None = None
     rows: RowNode | None = None
-    bundle: tuple[Bundle, int] | None = None
+    bundle: tuple[nodes.KernelNode, int] | None = None
 
 
 @dataclass
 class CudaRecorder:
-    """The ports of a recording under capture: the body's `Capture`.
-
-    Attributes:
-        bundled: true if small ports may share a node.
-        rewind: the random state that the body saves and sets.
-        runnable: see `Branches`.
-        branches: the operations of the graph, if they may run at the same time.
-        draws: true if the graph has the default generator.
-        examples: the source of each input port, as it was given.
-        held: memory that must not be given away before the capture ends.
-    """
+    """The ports of a recording under capture: the body's `Capture`."""
 
     pool: CudaPool
-    bundled: bool = False
-    draws: bool = True
+    bundled: bool = False  # true if small ports may share a node
+    draws: bool = True  # true if the graph has the default generator
     lanes: CudaLanes | None = None
-    rewind: CudaRewind | None = None
-    runnable: bool = True
-    branches: Branches | None = None
+    rewind: CudaRewind | None = None  # the random state that the body saves and sets
+    runnable: bool = True  # see `Branches`
+    branches: Branches | None = None  # operations of the graph, if they may run at the same time
     inputs: list[CudaPort] = field(default_factory=list)
     outputs: list[CudaPort] = field(default_factory=list)
     examples: list[Tensor] = field(default_factory=list)
+    """The source of each input port, as it was given."""
     held: list[Tensor] = field(default_factory=list)
+    """Memory that must not be given away before the capture ends."""
     _waiting: list[tuple[CudaPort, Copy]] = field(default_factory=list)
     _staged: bool = False
 
@@ -112,7 +104,9 @@ class CudaRecorder:
         port = CudaPort(buffer.data_ptr(), buffer.nbytes, displacement, source.dtype, travel)
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
-            port.rows = grown(source.data_ptr(), port.address, varying, self.index, stream)
+            port.rows = captured(
+                source.data_ptr(), port.address, varying, self.index, stream, grows=True
+            )
         elif travel != Travel.NODE:
             port.buffer = borrowed(buffer)
         elif port.nbytes:
@@ -127,7 +121,9 @@ class CudaRecorder:
         if varying is not None:
             stream = bindings._cuda_getCurrentRawStream(self.index)
             elsewhere = torch.empty_like(buffer)
-            port.rows = shrunk(port.address, elsewhere.data_ptr(), varying, self.index, stream)
+            port.rows = captured(
+                port.address, elsewhere.data_ptr(), varying, self.index, stream, grows=False
+            )
         elif port.nbytes:
             # Captured towards other memory of the pool: a copy onto itself might be left out.
             elsewhere = torch.empty_like(buffer)
@@ -160,12 +156,11 @@ class CudaRecorder:
         self.branches.chain()
 
     def _nodes(self) -> set[int]:
-        """Return the nodes of the ports."""
         found: set[int] = set()
         for port in (*self.inputs, *self.outputs):
-            shared = None if port.bundle is None else port.bundle[0]
-            kernels = [p.kernel.node for p in (port.rows, shared) if p is not None]
-            found.update(kernels or [port.node])
+            rows = [] if port.rows is None else [port.rows.kernel.node]
+            shared = [] if port.bundle is None else [port.bundle[0].node]
+            found.update([*rows, *shared] or [port.node])
         return found
 
     def _copy(self, port: CudaPort, target: int, source: int) -> None:
@@ -183,22 +178,16 @@ class CudaRecorder:
 
 @dataclass
 class Recorded:
-    """A finished capture.
-
-    Attributes:
-        plans: the plans of its FFTs, if it has any.
-        schedule: the lanes; None: it is a chain.
-        draws: false if it draws nothing from the default generator.
-    """
+    """A finished capture."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[CudaPort]
     outputs: list[CudaPort]
     examples: list[Tensor]
     driver_bytes: int
-    plans: Plans | None
-    schedule: Schedule | None
-    draws: bool
+    plans: Plans | None  # the plans of its FFTs, if it has any
+    schedule: Schedule | None  # the lanes; None: it is a chain
+    draws: bool  # false if it draws nothing from the default generator
 
 
 def record(
@@ -212,10 +201,8 @@ def record(
     draws: bool = True,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
-
-    Args:
-        bundled: let small ports share a node; `body` then calls `Capture.staged`.
-        parallel, draws: see `Driver.capture`.
+    `bundled`: let small ports share a node; `body` then calls `Capture.staged`. `parallel`,
+    `draws`: see `Driver.capture`.
 
     Raises:
         DrawsAfterAll: see `Driver.capture`.
@@ -246,14 +233,14 @@ def record(
         stream.wait_stream(caller)
         try:
             with put_off(), torch.cuda.stream(stream):
-                pool_id = _begin(graph, pool, stream, generators, draws)
+                begun = _begin(graph, pool, stream, generators, draws)
                 try:
                     if parallel:
                         recorder.lanes = CudaLanes(index, stream)
                     with rewinding():
                         result, driver_bytes = _run(body, recorder, graph, stream)
                 except BaseException:  # of the callable, or Ctrl-C: the stream is still capturing
-                    _recover(graph, stream, pool_id, generators, draws)
+                    _recover(begun)
                     raise
         finally:
             pool.allocated = None
@@ -286,26 +273,35 @@ def _branched(recorder: CudaRecorder, branches: Branches, parallel: Parallel) ->
         return branches.settle(parallel)
 
 
+class _Begun(NamedTuple):
+    """A capture under way, as far as its end needs to know it."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    pool_id: Any
+    generators: Sequence[torch.Generator]
+    draws: bool
+
+
 def _begin(
     graph: torch.cuda.CUDAGraph,
     pool: CudaPool,
     stream: torch.cuda.Stream,
     generators: Sequence[torch.Generator],
     draws: bool,
-) -> Any:
+) -> _Begun:
     others = pool.listed()  # none of them is freed before the id is in use
     with pool.guard:
-        pool_id: Any = pool.open()
+        begun = _Begun(graph, stream, pool.open(), generators, draws)
         try:
             with contextlib.nullcontext() if draws else default_left(pool.index):
-                graph.capture_begin(pool=pool_id, capture_error_mode="thread_local")
+                graph.capture_begin(pool=begun.pool_id, capture_error_mode="thread_local")
         except BaseException as error:  # Ctrl-C may come when it has begun
-            begun = not isinstance(error, RuntimeError) and _is_capturing(stream)
-            leave = _recover if begun else _forget
-            leave(graph, stream, pool_id, generators, draws)
+            captures = not isinstance(error, RuntimeError) and _is_capturing(stream)
+            (_recover if captures else _forget)(begun)
             raise
     del others
-    return pool_id
+    return begun
 
 
 def _run(
@@ -356,10 +352,8 @@ def _is_capturing(stream: torch.cuda.Stream | None) -> bool:
 
 
 def _instantiate(graph: torch.cuda.CUDAGraph, index: int) -> int:
-    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB.
-
-    What others take or free on the device meanwhile is counted in.
-    """
+    """Make the executable; returns the bytes that the driver took for it, in steps of 2 MiB. What
+    others take or free on the device meanwhile is counted in."""
     before, _ = torch.cuda.mem_get_info(index)
     graph.instantiate()
     after, _ = torch.cuda.mem_get_info(index)
@@ -376,14 +370,9 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
 _leaked: list[torch.cuda.CUDAGraph] = []
 
 
-def _recover(
-    graph: torch.cuda.CUDAGraph,
-    stream: torch.cuda.Stream,
-    pool_id: Any,
-    generators: Sequence[torch.Generator],
-    draws: bool,
-) -> None:
+def _recover(begun: _Begun) -> None:
     """End the capture so that stream, allocator and generators go on as before."""
+    graph, stream = begun.graph, begun.stream
     torch.cuda.set_stream(stream)
     try:
         _end(graph)
@@ -398,19 +387,13 @@ def _recover(
     graph.reset()
 
 
-def _forget(
-    graph: torch.cuda.CUDAGraph,
-    stream: torch.cuda.Stream,
-    pool_id: Any,
-    generators: Sequence[torch.Generator],
-    draws: bool,
-) -> None:
+def _forget(begun: _Begun) -> None:
     """Leave a capture that PyTorch neither began nor ended to the last."""
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
-        bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
+        bindings._cuda_endAllocateToPool(begun.stream.device_index, begun.pool_id)
     # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.
-    _leaked.append(graph)
-    _capture_nothing(stream, generators, draws)
+    _leaked.append(begun.graph)
+    _capture_nothing(begun)
 
 
 def _ended(graph: torch.cuda.CUDAGraph) -> bool:
@@ -421,17 +404,15 @@ def _ended(graph: torch.cuda.CUDAGraph) -> bool:
     return True
 
 
-def _capture_nothing(
-    stream: torch.cuda.Stream, generators: Sequence[torch.Generator], draws: bool
-) -> None:
+def _capture_nothing(begun: _Begun) -> None:
     """Make a small capture: its success tells the generators that no capture is under way."""
-    graph = torch.cuda.CUDAGraph()
-    for generator in generators:
+    graph, index = torch.cuda.CUDAGraph(), begun.stream.device_index
+    for generator in begun.generators:
         graph.register_generator_state(generator)
-    with contextlib.nullcontext() if draws else default_left(stream.device_index):
+    with contextlib.nullcontext() if begun.draws else default_left(index):
         graph.capture_begin(capture_error_mode="thread_local")
     try:
-        anything(stream.device_index).zero_()
+        anything(index).zero_()
     finally:
         graph.capture_end()
         graph.reset()

@@ -18,8 +18,7 @@ from onelaunch.driver.substitutes import replaced
 _WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 _LONGEST_S = 10.0
 """The most seconds that a wait is put off: the callable may wait for a thread that waits."""
-_capture = threading.RLock()
-"""The lock that a capture holds."""
+_capture = threading.RLock()  # the lock that a capture holds
 
 
 @contextmanager

@@ -25,29 +25,19 @@ MORE_PLANS = "torch.backends.cuda.cufft_plan_cache.max_size = 16384, before the 
 
 
 class PlanCache:
-    """Torch's cache of the plans of one device.
-
-    Attributes:
-        lock: held while plans are freed on request, and from the check of a launch to its end.
-        frees: the number of times that the cache was cleared or resized.
-    """
+    """Torch's cache of the plans of one device. `lock`: held while plans are freed on request, and
+    from the check of a launch to its end."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.lock = threading.RLock()
-        self.frees = 0
+        self.frees = 0  # the number of times that the cache was cleared or resized
 
     def is_filling(self) -> bool:
-        """Return whether no plan was freed for lack of room since the cache was last emptied.
-
-        The number of plans only grows until the cache is full, and the next one takes a place.
-        """
+        """Return whether no plan was freed for lack of room since the cache was last emptied. The
+        number of plans only grows until the cache is full, and the next one takes a place."""
         size = _torch._cufft_get_plan_cache_size(self.index)
         return size < _torch._cufft_get_plan_cache_max_size(self.index)
-
-    def is_unused(self) -> bool:
-        """Return whether no FFT has run. With a size of 0 nobody can tell: no plan is kept."""
-        return self.is_filling() and not _torch._cufft_get_plan_cache_size(self.index)
 
 
 @functools.cache
@@ -90,12 +80,11 @@ class Plans:
         return self._cache.frees == self._frees and self._cache.is_filling()
 
     def used_by(self, graph: torch.cuda.CUDAGraph) -> Plans | None:
-        """Return these plans if a captured graph has an FFT, else None.
-
-        Raises:
-            CaptureError: OL109 if its plans are not kept.
-        """
-        if self._cache.is_unused() or not _has_fft(graph):
+        """Return these plans if a captured graph has an FFT, else None. Raises `CaptureError`:
+        OL109 if its plans are not kept."""
+        # With a size of 0 nobody can tell whether an FFT has run: no plan is kept.
+        kept = _torch._cufft_get_plan_cache_size(self._cache.index)
+        if (self._cache.is_filling() and not kept) or not _has_fft(graph):
             return None
         if not self.are_kept():
             room = _torch._cufft_get_plan_cache_max_size(self._cache.index)
@@ -120,14 +109,11 @@ class Plans:
 
     @property
     def lost(self) -> str | None:
-        """The loss of a plan in words, or None if all are kept."""
         return None if self.are_kept() else _FREED
 
 
 def _has_fft(graph: torch.cuda.CUDAGraph) -> bool:
-    """Return whether a kernel of a graph is one of cuFFT's, or may be one.
-
-    Every transform has a kernel with "fft" in its name, beside others for packing.
-    """
+    """Return whether a kernel of a graph is one of cuFFT's, or may be one. Every transform has a
+    kernel with "fft" in its name, beside others for packing."""
     names = nodes.kernel_names(graph.raw_cuda_graph())
     return any(name is None or "fft" in name.lower() for name in names)

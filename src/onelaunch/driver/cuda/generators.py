@@ -47,11 +47,7 @@ def default_left(index: int) -> Generator[None]:
 
 class _Exchange(DispatchMode):
     """A time in which the default generator has a copy of its own state, up to the first operation.
-    This is `capture_begin` making memory for the state that it has taken, and not marked yet.
-
-    Args:
-        default: the default generator.
-    """
+    This is `capture_begin` making memory for the state that it has taken, and not marked yet."""
 
     def __init__(self, default: torch.Generator) -> None:
         super().__init__()
@@ -59,8 +55,7 @@ class _Exchange(DispatchMode):
         """A Ctrl-C in the operation: torch ends the process if a graph is half registered."""
         self._default: Any = default
         self._own: Any = self._default.graphsafe_get_state()
-        self._other: Any = None
-        """The copy; the graph has it before the context ends."""
+        self._other: Any = None  # the copy; the graph has it before the context ends
         self._exchanged = False
 
     def begin(self) -> None:

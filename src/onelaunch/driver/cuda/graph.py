@@ -18,7 +18,7 @@ from torch import Tensor
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.buffers import bring
-from onelaunch.driver.cuda.bundles import Bundle, Bundled
+from onelaunch.driver.cuda.bundles import Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.capture import CudaPort, Recorded
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, beside_captures
@@ -47,19 +47,14 @@ class CopyEnd:
 
 
 class Direct(NamedTuple):
-    """An input that kernels read, or an output that they write, where the caller has it.
-
-    Attributes:
-        address: the recording's own memory for it.
-        misaligned: the bits of an address that must be zero, as they are in `address`.
-        words: the arguments in place, each with its distance from the first byte.
-    """
+    """An input that kernels read, or an output that they write, where the caller has it. `words`:
+    the arguments in place, each with its distance from the first byte."""
 
     port: int
     displacement: int
-    address: int
+    address: int  # the recording's own memory for it
     nbytes: int
-    misaligned: int
+    misaligned: int  # the bits of an address that must be zero, as they are in `address`
     words: list[tuple[Any, int]]
 
 
@@ -115,13 +110,8 @@ class Wiring:
 
 
 class CudaGraph:
-    """A recording; see `Graph`. Keeps none of the caller's tensors.
-
-    Attributes:
-        launch: a function. It takes about 2.5 us of host time more than a bare `replay()` with an
-            input and an output by node.
-        draws: false if it draws nothing from the default generator.
-    """
+    """A recording; see `Graph`. Keeps none of the caller's tensors. `launch`: a function. It takes
+    about 2.5 us of host time more than a bare `replay()` with an input and an output by node."""
 
     launch: Launch
 
@@ -148,7 +138,7 @@ class CudaGraph:
             self.launch = self._plans.checked(self.launch)
         with pool.guard:
             pool.recordings.add(self)
-        self.draws = recorded.draws
+        self.draws = recorded.draws  # false if it draws nothing from the default generator
         self._graph: torch.cuda.CUDAGraph | None = recorded.graph
         # Last, so that it also goes last, and finds its memory unused.
         self.pool = pool
@@ -192,25 +182,21 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
     graph = recorded.graph
     executable = graph.raw_cuda_graph_exec()
     with torch.cuda.device(index):
-        for number, port in enumerate(recorded.inputs):
-            if port.node:
-                wiring.read_ends[number] = _end(number, port, executable)
-        for number, port in enumerate(recorded.outputs):
-            if port.node:
-                wiring.write_ends[number] = _end(number, port, executable)
-        for ports, listed in (
-            (recorded.inputs, wiring.grows),
-            (recorded.outputs, wiring.shrinks),
+        for ports, ends, listed in (
+            (recorded.inputs, wiring.read_ends, wiring.grows),
+            (recorded.outputs, wiring.write_ends, wiring.shrinks),
         ):
             for number, port in enumerate(ports):
+                if port.node:
+                    ends[number] = _end(number, port, executable)
                 if port.rows is not None:
                     setter = port.rows.kernel.setter(executable)
                     wiring.own.append(
                         ([*zip(port.rows.words, port.rows.rest, strict=True)], setter)
                     )
                     listed.append(port.rows.prepared(number, setter))
-        wiring.gathers.extend(_shared(wiring, recorded.inputs, Bundle.source, executable))
-        wiring.scatters.extend(_shared(wiring, recorded.outputs, Bundle.target, executable))
+        wiring.gathers.extend(_shared(wiring, recorded.inputs, bundle.source, executable))
+        wiring.scatters.extend(_shared(wiring, recorded.outputs, bundle.target, executable))
         nodes.apply(wiring.rest())
     wiring.reads.extend(end.prepared for end in wiring.read_ends.values())
     wiring.writes.extend(end.prepared for end in wiring.write_ends.values())
@@ -218,10 +204,13 @@ def _wire(wiring: Wiring, recorded: Recorded, index: int) -> int:
 
 
 def _shared(
-    wiring: Wiring, ports: Sequence[CudaPort], caller: Callable[[Bundle, int], Any], executable: int
+    wiring: Wiring,
+    ports: Sequence[CudaPort],
+    caller: Callable[[nodes.KernelNode, int], Any],
+    executable: int,
 ) -> Iterator[Bundled]:
     """Prepare the nodes that several ports share; `caller` gives the word of the caller's end."""
-    nodes_of: dict[int, tuple[Bundle, list[tuple[int, int, Any]], list[tuple[Any, int]]]] = {}
+    nodes_of = dict[int, tuple[nodes.KernelNode, list[Any], list[tuple[Any, int]]]]()
     for number, port in enumerate(ports):
         if port.bundle is not None:
             node, place = port.bundle
@@ -230,7 +219,7 @@ def _shared(
             ends.append((number, port.displacement, word))
             rest.append((word, port.address))
     for node, ends, rest in nodes_of.values():
-        setter = node.kernel.setter(executable)
+        setter = node.setter(executable)
         wiring.own.append((rest, setter))
         yield ends, setter.function, setter.arguments
 
@@ -327,11 +316,9 @@ def _bind(
 
 
 def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], None]:
-    """Make a launch that draws no random numbers.
-
-    By the bindings it takes 1.4 us where `CUDAGraph.replay` takes 1.9, which also looks at random
-    numbers and changes the current device if need be.
-    """
+    """Make a launch that draws no random numbers. By the bindings it takes 1.4 us where
+    `CUDAGraph.replay` takes 1.9, which also looks at random numbers and changes the current device
+    if need be."""
     slowly = super(torch.cuda.CUDAGraph, graph).replay
     function, executable = nodes.launcher(graph.raw_cuda_graph_exec())
     current_device = bindings._cuda_getDevice

@@ -36,7 +36,6 @@ class OwnKernel:
         return self._kernels[index] is not None
 
     def on(self, index: int) -> Any:
-        """Find the kernel of a device that is `ready`."""
         return self._kernels[index]
 
     def _loaded(self, index: int) -> Any:

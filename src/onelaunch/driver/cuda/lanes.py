@@ -21,31 +21,18 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.memory import joined, live_blocks, region, storage
 from onelaunch.driver.cuda.streams import bindings, new_stream
 from onelaunch.driver.cuda.triton_launches import Launched
-from onelaunch.driver.edges import (
-    LANES,
-    Access,
-    Dealer,
-    Kept,
-    NodeGroup,
-    accesses_of,
-    completed,
-)
+from onelaunch.driver.edges import LANES, Access, Dealer, Kept, NodeGroup, accesses_of, completed
 from onelaunch.driver.protocol import OperatorCall
 
 T = TypeVar("T")
 
-LEAST_ADDRESS = 1 << 32
-"""No memory of a device lies below."""
-_BEYOND = 1 << 57
-"""Nor from here on."""
+LEAST_ADDRESS = 1 << 32  # no memory of a device lies below
+_BEYOND = 1 << 57  # nor from here on
 
 
 class CudaLanes:
-    """The lanes of one capture; see `Lanes`.
-
-    Args:
-        stream: the stream under capture, on which everything else runs.
-    """
+    """The lanes of one capture; see `Lanes`. `stream`: the stream under capture, on which
+    everything else runs."""
 
     def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
         self._index = index
@@ -117,11 +104,8 @@ class CudaLanes:
             nodes.wait(self._raw, self._lanes[lane].cuda_stream)
 
     def groups(self, graph: int, allocated: Sequence[tuple[int, int]]) -> list[NodeGroup]:
-        """Find the nodes of each operation, and all that they touch.
-
-        Args:
-            allocated: the (address, bytes) of each block that the capture allocated.
-        """
+        """Find the nodes of each operation, and all that they touch. `allocated`: the (address,
+        bytes) of each block that the capture allocated."""
         handles = nodes.handles(graph)
         groups = completed(_groups(self._ran, graph, handles), len(handles))
         blocks = _Blocks([*allocated, *live_blocks(self._index)])
@@ -176,11 +160,8 @@ def streams(index: int) -> list[torch.cuda.Stream]:
 
 
 class _Blocks:
-    """Blocks of memory. Several may have been at the same addresses in turn.
-
-    Attributes:
-        others: words that are no addresses.
-    """
+    """Blocks of memory. Several may have been at the same addresses in turn. `others`: words that
+    are no addresses."""
 
     def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._blocks = sorted(set(blocks))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from onelaunch.call.spec import extent_bytes
 from onelaunch.call.wrappers import local
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
@@ -23,8 +24,7 @@ from onelaunch.driver.protocol import Provenance, Region
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
 assert that it holds a whole number of elements."""
-BLOCK_BYTES = 512
-"""Unit of the caching allocator's sizes."""
+BLOCK_BYTES = 512  # unit of the caching allocator's sizes
 
 
 def in_blocks(nbytes: int) -> int:
@@ -40,7 +40,6 @@ class Ranges:
         self._bounds: tuple[list[int], list[int]] = [], []
 
     def copy(self) -> Ranges:
-        """Make a copy of them, to keep."""
         made = Ranges()
         made.nbytes, made._bounds = self.nbytes, self._bounds
         return made
@@ -91,8 +90,7 @@ class CudaPool:
         self.ranges = Ranges()
         self.earlier = Ranges()
         """Addresses of the pool before its last capture, if recordings were there."""
-        self.allocated: Allocated | None = None
-        """The blocks allocated since the present capture began."""
+        self.allocated: Allocated | None = None  # blocks allocated since the present capture began
         self.recordings: weakref.WeakSet[PooledRecording] = weakref.WeakSet()
         self.guard = threading.Lock()
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
@@ -130,15 +128,12 @@ class CudaPool:
         return any(self.earlier.overlaps(start, start + nbytes) for start, nbytes in storages)
 
     def listed(self) -> list[PooledRecording]:
-        """List the recordings that exist."""
         with self.guard:
             return list(self.recordings)
 
     def open(self) -> tuple[int, int]:
-        """Find the id to begin a capture with; `guard` is held.
-
-        The allocators forget an id with its last recording, and cannot be given it again.
-        """
+        """Find the id to begin a capture with; `guard` is held. The allocators forget an id with
+        its last recording, and cannot be given it again."""
         if self._id is None or not self.recordings:
             self._id = torch.cuda.graph_pool_handle()
         return self._id
@@ -203,8 +198,7 @@ def allocations(index: int) -> Generator[Allocated]:
 
 
 _history = threading.Lock()
-_kept = [0]
-"""The number of contexts for which the history is kept."""
+_kept = [0]  # the number of contexts for which the history is kept
 _keep_history: Any = torch.cuda.memory._record_memory_history
 
 
@@ -268,11 +262,8 @@ def _storages(tensors: Sequence[Tensor]) -> dict[int, int]:
 def region(t: Tensor) -> Region:
     """See `Driver.region`; the storage is named by its address."""
     t = local(t)
-    start, named = t.data_ptr(), storage(t)
-    if t.numel() == 0:
-        return Region(named, start, start)
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return Region(named, start, start + (last + 1) * t.itemsize)
+    start = t.data_ptr()
+    return Region(storage(t), start, start + extent_bytes(t.shape, t.stride(), t.dtype))
 
 
 def storage(t: Tensor) -> int:

@@ -27,11 +27,9 @@ _NEEDED = (
 
 
 class Setter(NamedTuple):
-    """A prepared call, `function(*arguments)`, that sets a node of an executable graph.
-
-    The call returns a tuple of one code, zero if it worked. `memory` keeps the target of the
-    arguments' pointers.
-    """
+    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. The call
+    returns a tuple of one code, zero if it worked. `memory` keeps the target of the arguments'
+    pointers."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -230,8 +228,7 @@ def launch_with(
     _call("cuLaunchKernel", kernel, *blocks, 1, threads, 1, 1, 0, stream, at, 0)
 
 
-OWN = "onelaunch_"
-"""Prefix of the names of our own kernels."""
+OWN = "onelaunch_"  # prefix of the names of our own kernels
 
 
 # Nodes of a graph.
@@ -311,7 +308,6 @@ def instantiated(graph: int) -> Generator[int]:
 
 
 def destroy(node: int) -> None:
-    """Take a node out of its graph."""
     _call("cuGraphDestroyNode", _node(node))
 
 
@@ -322,7 +318,6 @@ def set_enabled(executable: int, node: int, enabled: bool) -> None:
 
 
 def memset_address(node: int) -> int:
-    """Find the address that a memset node writes to."""
     return int(_call("cuGraphMemsetNodeGetParams", _node(node)).dst)
 
 
@@ -373,20 +368,14 @@ class CopyNode:
 
 @dataclass
 class KernelNode:
-    """A kernel node and a copy of its argument bytes.
-
-    Attributes:
-        name: the kernel's name.
-        shape: grid, block and shared memory.
-        blocks: the arguments, each as bytes; one block of all arguments where `packed`.
-        packed: true if the kernel was launched with one buffer of arguments (`extra`).
-    """
+    """A kernel node and a copy of its argument bytes. `blocks`: the arguments, each as bytes; one
+    block of all arguments where `packed`."""
 
     node: int
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # grid, block and shared memory
     blocks: list[ctypes.Array[ctypes.c_char]]
-    packed: bool
+    packed: bool  # true if the kernel was launched with one buffer of arguments (`extra`)
 
     @classmethod
     def read(cls, node: int) -> KernelNode | None:

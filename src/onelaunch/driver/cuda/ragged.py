@@ -88,16 +88,12 @@ def _launch(index: int, values: Sequence[int], nbytes: int, stream: int) -> None
 
 @dataclass
 class RowNode:
-    """A captured launch of the kernel.
-
-    Attributes:
-        dims: dimensions of the caller's tensor whose sizes are patched; the second may be -1.
-        rest: the address and sizes of the recording's own memory.
-    """
+    """A captured launch of the kernel. `dims`: dimensions of the caller's tensor whose sizes are
+    patched; the second may be -1."""
 
     kernel: nodes.KernelNode
     dims: tuple[int, int]
-    rest: tuple[int, int, int]
+    rest: tuple[int, int, int]  # the address and sizes of the recording's own memory
     words: tuple[Any, Any, Any]
 
     def prepared(self, port: int, setter: nodes.Setter) -> tuple[Any, ...]:
@@ -120,39 +116,21 @@ def point(prepared: Sequence[tuple[Any, ...]], tensors: Sequence[Tensor]) -> Non
             raise nodes.failure(function.__name__, code)
 
 
-def grown(source: int, target: int, varying: Varying, index: int, stream: int) -> RowNode:
-    """Capture the node that takes the caller's rows to the recording. The source has all of them.
-
-    Args:
-        source, target: addresses.
-    """
-    return _captured(source, target, varying, index, stream, _SOURCE_END, target)
-
-
-def shrunk(source: int, target: int, varying: Varying, index: int, stream: int) -> RowNode:
-    """Capture the node that takes the recording's first rows to the caller."""
-    return _captured(source, target, varying, index, stream, _TARGET_END, source)
-
-
-def _captured(
-    source: int,
-    target: int,
-    varying: Varying,
-    index: int,
-    stream: int,
-    end: tuple[int, int, int],
-    own: int,
+def captured(
+    source: int, target: int, varying: Varying, index: int, stream: int, grows: bool
 ) -> RowNode:
+    """Capture the node that takes the caller's rows to the recording, or the recording's first
+    rows to the caller. It has all rows. `source`, `target`: addresses."""
+    (place, *sizes), own = (_SOURCE_END, target) if grows else (_TARGET_END, source)
     a, p, b, q, nbytes = _blocks(varying)
     filled = sum(1 << i for i, value in enumerate(varying.fill) if value is not None)
     values = (source, target, p, q, p, q, a, b, nbytes, filled, _pattern(varying))
     _launch(index, values, a * p * b * q * nbytes, stream)
     node = nodes.KernelNode.read(nodes.latest(stream))
     assert node is not None
-    address = node.word(end[0], 0)
-    first, second = (ctypes.c_uint.from_buffer(node.blocks[i]) for i in end[1:])
+    first, second = (ctypes.c_uint.from_buffer(node.blocks[i]) for i in sizes)
     dims = (*varying.dims, -1)[:2]
-    return RowNode(node, (dims[0], dims[1]), (own, p, q), (address, first, second))
+    return RowNode(node, (dims[0], dims[1]), (own, p, q), (node.word(place, 0), first, second))
 
 
 def _blocks(varying: Varying) -> tuple[int, int, int, int, int]:

@@ -42,8 +42,7 @@ _KNOWN = frozenset({"KERNEL", "MEMCPY", "MEMSET", "EMPTY", "WAIT_EVENT", "EVENT_
 """Kinds of node whose addresses are all visible; beside any other, nothing is rebound."""
 
 _MOST_ALIGNED = 512
-_ROOMS = 4
-"""The number of free blocks for each output: other tensors of its size may live beside it."""
+_ROOMS = 4  # number of free blocks for each output: other tensors of its size may live beside it
 _APART_BYTES = (1 << 20) + BLOCK_BYTES
 """The least size that the caching allocator takes from its memory for large tensors."""
 
@@ -88,22 +87,17 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Itera
 @dataclass
 class Found:
     """The arguments that could be re-pointed in one recording. Outputs are counted on from the
-    inputs.
-
-    Attributes:
-        ports: port number -> a port that is to be re-pointed.
-        words: port number -> (place that holds an address of it, distance).
-        readers: port number -> the nodes with such places.
-        setters: node -> the call that takes its words to the graph.
-        refused: ports that must be copied.
-    """
+    inputs."""
 
     graph: CudaGraph
-    ports: dict[int, CudaPort]
+    ports: dict[int, CudaPort]  # port number -> a port that is to be re-pointed
     words: dict[int, list[tuple[Any, int]]] = field(default_factory=dict)
+    """Port number -> (place that holds an address of it, distance)."""
     readers: dict[int, set[int]] = field(default_factory=dict)
+    """Port number -> the nodes with such places."""
     setters: dict[int, nodes.Setter] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
+    """Node -> the call that takes its words to the graph."""
+    refused: set[int] = field(default_factory=set)  # ports that must be copied
 
     @property
     def outputs(self) -> list[int]:
@@ -111,7 +105,6 @@ class Found:
         return [number for number in self.ports if number >= len(self.graph.inputs)]
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:
-        """Remember a place."""
         self.words.setdefault(port, []).append((word, distance))
         self.readers.setdefault(port, set()).add(node)
 

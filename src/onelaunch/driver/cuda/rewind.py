@@ -48,8 +48,7 @@ class _Saved:
     """A state that a capture saved. The tensor handed out becomes a real state at each launch."""
 
     state: weakref.ref[Tensor]
-    number: int
-    """Its number among the changes of the capture."""
+    number: int  # its number among the changes of the capture
     place: _StreamPlace | None = None
 
     def write(self) -> bool:
@@ -69,12 +68,8 @@ another state."""
 
 @dataclass(eq=False)
 class CudaRewind:
-    """A `Rewind` by three captures; see the module.
-
-    Args:
-        index: the index of the device.
-        after: the rewind of a recording whose saved states may be set.
-    """
+    """A `Rewind` by three captures; see the module. `after`: the rewind of a recording whose saved
+    states may be set."""
 
     index: int
     after: CudaRewind | None = None
@@ -83,19 +78,15 @@ class CudaRewind:
     _origin: _Origin = field(default_factory=_Origin)
     _stage: Literal["count", "measure", "record"] = "count"
     _changes: list[_Change] = field(default_factory=list)
-    _expected: list[_Change] = field(default_factory=list)
-    """The changes of the capture before."""
-    _draws: bool = False
-    """True if a capture may draw from the default generator."""
+    _expected: list[_Change] = field(default_factory=list)  # the changes of the capture before
+    _draws: bool = False  # True if a capture may draw from the default generator
     _drawn: list[int] = field(default_factory=list)
     """Numbers drawn in each stretch, the first before any change."""
     _generators: dict[int, torch.Generator] = field(default_factory=dict)
     """Number of a change -> the generator to draw from after it."""
-    _places: list[_StreamPlace] = field(default_factory=list)
-    """The place at which each stretch begins."""
+    _places: list[_StreamPlace] = field(default_factory=list)  # place at which each stretch begins
     _checked: bool = False
-    _beyond: int = 0
-    """Numbers by which the stream is further at the end than the default generator."""
+    _beyond: int = 0  # numbers by which the stream is further at the end than the default generator
 
     @property
     def used(self) -> bool:
@@ -175,10 +166,7 @@ class CudaRewind:
 
     def finish(self, graph: torch.cuda.CUDAGraph, others: Sequence[torch.Generator]) -> None:
         """Evaluate a capture that saved or set state. The graph of the second loses its nodes.
-
-        Args:
-            others: further generators that it draws from.
-        """
+        `others`: further generators that it draws from."""
         if self._stage != "count" and self._changes != self._expected:
             raise CaptureError("OL106", "random state is saved or set at other places each time")
         if self._stage == "count":

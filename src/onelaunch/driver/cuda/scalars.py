@@ -48,18 +48,13 @@ this form goes first."""
 class _WordPlace(NamedTuple):
     number: int
     form: Form
-    word: ctypes.Array[ctypes.c_char]
-    """The bytes in the block, to be written."""
-    offset: int
-    """Their offset in the block."""
+    word: ctypes.Array[ctypes.c_char]  # the bytes in the block, to be written
+    offset: int  # their offset in the block
 
 
 class CudaScalarPatch:
-    """The places in an executable graph that hold some numbers; see `ScalarPatch`.
-
-    Raises:
-        AmbiguousMatch: a match may be half an address.
-    """
+    """The places in an executable graph that hold some numbers; see `ScalarPatch`. Raises
+    `AmbiguousMatch`: a match may be half an address."""
 
     def __init__(
         self,
@@ -109,7 +104,6 @@ class Patterns(NamedTuple):
 
 
 def patterns_of(numbers: Sequence[float]) -> Patterns:
-    """Make the patterns of some numbers."""
     whole: dict[bytes, tuple[int, Form]] = {}
     for form in FORMS:
         for index, number in enumerate(numbers):

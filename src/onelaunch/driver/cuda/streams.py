@@ -93,7 +93,6 @@ def random_order(index: int) -> Order:
 
 
 def raw_stream(device: torch.device) -> int:
-    """Find the handle of the current stream."""
     return torch.cuda.current_stream(device).cuda_stream
 
 

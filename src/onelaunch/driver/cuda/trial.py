@@ -13,10 +13,8 @@ from onelaunch.driver.cuda import memory, nodes
 _ROUNDS = 4
 _ROUND_MS = 0.5
 _MOST_LAUNCHES = 50
-_LONG_MS = 20
-"""The time of a launch above which one round has to do."""
-_APART_BYTES = 64 << 20
-"""The size of a copy above which its memory goes back to the device."""
+_LONG_MS = 20  # the time of a launch above which one round has to do
+_APART_BYTES = 64 << 20  # the size of a copy above which its memory goes back to the device
 _PART_OF_FREE = 4
 """The part of the free memory, as a divisor, that may be taken to save what a graph writes."""
 
@@ -52,11 +50,8 @@ def _total(spans: Sequence[tuple[int, int]]) -> int:
 
 def times(executables: Sequence[int], ports: Sequence[int], index: int) -> list[float]:
     """Return the milliseconds of a call of each executable of the same nodes, as a user sees it.
-    Calls follow each other, each points its ports anew, and the host has to keep up.
-
-    Args:
-        ports: the nodes that are pointed elsewhere: copies, and kernels of our own.
-    """
+    Calls follow each other, each points its ports anew, and the host has to keep up. `ports`: the
+    nodes that are pointed elsewhere: copies, and kernels of our own."""
     stream = torch.cuda.current_stream(index)
     runs = [(executable, [_setter(executable, n) for n in ports]) for executable in executables]
     for run in runs:

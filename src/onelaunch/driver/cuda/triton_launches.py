@@ -18,13 +18,8 @@ _WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")
 
 
 class Launched:
-    """A launch of a kernel, to be called.
-
-    Attributes:
-        name: the kernel's.
-        reads: tensors that it only reads.
-        writes: all other tensors among its arguments.
-    """
+    """A launch of a kernel, to be called. `reads`: tensors that it only reads. `writes`: all other
+    tensors among its arguments."""
 
     def __init__(self, launch: Callable[[], Any], kernel: Any, args: Sequence[Any]) -> None:
         self._launch = launch

@@ -25,32 +25,23 @@ _PRODUCTS = frozenset(
 )
 _MARKS = 0x5AC3_A53C_0FF1_E1D5, 0x35A6_C95A_F00E_1E2A
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
-_PART_BYTES = 1 << 16
-"""Unit of the parts of a workspace."""
+_PART_BYTES = 1 << 16  # unit of the parts of a workspace
 _MOST_PARTS = 32
 _WORD = 8
 
 
 @dataclass
 class Workspace:
-    """The products that point at a workspace.
-
-    Attributes:
-        region: all of it.
-        alike: kernels and their arguments -> the products with these.
-    """
+    """The products that point at a workspace. `alike`: kernels and their arguments -> the products
+    with these."""
 
     region: Access
     alike: dict[Hashable, list[NodeGroup]] = field(default_factory=dict)
 
 
 class Workspaces:
-    """The workspaces of a graph.
-
-    Args:
-        executable: of the nodes `handles`.
-        blocks: the (address, bytes) of each block that the capture allocated.
-    """
+    """The workspaces of a graph. `executable`: of the nodes `handles`. `blocks`: the (address,
+    bytes) of each block that the capture allocated."""
 
     def __init__(
         self,

@@ -7,6 +7,5 @@ hidden.py        numbers that hide padding in place of minus infinity, and their
 displacement.py  elements whose place changes with the size
 bounds.py        indices out of bounds, found before a device asserts
 trace.py         Trace: the operations of a run, to compare with a run at another size
-align.py         Alignment: the operations of a padded run beside those of the unpadded run
-attribution.py   the operation that a refusal names
+align.py         the operations of both runs side by side; the operation that a refusal names
 """

@@ -1,35 +1,63 @@
-"""The alignment of a padded run with the unpadded run at the real size, step by step."""
+"""The alignment of a padded run with the unpadded run at the real size, step by step, and the
+attribution of taint to an operation, which a refusal names."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.attribution import DIVERGES, DRAWN, NUMBER, TaintCause
 from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
-from onelaunch.source import user_frame
+from onelaunch.source import Place, user_frame
+
+TAKES = "it takes a padded row"
+MOVED = "it takes other elements, which padding moves"
+ONCE = "it would be written once for each piece"
+DRAWN = "random numbers are drawn for the padded rows too"
+NUMBER = "a number in it changes with the size"
+STRANGE = "its effect on rows is not known"
+DIVERGES = (
+    "the run at another size does not have it: the callable branches on the size, or on a value"
+)
+
+
+@dataclass(slots=True)
+class TaintEvent:
+    """A record of an operation's effect on taint, so that a refusal can name it."""
+
+    name: str
+    place: Place | None
+    sources: frozenset[int]
+    targets: frozenset[int]
+    before: list[Tensor]
+    after: list[Tensor]
+    reason: str | None
+
+
+class TaintCause(NamedTuple):
+    """A reason why a result depends on padding: the operation, its line, and perhaps an
+    explanation."""
+
+    name: str
+    place: Place | None
+    reason: str | None
 
 
 class Alignment:
     """A search for the step of the unpadded run that corresponds to each step of the padded run.
-
-    Args:
-        reference: the steps of the unpadded run.
-    """
+    `reference`: the steps of the unpadded run."""
 
     def __init__(self, reference: Sequence[TracedStep]) -> None:
         self._reference = reference
         self._next = 0
-        self._unmatched: Counter[tuple[Any, ...]] = Counter()
-        """Slices in only one of the two runs."""
-        self.apart: TaintCause | None = None
-        """The first operation in which the runs differ."""
+        self._unmatched: Counter[tuple[Any, ...]] = Counter()  # slices in only one of the two runs
+        self.apart: TaintCause | None = None  # the first operation in which the runs differ
 
     def counterpart(self, step: TracedStep) -> TracedStep | None:
         """Return the corresponding step of the unpadded run, or None."""
@@ -67,10 +95,7 @@ class Alignment:
 
 def reason_of(step: TracedStep, real: TracedStep | None, random: bool) -> str | None:
     """Return why a result differs from the unpadded run's whatever the inputs are, or None.
-
-    Args:
-        random: whether the operation draws random numbers.
-    """
+    `random`: whether the operation draws random numbers."""
     packet = packet_of(step.name)
     if real is None:
         return None
@@ -125,3 +150,41 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     return rule_of(func) is None or argument_of(func, args, kwargs, "dropout_p", 0.0) > 0
+
+
+def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
+    """Return the operation that made this memory depend on padding."""
+    wanted = {storage}
+    chain: list[TaintEvent] = []
+    for event in reversed(events):
+        if event.targets & wanted:
+            wanted |= event.sources
+            chain.append(event)
+    chain.reverse()
+    for event in chain:
+        if event.reason:
+            return TaintCause(event.name, event.place, event.reason)
+    for event in chain:  # from some tainted elements to all
+        whole = bool(event.after) and float(event.after[0]) == 1
+        if whole and any(0 < float(b) < 1 for b in event.before):
+            known = None if _known(event.name) else STRANGE
+            known = TAKES if packet_of(event.name) in LAYOUT else known
+            return TaintCause(event.name, event.place, known)
+    rising = [e for e in chain if e.after and e.before]
+    last = max(
+        rising,
+        key=lambda e: float(e.after[0]) - max(float(b) for b in e.before),
+        default=chain[-1] if chain else None,
+    )
+    if last is None:
+        return TaintCause("result", None, None)
+    return TaintCause(last.name, last.place, None if _known(last.name) else STRANGE)
+
+
+def _known(name: str) -> bool:
+    packet = packet_of(name)
+    func = getattr(torch.ops.aten, packet, None)
+    if func is None or name == "attention":
+        return name == "attention"
+    overload = getattr(func, name.partition(".")[2] or "default", None)
+    return overload is not None and rule_of(overload) is not None

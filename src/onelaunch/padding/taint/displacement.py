@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import leaves, tensors
+
+if TYPE_CHECKING:
+    from onelaunch.padding.taint.rules.call import TaintedCall
 
 _PADDING, _CONSTANT = -1, 0
 """The numbers of padding, which the unpadded run does not have, and of constants."""
@@ -49,11 +52,8 @@ class Holds(Enum):
 
 
 class Picked(NamedTuple):
-    """A call of one of `MOVES` in the unpadded run, without the memory of its tensors.
-
-    Attributes:
-        args, kwargs: data tensors as their shapes, index tensors as copies.
-    """
+    """A call of one of `MOVES` in the unpadded run, without the memory of its tensors. `args`,
+    `kwargs`: data tensors as their shapes, index tensors as copies."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -72,31 +72,18 @@ def picked(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Picked
 
 
 def displaced(
-    func: Any,
-    packet: str,
-    args: tuple[Any, ...],
-    real: Picked,
-    kwargs: dict[str, Any],
-    padded: Callable[[Any], Tensor],
-    unknown: Callable[[Any], Tensor],
-    same_numbers: bool,
-    results: int,
+    call: TaintedCall, packet: str, real: Picked, same_numbers: bool, results: int
 ) -> list[Holds] | None:
     """Return the elements that each result holds; None if nothing can be displaced.
-
-    Args:
-        padded: returns the plane of elements that are padding.
-        unknown: returns the plane of elements that may differ from call to call.
-        same_numbers: True if its numbers are the same in both runs.
-        results: the number of results.
-    """
+    `same_numbers`: True if its numbers are the same in both runs. `results`: how many there are."""
+    args, unknown = call.args, call.unknown
     data = _DATA.get(packet)
     places = [] if data is None else tensors([a for i, a in enumerate(args) if i not in data])
     inputs = tensors([a for i, a in enumerate(args) if data is None or i in data])
     shapes = list(_shapes(real.args))
     if len(shapes) != len(inputs) or any(bool(unknown(t).any()) for t in places):
         return None
-    planes = [padded(t) for t in inputs]
+    planes = [call.padded(t) for t in inputs]
     device = planes[0].device
     behind = list(map(_behind, planes, shapes))
     if not places and all(behind) and _keeps_padding_behind(packet, args, real.args):
@@ -116,8 +103,8 @@ def displaced(
     grown = iter(numbers)
     rest = iter([_numbered(shape, k, device) for k, shape in enumerate(shapes)])
     try:
-        after = _run(func, packet, args, kwargs, lambda t: next(grown), device)
-        before = _run(func, packet, real.args, real.kwargs, lambda t: next(rest), device)
+        after = _run(call, packet, args, call.kwargs, lambda t: next(grown), device)
+        before = _run(call, packet, real.args, real.kwargs, lambda t: next(rest), device)
     except (RuntimeError, IndexError, ValueError):
         return None
     found = [_held(a, b, same_numbers) for a, b in zip(after, before, strict=False)]
@@ -136,7 +123,7 @@ def _keeps_padding_behind(packet: str, args: tuple[Any, ...], real: tuple[Any, .
 
 
 def _run(
-    func: Any,
+    call: TaintedCall,
     packet: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -150,7 +137,7 @@ def _run(
     ]
     if packet == "constant_pad_nd":
         given = [*given[:2], _CONSTANT]
-    found = func(*given, **kwargs)
+    found = call.func(*given, **kwargs)
     return found if isinstance(found, (list, tuple)) else [found]
 
 
@@ -212,11 +199,7 @@ def _held(after: Tensor, before: Tensor, same_numbers: bool) -> Holds:
 def _alike(after: Tensor, before: Tensor, same_numbers: bool, exact: bool) -> bool:
     """Return whether the same elements are in the same order. They are compared one by one, or row
     by row, as rows of padding may hold constants. With the same numbers an operation may take more
-    at the end.
-
-    Args:
-        exact: True if padding in the place of another element is a difference.
-    """
+    at the end. `exact`: True if padding in the place of another element is a difference."""
     kept = after[after != _PADDING]
     if kept.shape == before.flatten().shape and torch.equal(kept, before.flatten()):
         return True

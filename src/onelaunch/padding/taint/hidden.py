@@ -22,8 +22,7 @@ from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import kind_of, name_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
 
-SUMS = frozenset({"add", "sub", "baddbmm"})
-"""Operations that add to a tensor."""
+SUMS = frozenset({"add", "sub", "baddbmm"})  # operations that add to a tensor
 _KEEP = SUMS | {"mul", "div", "_to_copy", "clone", "copy"}
 """Operations that keep low elements low, besides a choice of two tensors."""
 
@@ -33,24 +32,19 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Hiding:
-    """The places of a run where a finite number hides padding.
-
-    Attributes:
-        compared: place of a softmax or maximum -> its dimensions, the highest constant that hides
-            there, and whether a sum with a hiding number does.
-        added: places of sums whose other summand must be far above the hiding number.
-        attended: places of attention with a mask that is added.
-        counts: kind of operation -> operations of that kind in the run.
-        highest: the highest hiding number that is a summand.
-        depth: the most sums that a hiding number goes through.
-    """
+    """The places of a run where a finite number hides padding."""
 
     compared: dict[Place, tuple[tuple[int, ...], float, bool]] = field(default_factory=dict)
+    """Place of a softmax or maximum -> its dimensions, the highest constant that hides there, and
+    whether a sum with a hiding number does."""
     added: set[Place] = field(default_factory=set)
+    """Places of sums whose other summand must be far above the hiding number."""
     attended: set[Place] = field(default_factory=set)
+    """Places of attention with a mask that is added."""
     counts: Counter[str] = field(default_factory=Counter)
-    highest: float = -torch.inf
-    depth: int = 1
+    """Kind of operation -> operations of that kind in the run."""
+    highest: float = -torch.inf  # the highest hiding number that is a summand
+    depth: int = 1  # the most sums that a hiding number goes through
 
     def __bool__(self) -> bool:
         """Return whether a result rests on a finite number. Minus infinity needs no check."""
@@ -156,11 +150,8 @@ class HidingTrace:
 
 
 class HidingChecks(DecomposingMode):
-    """A mode that has a run compute whether all numbers that hide padding suffice.
-
-    Args:
-        hiding: the places in another run of the same operations.
-    """
+    """A mode that has a run compute whether all numbers that hide padding suffice. `hiding`: the
+    places in another run of the same operations."""
 
     def __init__(self, hiding: Hiding) -> None:
         super().__init__()

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from onelaunch.driver.aten import operator, tensors
 from onelaunch.driver.select import computing
-from onelaunch.padding.taint.align import Alignment, draws, reason_of
-from onelaunch.padding.taint.attribution import (
+from onelaunch.padding.taint.align import (
     DRAWN,
     MOVED,
     ONCE,
+    Alignment,
     TaintCause,
     TaintEvent,
+    draws,
     find_cause,
+    reason_of,
 )
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
@@ -77,10 +79,8 @@ class TaintMode(DecomposingMode):
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
         self._trace = HidingTrace()
-        self.constants: set[int] = set()
-        """Storages from before the run whose values count as known."""
-        self.random: TaintCause | None = None
-        """The first operation that draws random numbers."""
+        self.constants: set[int] = set()  # storages from before the run whose values count as known
+        self.random: TaintCause | None = None  # the first operation that draws random numbers
 
     @property
     def hiding(self) -> Hiding:
@@ -88,11 +88,8 @@ class TaintMode(DecomposingMode):
         return self._trace.hiding
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
-        """Mark the elements of an argument that are padding, or whose values may vary.
-
-        Args:
-            rows: the size whose rows it names, padding a spare row.
-        """
+        """Mark the elements of an argument that are padding, or whose values may vary. `rows`: the
+        size whose rows it names, padding a spare row."""
         self._roots.add(storage_of(t))
         self._given.add(storage_of(t))
         bits = self._joined(padded, unknown) | SIZED
@@ -236,10 +233,7 @@ class TaintMode(DecomposingMode):
         if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):
             return None
         packet, count = packet_of(step.name), len(step.outputs)
-        planes = call.padded, call.unknown
-        return displaced(
-            call.func, packet, call.args, real.picked, call.kwargs, *planes, same_numbers, count
-        )
+        return displaced(call, packet, real.picked, same_numbers, count)
 
     def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
         """Mark views of other elements than in the unpadded run."""
@@ -301,7 +295,6 @@ class TaintMode(DecomposingMode):
         return find_cause(self._events, storage_of(t))
 
     def depends(self, t: Tensor, part: tuple[slice, ...] = ()) -> bool:
-        """Return whether an element of this part of `t` depends on padding."""
         bits = self._memory.of(t)
         return bits is not None and bool((bits[part] & PADDED).any())
 

@@ -29,8 +29,7 @@ class Shadow:
     storage: Any
     bits: Tensor
     itemsize: int
-    rows: Rows | None = None
-    """The size whose rows the elements with ROW or SPARE name."""
+    rows: Rows | None = None  # the size whose rows the elements with ROW or SPARE name
 
 
 @dataclass(slots=True)
@@ -55,7 +54,6 @@ class ShadowMemory:
         return shadow.bits.as_strided(t.shape, t.stride(), int(t.storage_offset()))
 
     def put(self, t: Tensor, bits: Tensor) -> None:
-        """Set the bits of the elements of `t`."""
         view = self.of(t)
         if view is None:
             blank = torch.zeros(_elements(t), dtype=torch.uint8, device=self.device)

@@ -22,8 +22,7 @@ LAYOUT = frozenset(
         *("split", "split_with_sizes", "unbind", "empty", "empty_strided", "empty_like"),
     }
 )
-AHEAD = 8
-"""The most layout operations that a trace may have in between."""
+AHEAD = 8  # the most layout operations that a trace may have in between
 
 # Factories whose first elements are the same whatever the size.
 PREFIX = frozenset(
@@ -58,25 +57,18 @@ _SIZES: dict[str, tuple[int, ...]] = {
 
 
 class TracedStep(NamedTuple):
-    """An operation of a run, as far as a run at another size must agree with it.
-
-    Attributes:
-        fixed: its numbers that must be the same at every size.
-        inputs, outputs: the shapes of its tensors.
-        constant: a tensor that the code makes from numbers.
-        picked: its call, if it picks elements by index.
-    """
+    """An operation of a run, as far as a run at another size must agree with it. `inputs`,
+    `outputs`: the shapes of its tensors."""
 
     name: str
-    fixed: tuple[Any, ...]
+    fixed: tuple[Any, ...]  # its numbers that must be the same at every size
     inputs: tuple[torch.Size, ...]
     outputs: tuple[torch.Size, ...]
-    constant: Tensor | None = None
-    picked: Picked | None = None
+    constant: Tensor | None = None  # a tensor that the code makes from numbers
+    picked: Picked | None = None  # its call, if it picks elements by index
 
 
 def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:
-    """Return the step of a call of an overload, with its result."""
     name = name_of(func)
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
@@ -150,11 +142,8 @@ def form(steps: Sequence[TracedStep]) -> tuple[object, ...]:
 
 
 class Trace(DecomposingMode):
-    """A mode that notes the operations of a run.
-
-    Args:
-        made_up: whether the run is on numbers that no call gave.
-    """
+    """A mode that notes the operations of a run. `made_up`: whether the run is on numbers that no
+    call gave."""
 
     def __init__(self, made_up: bool = False) -> None:
         super().__init__()
@@ -173,5 +162,4 @@ class Trace(DecomposingMode):
 
 
 def shapes_of(steps: Sequence[TracedStep]) -> tuple[int, ...]:
-    """Return the sizes of all tensors that the steps take and give."""
     return tuple(n for s in steps for shape in (*s.inputs, *s.outputs) for n in shape)

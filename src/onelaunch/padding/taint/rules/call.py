@@ -27,8 +27,7 @@ from onelaunch.padding.taint.shadow import (
 )
 from onelaunch.padding.taint.trace import TracedStep, name_of
 
-LEAST = -1e4
-"""The highest number that may stand for minus infinity; each call is checked where it does."""
+LEAST = -1e4  # highest number that may stand for minus infinity; each call is checked where it does
 
 GAP = 1000.0
 """A difference of scores whose exponential is 0 in every type: exp(-746) is, in float64."""
@@ -296,10 +295,10 @@ def beyond(
     return plane
 
 
-def same_size(call: TaintedCall, t: Tensor, first: int = 0) -> bool:
-    """Return whether the dimensions of `t` from `first` on are those of the unpadded run."""
+def same_image(call: TaintedCall, t: Tensor) -> bool:
+    """Return whether the dimensions of `t` from the third on are those of the unpadded run."""
     real = call.real(t)
-    return real is not None and real[first:] == t.shape[first:]
+    return real is not None and real[2:] == t.shape[2:]
 
 
 def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:

@@ -54,20 +54,14 @@ def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def chosen(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Take, for `where`, only the plane of the chosen value."""
-    mask, yes, no = call.args
-    return [taint(mask) | either(call, mask, taint(yes), taint(no))]
-
-
-def masked_fill(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    t, mask, value = call.args
-    return [taint(mask) | either(call, mask, taint(value), taint(t))]
-
-
-def either(call: TaintedCall, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Choose between planes by a mask; join both if another call may choose otherwise."""
+    """Take, for `where` and `masked_fill`, only the plane of the chosen value; join both if another
+    call may choose otherwise."""
+    mask, yes, no = (
+        call.args if call.name.startswith("where") else [call.args[i] for i in (1, 2, 0)]
+    )
+    yes, no = taint(yes), taint(no)
     picked = torch.where(call.value(mask).bool(), yes, no)
-    return torch.where(call.unknown(mask), yes | no, picked)
+    return [taint(mask) | torch.where(call.unknown(mask), yes | no, picked)]
 
 
 def halved(call: TaintedCall, taint: Planes) -> list[Tensor]:

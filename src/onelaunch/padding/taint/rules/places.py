@@ -84,12 +84,8 @@ def reached(
 ) -> Tensor:
     """Return the plane of the elements that an index picks, which is never negative; the union over
     the real places if another call may index otherwise. Padding that names a row that is not real
-    picks that.
-
-    Args:
-        pick: picks from a plane of `t`.
-        over: gives a plane of the index a shape that broadcasts to the result's.
-    """
+    picks that. `pick`: picks from a plane of `t`. `over`: gives a plane of the index a shape that
+    broadcasts to the result's."""
     plane = taint(t)
     if not t.dim() or not bool(call.unknown(index).any()):
         return pick(plane)
@@ -126,11 +122,8 @@ def uncertain(
     call: TaintedCall, t: Tensor, indices: Sequence[Tensor | None], real: Sequence[int] | None
 ) -> list[int] | None:
     """Return the dimensions in which another call may index otherwise; None if an index there
-    depends on the size, as a negative one does.
-
-    Args:
-        real: the size of the unpadded run; that of `t` if no index is negative.
-    """
+    depends on the size, as a negative one does. `real`: the size of the unpadded run; that of `t`
+    if no index is negative."""
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -252,12 +245,8 @@ def landed(
     call: TaintedCall, taint: Planes, put: Tensor, over: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
     """Return the plane of a tensor's places where elements of a plane are put along a dimension;
-    None if they may be any. Places beyond the real size stay padding.
-
-    Args:
-        put: the plane of the elements that are put.
-        over: gives a tensor of the shape of the index the shape of `put`.
-    """
+    None if they may be any. Places beyond the real size stay padding. `put`: the plane of the
+    elements that are put. `over`: gives a tensor of the shape of the index the shape of `put`."""
     t, dim, index = call.args[:3]
     real, unknown = call.real(t), call.unknown(index)
     if real is None:

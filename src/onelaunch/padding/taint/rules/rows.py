@@ -35,11 +35,8 @@ def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
 
 def kept(call: TaintedCall, packet: str, padded: Tensor) -> tuple[Tensor, Tensor]:
     """Return the planes of a result that name real rows, and rows that are not real, as it holds
-    such elements of its inputs.
-
-    Args:
-        padded: the plane of the result's elements that depend on padding.
-    """
+    such elements of its inputs. `padded`: the plane of the result's elements that depend on
+    padding."""
     none, t = torch.zeros((), dtype=torch.bool, device=padded.device), call.args[0]
     if packet in _COPIES:
         source = call.args[1 if packet.startswith("copy") else 0]

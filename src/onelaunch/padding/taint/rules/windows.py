@@ -7,10 +7,11 @@ from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import (
     Planes,
+    Rule,
     TaintedCall,
     any_over,
     everywhere,
-    same_size,
+    same_image,
 )
 
 
@@ -45,18 +46,15 @@ def max_pooled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [first > 0 for _ in call.results]
 
 
-def adaptive_max(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    return (max_pooled if same_size(call, call.args[0], 2) else everywhere)(call, taint)
-
-
-def adaptive_average(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    return (averaged if same_size(call, call.args[0], 2) else everywhere)(call, taint)
+def of_same_image(rule: Rule) -> Rule:
+    """Return a rule for images of an unchanged size; others are tainted everywhere."""
+    return lambda call, taint: (rule if same_image(call, call.args[0]) else everywhere)(call, taint)
 
 
 def resampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint by window if each place still comes from the same places of the input, else all."""
     t = call.args[0]
-    if same_size(call, t, 2):
+    if same_image(call, t):
         return averaged(call, taint)
     real = call.real(t)
     if real is None or not call.real_results or call.argument("align_corners", False):
@@ -79,7 +77,7 @@ def averaged(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def each_image(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint resampling with wide windows by channel of each image."""
     t = call.args[0]
-    if not same_size(call, t, 2) or [s[2:] for s in call.real_results[:1]] != [
+    if not same_image(call, t) or [s[2:] for s in call.real_results[:1]] != [
         call.results[0].shape[2:]
     ]:
         return everywhere(call, taint)
@@ -89,7 +87,7 @@ def each_image(call: TaintedCall, taint: Planes) -> list[Tensor]:
 def sampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `grid_sample` by image and by place of the grid."""
     t, grid = call.args[:2]
-    if not same_size(call, t, 2):
+    if not same_image(call, t):
         return everywhere(call, taint)
     return [any_over(taint(t), range(2, t.dim())) | taint(grid).any(-1).unsqueeze(1)]
 

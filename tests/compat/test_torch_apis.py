@@ -918,6 +918,7 @@ def test_inductor_filters_the_code_of_all_kernels_that_start_early() -> None:
     """`launch_pdl` is set where `_filter_pdl` has seen the code, and nowhere else."""
     codegen = Path(inspect.getfile(triton_codegen)).parent
     files = {f.name for f in codegen.rglob("*.py") if "launch_pdl" in f.read_text()}
+    files -= {"cpp_wrapper_gpu.py"}  # since torch 2.15: the launch in C++ of a kernel reads it
     assert files <= {"triton.py", "triton_combo_kernel.py"}
     kernel = triton_codegen.TritonKernel
     whole = inspect.getsource(triton_codegen)

@@ -36,6 +36,8 @@ from torch.utils.checkpoint import _CheckpointFrame as CheckpointFrame
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from onelaunch.driver.cuda import generators
+
 C: Any = torch._C
 
 
@@ -491,6 +493,14 @@ def test_a_capture_of_one_thread_lets_the_others_work() -> None:
     assert results == [8.0]
     graph.replay()
     assert y.sum().item() == 24
+
+
+def test_a_release_tells_what_a_graph_and_a_generator_keep_of_a_capture() -> None:
+    """`driver/cuda` goes by the release: which ends a failed capture, which shares random state."""
+    headers = Path(torch.__file__).parent / "include" / "ATen" / "cuda"
+    graph, generator = ((headers / f"CUDA{n}.h").read_text() for n in ("Graph", "GeneratorImpl"))
+    assert ("allocated_pool_" in graph) == (torch.__version__ >= (2, 14))
+    assert ("capture_states_" in generator) == (not generators.SHARED)
 
 
 @pytest.mark.gpu

@@ -378,6 +378,7 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
         graph.capture_end()
 
 
+_RELEASE: Any = torch.__version__
 _leaked: list[torch.cuda.CUDAGraph] = []
 
 
@@ -393,12 +394,16 @@ def _recover(
     try:
         _end(graph)
     except RuntimeError:
-        # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
-        # stopped there (pytorch#180395): its allocator and generators still believe in the capture.
+        # Either it had ended already, or CUDA has ended it and refused its graph. Before torch 2.13
+        # PyTorch stops there (pytorch#180395): its allocator still believes in the capture, and in
+        # 2.11 its generators do.
         if _ended(graph):
             pass
-        elif capabilities().memcpy_nodes:
-            # Let PyTorch's own way out end a capture that is good.
+        elif _RELEASE >= (2, 13):
+            if _RELEASE < (2, 14):  # whose `reset` gives back the pool of captures that ended well
+                bindings._cuda_releasePool(stream.device_index, pool_id)
+        elif _RELEASE < (2, 12) and capabilities().memcpy_nodes:
+            # Let PyTorch's own way out end a capture that is good; 2.12 would know it for another.
             nodes.begin_capture(stream.cuda_stream)
             anything(stream.device_index).zero_()
             _end(graph)
@@ -416,6 +421,9 @@ def _forget(
     draws: bool,
 ) -> None:
     """Leave a capture that PyTorch neither began nor ended to the last."""
+    if _RELEASE >= (2, 14):
+        graph.reset()  # which knows how far it came
+        return
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
         bindings._cuda_endAllocateToPool(stream.device_index, pool_id)
     # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.

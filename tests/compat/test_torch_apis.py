@@ -19,7 +19,7 @@ import torch._dynamo
 import torch._functorch.config
 import torch._inductor.config as config
 from torch import Tensor, nn
-from torch._dynamo import eval_frame
+from torch._dynamo import eval_frame, mutation_guard
 from torch._dynamo.backends.debugging import aot_eager
 from torch._guards import TracingContext
 from torch._inductor import cudagraph_utils
@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from onelaunch.driver.cuda import generators
+from onelaunch.state.walk import MARKS_OF_DYNAMO
 
 C: Any = torch._C
 
@@ -905,6 +906,13 @@ def test_the_precision_of_products_has_one_name_in_both_interfaces() -> None:
     assert backends.cudnn.conv.fp32_precision != "tf32"
     backends.cudnn.allow_tf32 = True
     assert backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_the_mark_that_dynamo_leaves_on_modules_is_known() -> None:
+    mutation_guard.install_generation_tagging_init()
+    marks = {name for name in vars(nn.Module) if name.startswith("___")}
+    assert marks
+    assert marks <= {*MARKS_OF_DYNAMO}
 
 
 @pytest.mark.skipif(not hasattr(config, "cudagraph_policy"), reason="the hook is torch 2.12's")

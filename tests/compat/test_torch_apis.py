@@ -19,7 +19,7 @@ import torch._dynamo
 import torch._functorch.config
 import torch._inductor.config as config
 from torch import Tensor, nn
-from torch._dynamo import eval_frame
+from torch._dynamo import eval_frame, mutation_guard
 from torch._dynamo.backends.debugging import aot_eager
 from torch._guards import TracingContext
 from torch._inductor import cudagraph_utils
@@ -35,6 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _CheckpointFrame as CheckpointFrame
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
+
+from onelaunch.driver.cuda import generators
+from onelaunch.state.walk import MARKS_OF_DYNAMO
 
 C: Any = torch._C
 
@@ -493,6 +496,14 @@ def test_a_capture_of_one_thread_lets_the_others_work() -> None:
     assert y.sum().item() == 24
 
 
+def test_a_release_tells_what_a_graph_and_a_generator_keep_of_a_capture() -> None:
+    """`driver/cuda` goes by the release: which ends a failed capture, which shares random state."""
+    headers = Path(torch.__file__).parent / "include" / "ATen" / "cuda"
+    graph, generator = ((headers / f"CUDA{n}.h").read_text() for n in ("Graph", "GeneratorImpl"))
+    assert ("allocated_pool_" in graph) == (torch.__version__ >= (2, 14))
+    assert ("capture_states_" in generator) == (not generators.SHARED)
+
+
 @pytest.mark.gpu
 def test_a_generator_registered_with_a_graph_advances() -> None:
     generator = torch.Generator("cuda").manual_seed(3)
@@ -897,6 +908,13 @@ def test_the_precision_of_products_has_one_name_in_both_interfaces() -> None:
     assert backends.cudnn.conv.fp32_precision == "tf32"
 
 
+def test_the_mark_that_dynamo_leaves_on_modules_is_known() -> None:
+    mutation_guard.install_generation_tagging_init()
+    marks = {name for name in vars(nn.Module) if name.startswith("___")}
+    assert marks
+    assert marks <= {*MARKS_OF_DYNAMO}
+
+
 @pytest.mark.skipif(not hasattr(config, "cudagraph_policy"), reason="the hook is torch 2.12's")
 def test_inductor_has_a_hook_for_cuda_graphs() -> None:
     """And shows its code with what a policy reads of it."""
@@ -918,6 +936,7 @@ def test_inductor_filters_the_code_of_all_kernels_that_start_early() -> None:
     """`launch_pdl` is set where `_filter_pdl` has seen the code, and nowhere else."""
     codegen = Path(inspect.getfile(triton_codegen)).parent
     files = {f.name for f in codegen.rglob("*.py") if "launch_pdl" in f.read_text()}
+    files -= {"cpp_wrapper_gpu.py"}  # since torch 2.15: the launch in C++ of a kernel reads it
     assert files <= {"triton.py", "triton_combo_kernel.py"}
     kernel = triton_codegen.TritonKernel
     whole = inspect.getsource(triton_codegen)

@@ -225,7 +225,7 @@ MENDED: dict[str, Mended] = {
     "swa_utils": Mended(averaged, "OL10[14]", "after the graphed call"),
 }
 """The name of a file of torch in the table -> what it does, and the way to do without."""
-_ROUNDED = {"ContinuousBernoulli(logits=logits"}
+_ROUNDED = {"ContinuousBernoulli(logits=logits", "pad, and mask the result"}
 """The fixes that compute in another order."""
 OTHER = {"rnn", "loop", "_scatter", "base", "_to_dense_adj", "__init__", "wrappers"}
 OTHER |= {"wishart", "lowrank_multivariate_normal", "von_mises", "one_hot_categorical", "layer"}

@@ -104,7 +104,7 @@ def test_rebind_is_right(rand: Rand, name: str) -> None:
 
 LEFT: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "grad_mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "allow_tf32, float32 matmul precision": (
+    "float32 matmul precision": (  # Dynamo's guard names it as well, as each release does
         lambda: torch.set_float32_matmul_precision("high"),
         lambda: torch.set_float32_matmul_precision("highest"),
     ),
@@ -148,7 +148,7 @@ def test_a_mode_that_is_left_changed_is_refused(
             told = pytest.warns(ol.GraphWarning, match=f"OL119.*{re.escape(name)}")
             with told if i == 1 else nullcontext():
                 y = fast(x)
-            assert now() == name
+            assert name in now().split(", ")
             back()
             assert_same(y, x * 2)
         now = noted_modes()

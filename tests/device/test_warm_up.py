@@ -488,5 +488,5 @@ def test_sizes_of_tensors_made_outside_of_inference_mode(
     with torch.inference_mode():
         fast.warm_up([example])
         for x in calls:
-            assert torch.equal(fast(x), net(x))
+            torch.testing.assert_close(fast(x), net(x))  # a product of other rows rounds otherwise
     assert replays(fast) == len(calls)

@@ -293,7 +293,10 @@ def _queue_hooks(found: StateWalk, queue: Queue, seen: set[int]) -> bool:
     return bool(queue)
 
 
-MARKS_OF_DYNAMO = ("_dynamo_static_input_type", "___needs_generation_tag_patch")
+MARKS_OF_DYNAMO = (
+    *("_dynamo_static_input_type", "___needs_generation_tag_patch"),
+    "___has_generation_tag_patch",  # the same in torch 2.15
+)
 """The attributes that Dynamo gives to tensors of modules and to `nn.Module` when it compiles."""
 
 

@@ -367,6 +367,7 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
         graph.capture_end()
 
 
+_RELEASE: Any = torch.__version__
 _leaked: list[torch.cuda.CUDAGraph] = []
 
 
@@ -377,18 +378,30 @@ def _recover(begun: _Begun) -> None:
     try:
         _end(graph)
     except RuntimeError:
-        # Either it had ended already, or CUDA has ended it and refused its graph, and PyTorch
-        # stopped there (pytorch#180395): its allocator and generators still believe in the capture.
-        if not _ended(graph):
-            # Let PyTorch's own way out end a capture that is good.
+        # Either it had ended already, or CUDA has ended it and refused its graph. Before torch 2.13
+        # PyTorch stops there (pytorch#180395): its allocator still believes in the capture, and in
+        # 2.11 its generators do.
+        if _ended(graph):
+            pass
+        elif _RELEASE >= (2, 13):
+            if _RELEASE < (2, 14):  # whose `reset` gives back the pool of captures that ended well
+                bindings._cuda_releasePool(stream.device_index, begun.pool_id)
+        elif _RELEASE < (2, 12):
+            # Let PyTorch's own way out end a capture that is good; 2.12 would know it for another.
             nodes.begin_capture(stream.cuda_stream)
             anything(stream.device_index).zero_()
             _end(graph)
+        else:
+            _forget(begun)
+            return
     graph.reset()
 
 
 def _forget(begun: _Begun) -> None:
     """Leave a capture that PyTorch neither began nor ended to the last."""
+    if _RELEASE >= (2, 14):
+        begun.graph.reset()  # which knows how far it came
+        return
     with contextlib.suppress(RuntimeError):  # the allocator may not have got to know of it
         bindings._cuda_endAllocateToPool(begun.stream.device_index, begun.pool_id)
     # Since pytorch#167507 the allocator of pinned memory keeps a pointer to it.

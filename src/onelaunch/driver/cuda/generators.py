@@ -16,7 +16,7 @@ import torch
 
 from onelaunch.unwinding import DispatchMode, same_modes
 
-SHARED: bool = cast(Any, torch.__version__) < (2, 13)
+SHARED: bool = cast(Any, torch.__version__) < (2, 12)
 """True if a state that one thread captures is captured for all; see the module."""
 _UNREGISTERED = re.compile(r"generator not in capture mode|must be registered")
 

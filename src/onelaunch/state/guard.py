@@ -151,7 +151,7 @@ class StateGuard:
 
     def tensor_ids(self) -> frozenset[int]:
         """Return the ids of the tensors that its slots hold while `check` is True."""
-        return frozenset(id(value) for value in self._values if isinstance(value, Tensor))
+        return frozenset(id(value) for _, value in self._of_others() if isinstance(value, Tensor))
 
     @property
     def is_transferable(self) -> bool:
@@ -363,6 +363,11 @@ class StateGuard:
         """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
+    def _of_others(self) -> Iterator[tuple[Slot, object]]:
+        """Return (slot, expected content) without the quiet attributes, which hold no tensors."""
+        values = self._values[len(self._values) - len(self._others) :]
+        return zip(self._others, values, strict=True)
+
     def lengths(self) -> Iterator[tuple[Any, int]]:
         """Return (container, expected length) for the containers that keep their length."""
         for container, size in self._sized:
@@ -370,11 +375,8 @@ class StateGuard:
                 yield container, size.length
 
     def names(self) -> list[str]:
-        return [
-            slot.name
-            for slot, value in zip(self._slots, self._values, strict=True)
-            if is_memory(value)
-        ]
+        """Return the names of the slots that hold tensors."""
+        return [slot.name for slot, value in self._of_others() if is_memory(value)]
 
     def container_name(self, container: object) -> str:
         """Return the name of the slot or the attribute that holds a container, or its kind."""
@@ -389,14 +391,12 @@ class StateGuard:
         return describe_type(container)
 
     def _name(self, t: Tensor, index: int) -> str:
-        for slot, value in zip(self._slots, self._values, strict=True):
-            if value is t:
-                return slot.name
-        return f"tensor {index}"
+        found = (slot.name for slot, value in self._of_others() if value is t)
+        return next(found, f"tensor {index}")
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that no guarded slot holds."""
-        held = {id(local(v)) for v in self._values if isinstance(v, Tensor)}
+        held = {id(local(v)) for _, v in self._of_others() if isinstance(v, Tensor)}
         return [t for t in tensors if id(local(t)) not in held]
 
 

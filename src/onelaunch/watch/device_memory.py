@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.source import CodePoint, user_point
+from onelaunch.source import CodePoint, place_of, user_point
 from onelaunch.watch.operations import OpCall
 
 
@@ -60,8 +60,8 @@ class DeviceMemory:
         # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
         # storage -> the line that allocated it; id of a tensor -> the line that reshaped it.
-        self._made_at: dict[int, CodePoint | None] = {}
-        self._reshaped_at: dict[int, CodePoint | None] = {}
+        self._made_at: dict[int, CodePoint] = {}
+        self._reshaped_at: dict[int, CodePoint] = {}
 
     def on_device(self, t: Tensor) -> bool:
         return self.here[t.device]
@@ -132,13 +132,11 @@ class DeviceMemory:
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        point = self._made_at.get(self._storage(t))
-        return str(point.place()) if point else None
+        return _line(self._made_at.get(self._storage(t)))
 
     def reshaped_at(self, t: Tensor) -> str | None:
         """Return the user's line that gave a tensor other sizes or strides, for a message."""
-        point = self._reshaped_at.get(id(t))
-        return str(point.place()) if point else None
+        return _line(self._reshaped_at.get(id(t)))
 
     @property
     def own(self) -> set[int]:
@@ -165,3 +163,8 @@ class DeviceMemory:
         self._made.clear()
         self._made_at.clear()
         self._reshaped_at.clear()
+
+
+def _line(point: CodePoint | None) -> str | None:
+    place = point and place_of(point)
+    return str(place) if place else None

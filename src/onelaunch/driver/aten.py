@@ -237,7 +237,7 @@ def leaves(value: Any) -> Iterator[Any]:
 def tensors(value: Any) -> list[Tensor]:
     """List the tensors among the arguments or results of an operation."""
     found: list[Tensor] = []
-    _gather((value,), found)
+    _gather(value if type(value) is tuple else (value,), found)  # pyright: ignore
     return found
 
 

@@ -7,6 +7,7 @@ that a replay would freeze.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -14,7 +15,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
@@ -43,6 +44,7 @@ from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import (
     Operand,
     RunDifference,
+    new_operand,
     of_handed_on,
     of_handed_on_value,
     of_memory,
@@ -162,9 +164,8 @@ class Ledger:
         self._shapes: list[tuple[tuple[int, Any], Any, object]] = []
         """(key in `held`, container, length or keys) of containers, until the run ends."""
         self.know(walked)
-        self._made: dict[int, StorageWeakRef] = {}
-        """The storages that operations made. A reference keeps a storage's id taken, and not its
-        memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
+        self._made: dict[int, weakref.ref[UntypedStorage]] = {}
+        """The storages that operations made."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         if walked.reads is None:
@@ -225,7 +226,7 @@ class Ledger:
             self.drawn.update(torch.device(device).type for device in devices)
         if self._earlier is None:
             of_device = bool(call.on_device) or not call.tensors
-            self.refused |= of_device and refusal(op.func, call.args, call.kwargs) is not None
+            self.refused |= of_device and refusal(op, call.args, call.kwargs) is not None
             for t in op.written(args, kwargs) if op.writes else ():
                 self.writes |= type(self._origins.get(call.storage(t) or 0)) is not tuple
         if call.on_host:
@@ -248,8 +249,8 @@ class Ledger:
         for place, (t, storage) in enumerate(call.made):
             if storage not in arguments:
                 self._origins[storage] = number, place
-                self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+                self._starts[storage] = t.storage_offset() and _offset_bytes(t)
+                self._made[storage] = weakref.ref(local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -343,12 +344,16 @@ class Ledger:
                 noted.append((kind, value))
             elif isinstance(value, Tensor):
                 noted.append(self._operand(value, call))
-            elif isinstance(value, torch.SymFloat):
-                noted.append(_FollowedNumber())
+            elif isinstance(value, (list, tuple)):
+                kinds = list(map(type, value))  # pyright: ignore
+                plain = _COMPARED_BY_VALUE.issuperset(kinds)
+                noted.append(
+                    list(zip(kinds, value, strict=True)) if plain else self._noted(value, call)  # pyright: ignore
+                )
             elif kind is float:
                 noted.append((kind, None if self.steps else value.hex()))
-            elif isinstance(value, (list, tuple)):
-                noted.append(self._noted(value, call))  # pyright: ignore
+            elif isinstance(value, torch.SymFloat):
+                noted.append(_FollowedNumber())
             elif isinstance(value, dict):
                 parts = self._noted(value.values(), call)  # pyright: ignore
                 noted.append(list(zip(value, parts, strict=True)))  # pyright: ignore
@@ -357,7 +362,7 @@ class Ledger:
         return noted
 
     def _operand(self, t: Tensor, call: OpCall) -> Operand:
-        storage = call.storages.get(id(t)) or call.storage(t)
+        storage = call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
         origin = self._origin(storage)
@@ -365,8 +370,8 @@ class Ledger:
         scalar = not shape
         displaced = type(origin) is tuple or storage in self._displaced
         from_ = self._starts.get(storage, 0)
-        several = self._arguments.get(storage, ())
-        if len(several) > 1:
+        several = self._arguments.get(storage)
+        if several is not None and len(several) > 1:
             start = self._region(t).start
             named = [(n, b) for at, n, b in several if at.start <= start < at.stop]
             origin, from_ = named[0] if named else (origin, from_)
@@ -377,17 +382,20 @@ class Ledger:
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
             return Operand(origin, tuple(shape), dtype)
-        offset, size = int(t.storage_offset()), dtype.itemsize
+        offset = int(t.storage_offset())
         if displaced:
+            size = dtype.itemsize
             offset = (offset * size - from_) // size if storage in self._starts else 0
         stride, device, requires_grad = t.stride(), t.device, t.requires_grad
-        return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
+        return new_operand((origin, tuple(shape), dtype, stride, offset, device, requires_grad))
 
     def _origin(self, storage: int) -> object:
-        origin, made = self._origins.get(storage), self._made.get(storage)
-        if type(origin) is tuple and made is not None and made.expired():
-            origin = None  # other memory, at an address that was free again
-            self._starts.pop(storage, None)
+        origin = self._origins.get(storage)
+        if type(origin) is tuple:
+            made = self._made.get(storage)
+            if made is not None and made() is None:
+                origin = None  # other memory, at an address that was free again
+                self._starts.pop(storage, None)
         return origin
 
     def _value(self, t: Tensor) -> tuple[str, object]:

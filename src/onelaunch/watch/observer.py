@@ -301,7 +301,7 @@ class Observer(Watching):
     def _note_seeds(self, call: OpCall, result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
             self.seeds -= {storage for _, storage in call.made} - {*call.storages.values()}
-        places = seeds_of(call.op.func).results
+        places = seeds_of(call.op).results
         if places:
             found = [result[place] for place in places]
             self.seeds.update(map(self._storage, found))
@@ -309,7 +309,7 @@ class Observer(Watching):
 
     def _note_host_scalars(self, call: OpCall) -> None:
         """Note the results of an operation on host numbers alone, unless it moves them."""
-        inputs = [call.storages[id(t)] for t in call.on_device]
+        inputs = call.read
         roots = [self.host_scalars[s] for s in inputs if s in self.host_scalars]
         stays = call.kwargs.get("device") is None
         for storage in (storage for t, storage in call.made if self._on_device(t)):

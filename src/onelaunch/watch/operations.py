@@ -96,6 +96,7 @@ class OpCall:
     Attributes:
         tensors: the tensors among the arguments.
         on_device, on_host: those with memory, on the run's device and elsewhere.
+        read: the storages of those on the device.
         storages: id of a tensor with memory among the arguments -> its storage.
         results: the tensors among the results.
         made: the results with memory, with their storages.
@@ -104,7 +105,7 @@ class OpCall:
 
     __slots__ = (
         *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
-        *("results", "storages", "tensors", "to_copy"),
+        *("read", "results", "storages", "tensors", "to_copy"),
     )
 
     def __init__(
@@ -117,14 +118,19 @@ class OpCall:
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self._storage = storage
-        self.tensors = tensors((args, kwargs) if kwargs else args)
+        self.tensors = tensors((*args, kwargs) if kwargs else args)
         self.on_device: list[Tensor] = []
         self.on_host: list[Tensor] = []
+        self.read: list[int] = []
         self.storages: dict[int, int] = {}
         for t in self.tensors:
             if has_memory(t):
-                self.storages[id(t)] = storage(t)
-                (self.on_device if here[t.device] else self.on_host).append(t)
+                self.storages[id(t)] = found = storage(t)
+                if here[t.device]:
+                    self.on_device.append(t)
+                    self.read.append(found)
+                else:
+                    self.on_host.append(t)
         self.results: Sequence[Tensor] = ()
         self.made: list[tuple[Tensor, int]] = []
         self.to_copy: Sequence[Tensor] = ()

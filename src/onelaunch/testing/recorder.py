@@ -280,7 +280,7 @@ class TapeRecorder(DispatchMode):
         return self.note_refusal("OL106", f"A generator's `{method}` was called during a capture.")
 
     def _line(self) -> Place | None:
-        return self._point and place_of(self._point)
+        return None if self._point is None else place_of(self._point)
 
     def _watch_random(self, point: CodePoint) -> None:
         if self.random.moved():

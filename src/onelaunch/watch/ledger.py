@@ -27,7 +27,7 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.driver.refusals import refusal
 from onelaunch.frames.stack import Use
-from onelaunch.source import Place, user_frame
+from onelaunch.source import CodePoint, place_of, user_point
 from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
@@ -87,14 +87,14 @@ class _Unseen(NamedTuple):
     Attributes:
         provenance: known in a capture; else `BEFORE`.
         at: number of the first operation that used it; behind the last: the run handed it on.
-        place: the line of that operation.
+        point: the stack of that operation.
     """
 
     storage: int
     reference: StorageWeakRef
     provenance: Provenance
     at: int
-    place: Place | None
+    point: CodePoint
 
 
 class Ledger:
@@ -249,7 +249,7 @@ class Ledger:
         for place, (t, storage) in enumerate(call.made):
             if storage not in arguments:
                 self._origins[storage] = number, place
-                self._starts[storage] = t.storage_offset() and _offset_bytes(t)
+                self._starts[storage] = _offset_bytes(t)
                 self._made[storage] = weakref.ref(local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
@@ -259,8 +259,8 @@ class Ledger:
         self._known += [walked.noted, _further_contents(walked, values=not self._on_host)]
         self._quiet += [(at, attributes.values) for at, attributes in walked.quiet.items()]
         used, slots = walked.used, walked.slots
-        read = ((key, *slots[key]) for key in walked.of_tensors if used.get(key) is Use.READ)
-        self._described += [(key, slot.kind, facts_of(t)) for key, slot, t in read if is_memory(t)]
+        read = ((key, slots[key]) for key in walked.of_tensors if used.get(key) is Use.READ)
+        self._described.extend((key, s.kind, facts_of(t)) for key, (s, t) in read if is_memory(t))
         self._shapes += _shapes_in(walked)
         self._hooks_of_modules += walked.hooks
         self.without_hooks.update(map(id, walked.hooks))
@@ -422,13 +422,13 @@ class Ledger:
         memory = local(t).untyped_storage()
         found = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
-        self._unseen.append(_Unseen(storage, reference, found, at, user_frame()))
+        self._unseen.append(_Unseen(storage, reference, found, at, user_point()))
         return len(self._unseen) - 1
 
     def _of_unknown(self, met: _Unseen) -> RunDifference:
         if met.at == len(self._entries):
             return of_handed_on()
-        return of_memory(met.at, self._entries[met.at], met.place)
+        return of_memory(met.at, self._entries[met.at], place_of(met.point))
 
 
 def _contents(walked: StateWalk) -> dict[object, object]:

@@ -38,17 +38,17 @@ class DecomposingMode(DispatchMode):
     """A mode that passes each operation to `operation`, composite ones decomposed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.decompose(func, args, kwargs or {})
+        return self.decompose(operator(func), args, kwargs or {})
 
-    def decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def decompose(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, or its parts if it is composite."""
-        if operator(func).composite:
+        if op.composite:
             with self:
-                return operator(func).decomposed(args, kwargs)
-        return self.operation(func, args, kwargs)
+                return op.decomposed(args, kwargs)
+        return self.operation(op, args, kwargs)
 
     @abstractmethod
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and return its result."""
 
 
@@ -65,8 +65,9 @@ class Watching(DecomposingMode):
         make_way()
         if not isinstance(func, torch._ops.OpOverload):
             return self.higher_order(func, args, kwargs or {})
-        does = self.decompose if operator(func).composite else self.operation
-        return does(func, args, kwargs or {})
+        op = operator(func)
+        does = self.decompose if op.composite else self.operation
+        return does(op, args, kwargs or {})
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Refuse an operator that takes functions. The run is rolled back."""

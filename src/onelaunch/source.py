@@ -37,7 +37,8 @@ PLUMBING = frozenset(
 """Files between the user's line and the function that it calls."""
 
 
-_profiler: Any = torch._C._profiler
+_C: Any = torch._C
+_profiler: Any = _C._profiler
 CodePoint = object
 """A stack at some time: its code objects, with their instructions."""
 

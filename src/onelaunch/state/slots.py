@@ -265,7 +265,7 @@ Facts = tuple[type, torch.dtype, torch.device, bool, torch.Size, tuple[int, ...]
 
 
 def facts_of(t: Tensor) -> Facts | None:
-    """Return what `description` tells of a tensor; None if it is lazy."""
+    """Return the facts in the `description` of a tensor; None if it is lazy."""
     kind = type(t)
     if kind is not Tensor and kind is not Parameter and is_lazy(t):
         return None

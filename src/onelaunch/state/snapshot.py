@@ -107,14 +107,17 @@ class ReachableState:
         """Take a walk for the present one, if the state is as that found it again."""
         self._now = before if before.reads is self.reads and before.is_current() else None
 
-    def know(self, reads: Reads | None, last: LastWalk | None = None) -> None:
+    def know(
+        self, reads: Reads | None, last: LastWalk | None = None, found: StateWalk | None = None
+    ) -> None:
         """Take the reads of the callable. If they are new, the next use walks again.
 
         Args:
             last: the last walk, if it is another now.
+            found: a walk by the new reads, of the present state.
         """
         if self.reads is not reads:
-            self.reads, self._now = reads, None
+            self.reads, self._now = reads, found
         if last is not None and self._last is not None and self._last is not last:
             self._last, self._now = last, None
 

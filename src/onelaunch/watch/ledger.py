@@ -156,7 +156,7 @@ class Ledger:
         self._quiet: list[tuple[int, dict[str, object]]] = []
         """(id of a module's `__dict__`, its quiet attributes), likewise."""
         self._described: list[tuple[tuple[int, object], Kind, Facts | None]] = []
-        """(id and kind of a slot, facts of its tensor), of which `held` makes descriptions."""
+        """(id and kind of a slot, facts of its tensor): `held` makes descriptions of them."""
         self.without_hooks: set[int] = set()
         """ids of the empty dicts of hooks that the run leaves empty."""
         self._hooks_of_modules: list[object] = []
@@ -442,8 +442,8 @@ def _contents(walked: StateWalk) -> dict[object, object]:
 
 
 def _further_contents(walked: StateWalk, values: bool) -> dict[object, object]:
-    """Return the contents of slots that lie beside those of the walk: classes of objects and the
-    bases of these; with `values`, those of host tensors too."""
+    """Return the contents of slots beside those of the walk: the classes of objects, and the bases
+    of classes. With `values`, those of host tensors too."""
     found = classed(walked, [value for _, value in walked.slots.values()])
     held: dict[object, object] = {(id(value), type): id(type(value)) for value in found}
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))

@@ -34,7 +34,7 @@ from onelaunch.driver.refusals import fix_of_line, refusal
 from onelaunch.driver.seeding import watching_seeds
 from onelaunch.driver.substitutes import resize, watching_resizes
 from onelaunch.errors import CaptureError, describe_type
-from onelaunch.source import CodePoint, Place, place_of, user_frame, user_point
+from onelaunch.source import CodePoint, Place, user_frame, user_point
 from onelaunch.testing.collectives import run_alone
 from onelaunch.testing.memory import HostMemory
 from onelaunch.testing.random_state import RandomState, seeding_line
@@ -280,14 +280,14 @@ class TapeRecorder(DispatchMode):
         return self.note_refusal("OL106", f"A generator's `{method}` was called during a capture.")
 
     def _line(self) -> Place | None:
-        return None if self._point is None else place_of(self._point)
+        return self._point and self._point.place()
 
-    def _watch_random(self, point: CodePoint) -> None:
+    def _watch_random(self, point: CodePoint | None) -> None:
         if self.random.moved():
             self.random.accept()
             what = "A random generator was seeded, or its state set, during a capture."
             raise self.note_refusal(
-                "OL106", what, place=seeding_line(self._line(), place_of(point))
+                "OL106", what, place=seeding_line(self._line(), point and point.place())
             )
 
     def _check(self, op: Operator, result: Any) -> None:

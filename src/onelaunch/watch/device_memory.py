@@ -12,8 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
-from onelaunch.source import CodePoint, place_of, user_point
+from onelaunch.source import CodePoint, user_point
 from onelaunch.watch.operations import OpCall
+
+_OF_OURS = 4
+"""The least number of our own frames around a note of an operation's results."""
 
 
 class DeviceMemory:
@@ -60,8 +63,8 @@ class DeviceMemory:
         # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
         # storage -> the line that allocated it; id of a tensor -> the line that reshaped it.
-        self._made_at: dict[int, CodePoint] = {}
-        self._reshaped_at: dict[int, CodePoint] = {}
+        self._made_at: dict[int, CodePoint | None] = {}
+        self._reshaped_at: dict[int, CodePoint | None] = {}
 
     def on_device(self, t: Tensor) -> bool:
         return self.here[t.device]
@@ -122,7 +125,7 @@ class DeviceMemory:
         if storage not in self.inputs:
             self._made.add(storage)
             if locate and storage not in arguments:
-                self._made_at[storage] = user_point()
+                self._made_at[storage] = user_point(_OF_OURS)
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
@@ -165,5 +168,4 @@ class DeviceMemory:
 
 
 def _line(point: CodePoint | None) -> str | None:
-    place = point and place_of(point)
-    return str(place) if place else None
+    return str(point.place()) if point else None

@@ -27,7 +27,7 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.driver.refusals import refusal
 from onelaunch.frames.stack import Use
-from onelaunch.source import CodePoint, place_of, user_point
+from onelaunch.source import CodePoint, user_point
 from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
@@ -94,7 +94,7 @@ class _Unseen(NamedTuple):
     reference: StorageWeakRef
     provenance: Provenance
     at: int
-    point: CodePoint
+    point: CodePoint | None
 
 
 class Ledger:
@@ -428,7 +428,7 @@ class Ledger:
     def _of_unknown(self, met: _Unseen) -> RunDifference:
         if met.at == len(self._entries):
             return of_handed_on()
-        return of_memory(met.at, self._entries[met.at], place_of(met.point))
+        return of_memory(met.at, self._entries[met.at], met.point and met.point.place())
 
 
 def _contents(walked: StateWalk) -> dict[object, object]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +179,8 @@ class StateSnapshot:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self._objects()]
         found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
-        return {id(value): Same(value, None) for value in (*found, *self.walk.hooks)}
+        found += self.walk.hooks
+        return dict(zip(map(id, found), map(_new_same, zip(found, repeat(None))), strict=True))
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
@@ -225,6 +228,9 @@ class StateSnapshot:
         self.reached.restored(self.walk)
 
 
+_new_same: Callable[[tuple[object, None]], Same] = partial(tuple.__new__, Same)
+
+
 def _holds_stand_in(value: object) -> bool:
     return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
 
@@ -247,7 +253,7 @@ class _Kept:
         return self.tensor.data_ptr() != self.address or self.reshaped()
 
     def reshaped(self) -> bool:
-        return (self.tensor.shape, self.tensor.stride()) != (self.shape, self.stride)
+        return self.tensor.shape != self.shape or self.tensor.stride() != self.stride
 
     def restore(self) -> None:
         if self.changed():

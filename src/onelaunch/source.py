@@ -87,13 +87,9 @@ class CodePoint(NamedTuple):
         return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
 
 
-def user_point(above: int = 1) -> CodePoint | None:
-    """Return the point of `user_frame` without its line: 0.1 us for each frame above it.
-
-    Args:
-        above: how many frames up from here the search begins.
-    """
-    frame: FrameType | None = sys._getframe(above)
+def user_point() -> CodePoint | None:
+    """Return the point of `user_frame` without its line: 0.1 us for each frame above it."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         users = _users.get(code.co_filename)

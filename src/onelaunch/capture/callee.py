@@ -181,18 +181,10 @@ class Callee:
         return reached
 
     def note_left(
-        self,
-        reached: ReachableState,
-        flat: Flat,
-        result: object,
-        walked: StateWalk | None = None,
+        self, reached: ReachableState, flat: Flat, result: object, walked: StateWalk | None = None
     ) -> None:
         """Note that a run from the present state, on such arguments, repeats the last watched
-        run, which returned `result`.
-
-        Args:
-            walked: a walk of this state by the reads of that run.
-        """
+        run, which returned `result`. `walked` is a walk of this state by the reads of that run."""
         reads = self.reads
         assert reads is not None
         new = [v for v in composites_in([result]) if id(v) not in self._returned]

@@ -202,24 +202,16 @@ def group_of(value: Any) -> Any:
         return None
 
 
-def by_overload(analysis: Callable[[torch._ops.OpOverload], T]) -> Callable[..., T]:
-    """Cache a function of an overload. An overload's own hash is computed in Python each time."""
-    known: dict[int, tuple[torch._ops.OpOverload, T]] = {}
-
-    @functools.wraps(analysis)
-    def cached(func: torch._ops.OpOverload) -> T:
-        found = known.get(id(func))
-        if found is None:
-            found = known[id(func)] = func, analysis(func)
-        return found[1]
-
-    return cached
+_operators: dict[int, Operator] = {}
+"""id of an overload, whose own hash is computed in Python each time -> facts about it."""
 
 
-@by_overload
 def operator(func: torch._ops.OpOverload) -> Operator:
     """Analyse an overload, once. 0.1 us."""
-    return Operator(func)
+    found = _operators.get(id(func))
+    if found is None:
+        found = _operators[id(func)] = Operator(func)
+    return found
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -107,7 +107,7 @@ def dependencies(
                 left = now.get(key, value)
                 if changed and use is Use.READ and parts_of(left) is not None:
                     guarded.append((build_slot(slot, left), True))  # in place of the same container
-                elif _matters(key[0], slot, value, before, use, changed) or (
+                elif _matters(slot, value, before, use, changed) or (
                     left is MISSING and use is not None  # it may have been there, and deleted
                 ):
                     guarded.append((slot, value if left is MISSING else left))
@@ -336,17 +336,11 @@ def _is_state(value: object) -> bool:
     return isinstance(value, (Tensor, nn.Module, torch.Generator)) or is_plain(value)
 
 
-def _matters(
-    holder: int, slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool
-) -> bool:
-    """Return whether another value in this slot could change what the callable does.
-
-    Args:
-        holder: the id of the slot's holder.
-    """
+def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
+    """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
-    container = before.contents.containers.get(holder)
+    container = before.contents.containers.get(id(slot.holder))
     if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
         return before.is_item_read(slot)
     # An object that the callable replaces at each call would differ at the next.

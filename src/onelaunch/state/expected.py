@@ -66,14 +66,11 @@ def _read(t: Tensor) -> _Read:
     return t.data_ptr(), kind, tuple(t.shape), t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 def _number(t: Tensor) -> int | None:
     """Return the number of a tensor's dtype in C. None for subclasses and complex tensors: C does
     not see their layout."""
     number: Callable[[Tensor], int] | None = native_guard().number
-    seen = type(t) in _PLAIN and not t.is_complex()
+    seen = type(t) in (Tensor, torch.nn.Parameter) and not t.is_complex()
     return number(t) if number is not None and seen else None
 
 

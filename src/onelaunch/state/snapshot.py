@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +178,7 @@ class StateSnapshot:
         held = [value for _, value in self._objects()]
         found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
         found += self.walk.hooks
-        return dict(zip(map(id, found), map(_new_same, zip(found, repeat(None))), strict=True))
+        return {id(value): tuple.__new__(Same, (value, None)) for value in found}
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
@@ -226,9 +224,6 @@ class StateSnapshot:
         for k in self._kept:
             k.restore()
         self.reached.restored(self.walk)
-
-
-_new_same: Callable[[tuple[object, None]], Same] = partial(tuple.__new__, Same)
 
 
 def _holds_stand_in(value: object) -> bool:

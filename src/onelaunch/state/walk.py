@@ -125,10 +125,10 @@ def walk_unread(found: StateWalk) -> StateWalk:
                 empty.append(value)
             elif not _leads_nowhere(value):
                 queue.append((f"{attributes.name}{key}", value, None))
-    if not _are_bare(*empty):
-        queue.extend(("", value, None) for value in empty if not _are_bare(value))
-        empty = list(filter(_are_bare, empty))
-    unread.empty += empty
+    if _are_bare(*empty):
+        unread.empty += empty
+    else:
+        queue.extend(("", value, None) for value in empty)
     seen = {*map(id, (*found.owners, *found.classes, *found.functions))}
     seen |= found.contents.containers.keys()
     _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
@@ -231,7 +231,7 @@ def _visit_slots(
             untouched[key] = value  # a kernel may read a tensor's memory
             continue
         if use is _READ:
-            if leaf or (kind is tuple and LEAVES.issuperset(map(type, value))):
+            if _leads_nowhere(value):
                 quiet[key] = value
                 continue
             if kind is OrderedDict and not (value or id(value) in read) and _are_bare(value):
@@ -248,11 +248,9 @@ def _visit_slots(
 
 
 def _leads_nowhere(value: object) -> bool:
-    """Return whether a value is plain, a tuple of plain values, or a tensor without attributes."""
+    """Return whether a value is plain, or a tuple of plain values."""
     kind = type(value)
-    if kind is tuple:
-        return LEAVES.issuperset(map(type, cast(tuple[object, ...], value)))
-    return kind in LEAVES or (is_memory(value) and not attributes_of(value))
+    return kind in LEAVES or (kind is tuple and LEAVES.issuperset(map(type, cast(Any, value))))
 
 
 def _are_bare(*containers: object) -> bool:

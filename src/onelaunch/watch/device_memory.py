@@ -15,9 +15,6 @@ from onelaunch.driver.protocol import Driver, Region
 from onelaunch.source import CodePoint, user_point
 from onelaunch.watch.operations import OpCall
 
-_OF_OURS = 4
-"""The least number of our own frames around a note of an operation's results."""
-
 
 class DeviceMemory:
     """The memory that one run uses on its device.
@@ -125,7 +122,7 @@ class DeviceMemory:
         if storage not in self.inputs:
             self._made.add(storage)
             if locate and storage not in arguments:
-                self._made_at[storage] = user_point(_OF_OURS)
+                self._made_at[storage] = user_point()
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
@@ -134,11 +131,13 @@ class DeviceMemory:
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        return _line(self._made_at.get(self._storage(t)))
+        point = self._made_at.get(self._storage(t))
+        return str(point.place()) if point else None
 
     def reshaped_at(self, t: Tensor) -> str | None:
         """Return the user's line that gave a tensor other sizes or strides, for a message."""
-        return _line(self._reshaped_at.get(id(t)))
+        point = self._reshaped_at.get(id(t))
+        return str(point.place()) if point else None
 
     @property
     def own(self) -> set[int]:
@@ -165,7 +164,3 @@ class DeviceMemory:
         self._made.clear()
         self._made_at.clear()
         self._reshaped_at.clear()
-
-
-def _line(point: CodePoint | None) -> str | None:
-    return str(point.place()) if point else None

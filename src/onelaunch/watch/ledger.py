@@ -27,7 +27,7 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.driver.refusals import refusal
 from onelaunch.frames.stack import Use
-from onelaunch.source import CodePoint, user_point
+from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
@@ -44,7 +44,6 @@ from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import (
     Operand,
     RunDifference,
-    new_operand,
     of_handed_on,
     of_handed_on_value,
     of_memory,
@@ -87,14 +86,14 @@ class _Unseen(NamedTuple):
     Attributes:
         provenance: known in a capture; else `BEFORE`.
         at: number of the first operation that used it; behind the last: the run handed it on.
-        point: the stack of that operation.
+        place: the line of that operation.
     """
 
     storage: int
     reference: StorageWeakRef
     provenance: Provenance
     at: int
-    point: CodePoint | None
+    place: Place | None
 
 
 class Ledger:
@@ -387,7 +386,8 @@ class Ledger:
             size = dtype.itemsize
             offset = (offset * size - from_) // size if storage in self._starts else 0
         stride, device, requires_grad = t.stride(), t.device, t.requires_grad
-        return new_operand((origin, tuple(shape), dtype, stride, offset, device, requires_grad))
+        fields = (origin, tuple(shape), dtype, stride, offset, device, requires_grad)
+        return tuple.__new__(Operand, fields)
 
     def _origin(self, storage: int) -> object:
         origin = self._origins.get(storage)
@@ -422,13 +422,13 @@ class Ledger:
         memory = local(t).untyped_storage()
         found = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
         reference, at = StorageWeakRef(memory), len(self._entries)
-        self._unseen.append(_Unseen(storage, reference, found, at, user_point()))
+        self._unseen.append(_Unseen(storage, reference, found, at, user_frame()))
         return len(self._unseen) - 1
 
     def _of_unknown(self, met: _Unseen) -> RunDifference:
         if met.at == len(self._entries):
             return of_handed_on()
-        return of_memory(met.at, self._entries[met.at], met.point and met.point.place())
+        return of_memory(met.at, self._entries[met.at], met.place)
 
 
 def _contents(walked: StateWalk) -> dict[object, object]:

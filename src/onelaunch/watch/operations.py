@@ -65,9 +65,7 @@ class Watching(DecomposingMode):
         make_way()
         if not isinstance(func, torch._ops.OpOverload):
             return self.higher_order(func, args, kwargs or {})
-        op = operator(func)
-        does = self.decompose if op.composite else self.operation
-        return does(op, args, kwargs or {})
+        return self.decompose(operator(func), args, kwargs or {})
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Refuse an operator that takes functions. The run is rolled back."""

@@ -7,7 +7,6 @@ that a replay would freeze.
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -15,7 +14,7 @@ from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
@@ -163,8 +162,9 @@ class Ledger:
         self._shapes: list[tuple[tuple[int, Any], Any, object]] = []
         """(key in `held`, container, length or keys) of containers, until the run ends."""
         self.know(walked)
-        self._made: dict[int, weakref.ref[UntypedStorage]] = {}
-        """The storages that operations made."""
+        self._made: dict[int, StorageWeakRef] = {}
+        """The storages that operations made. A reference keeps a storage's id taken, and not its
+        memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self._unseen: list[_Unseen] = []
         self._entries: list[tuple[Any, ...]] = []
         if walked.reads is None:
@@ -249,7 +249,7 @@ class Ledger:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = weakref.ref(local(t).untyped_storage())
+                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
@@ -393,7 +393,7 @@ class Ledger:
         origin = self._origins.get(storage)
         if type(origin) is tuple:
             made = self._made.get(storage)
-            if made is not None and made() is None:
+            if made is not None and made.expired():
                 origin = None  # other memory, at an address that was free again
                 self._starts.pop(storage, None)
         return origin

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, leaves, mapped, operator, tensors
+from onelaunch.driver.aten import Operator, leaves, mapped, tensors
 
 Step = Callable[[], object]
 
@@ -21,7 +21,7 @@ distributed: Any = getattr(torch._C, "_distributed_c10d", None)
 
 def wraps(func: torch._ops.OpOverload) -> bool:
     """Tell whether an overload gives a tensor of another class over the argument's memory."""
-    return operator(func).name == "_c10d_functional::_wrap_tensor_autograd"
+    return func.name() == "_c10d_functional::_wrap_tensor_autograd"
 
 
 def run(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,8 +28,8 @@ class Effects:
     """The effects of a run under `observer`.
 
     Attributes:
-        restore: puts Python's state back, before another run for the same call. Returns a walk of
-            it by the reads of the run, if there was need of one.
+        restore: puts Python's state back, before another run for the same call. Returns the walk of
+            the state by the reads of the run, where it was needed.
         left: the last such walk.
         found: the changed slots, known and restored after the run.
     """

@@ -137,8 +137,8 @@ class RunRollback:
 
     def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> StateWalk | None:
         """Put back the state that the run has read, by its `reads`. Other state belongs to others:
-        to a thread that fills a queue, for example. Beside calls all changes are others'. Return the
-        walk of the state by these reads, where it was needed."""
+        to a thread that fills a queue, for example. Beside calls all changes are others'. Return
+        the walk of the state by these reads, where it was needed."""
         if is_beside():
             return None
         self._read.restore()

@@ -145,7 +145,13 @@ def set_profile(profile: Any) -> None:
 
 def pause(paused: bool) -> bool:
     """Pause the hooks of this thread, or let them go on. Return whether they were paused."""
-    return (_native() or _thread).pause(paused)
+    return pauses()(paused)
+
+
+@functools.cache
+def pauses() -> Callable[[bool], bool]:
+    """Return the function behind `pause`, for those who call it often."""
+    return (_native() or _thread).pause
 
 
 class unwatched:

@@ -161,6 +161,7 @@ def sdpa(backend: str, dtype: str, p: str) -> None:
 def places() -> None:
     """Where each operator has its seeds, outside of a capture and in one, and how far it moves the
     generator on: `onelaunch.driver.attention_seeds` relies on the first."""
+    from onelaunch.driver.aten import operator
     from onelaunch.driver.attention_seeds import seeds_of
 
     aten = torch.ops.aten
@@ -200,11 +201,14 @@ def places() -> None:
             assert generator.get_offset() - start == moved, func
             for i, (a, b) in enumerate(zip(eager, captured, strict=True)):
                 if isinstance(a, Tensor):
-                    expected = "cpu" if i in seeds_of(func).results else a.device.type
+                    expected = "cpu" if i in seeds_of(operator(func)).results else a.device.type
                     print(p, func, i, a.device, b.device, moved)
                     assert a.device.type == expected, (func, i)
                     small = not a.numel()
-                    assert small or i in seeds_of(func).results or b.device == a.device, (func, i)
+                    assert small or i in seeds_of(operator(func)).results or b.device == a.device, (
+                        func,
+                        i,
+                    )
 
 
 def first() -> None:

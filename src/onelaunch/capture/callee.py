@@ -180,15 +180,17 @@ class Callee:
             self.note_left(reached, flat, result)
         return reached
 
-    def note_left(self, reached: ReachableState, flat: Flat, result: object) -> None:
+    def note_left(
+        self, reached: ReachableState, flat: Flat, result: object, walked: StateWalk | None = None
+    ) -> None:
         """Note that a run from the present state, on such arguments, repeats the last watched
-        run, which returned `result`."""
+        run, which returned `result`. `walked` is a walk of this state by the reads of that run."""
         reads = self.reads
         assert reads is not None
         new = [v for v in composites_in([result]) if id(v) not in self._returned]
         entries = {id(v): entry for v in new if (entry := reads.of(v)) is not None}
         self.forget(new)
-        reached.know(reads, self._last)
+        reached.know(reads, self._last, None if new else walked)
         found = entries.keys() & map(id, reached.walk().owners)
         if found:
             reads.owners.update((key, entries[key]) for key in found)

@@ -17,7 +17,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
 from onelaunch.state.snapshot import ReachableState, held_by
-from onelaunch.state.walk import Change
+from onelaunch.state.walk import Change, StateWalk
 from onelaunch.unwinding import TorchSettings, same_modes
 from onelaunch.watch.compiled_accesses import watching
 from onelaunch.watch.observer import Observer
@@ -28,13 +28,16 @@ class Effects:
     """The effects of a run under `observer`.
 
     Attributes:
-        restore: puts Python's state back, before another run for the same call.
+        restore: puts Python's state back, before another run for the same call. Returns the walk of
+            the state by the reads of the run, where it was needed.
+        left: the last such walk.
         found: the changed slots, known and restored after the run.
     """
 
     observer: Observer
-    restore: Callable[[], None]
+    restore: Callable[[], StateWalk | None]
     found: list[Change] = field(default_factory=list)
+    left: StateWalk | None = None
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def rolled_back(
             generators.restore()
             effects.observer.memory.restore()
             _, effects.found = reached.changed(before)
-            effects.restore()
+            effects.left = effects.restore()
             # The tensors of a backward keep AccumulateGrad nodes on this stream.
             effects.observer.release()
 

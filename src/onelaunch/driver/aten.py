@@ -200,24 +200,16 @@ def group_of(value: Any) -> Any:
         return None
 
 
-def by_overload(analysis: Callable[[torch._ops.OpOverload], T]) -> Callable[..., T]:
-    """Cache a function of an overload. An overload's own hash is computed in Python each time."""
-    known: dict[int, tuple[torch._ops.OpOverload, T]] = {}
-
-    @functools.wraps(analysis)
-    def cached(func: torch._ops.OpOverload) -> T:
-        found = known.get(id(func))
-        if found is None:
-            found = known[id(func)] = func, analysis(func)
-        return found[1]
-
-    return cached
+_operators: dict[int, Operator] = {}
+"""id of an overload, whose own hash is computed in Python each time -> facts about it."""
 
 
-@by_overload
 def operator(func: torch._ops.OpOverload) -> Operator:
     """Analyse an overload, once. 0.1 us."""
-    return Operator(func)
+    found = _operators.get(id(func))
+    if found is None:
+        found = _operators[id(func)] = Operator(func)
+    return found
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -235,7 +227,7 @@ def leaves(value: Any) -> Iterator[Any]:
 def tensors(value: Any) -> list[Tensor]:
     """List the tensors among the arguments or results of an operation."""
     found: list[Tensor] = []
-    _gather((value,), found)
+    _gather(value if type(value) is tuple else (value,), found)  # pyright: ignore
     return found
 
 

@@ -8,12 +8,13 @@ cuDNN attention keep theirs on the device always; dropout itself keeps the mask.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from onelaunch.driver.aten import by_overload
+from onelaunch.driver.aten import Operator, operator
 from onelaunch.unwinding import DispatchMode
 
 _FAMILY = "efficient_attention"
@@ -26,10 +27,10 @@ class Seeds(NamedTuple):
     results: tuple[int, ...]
 
 
-@by_overload
-def seeds_of(func: torch._ops.OpOverload) -> Seeds:
+@functools.cache
+def seeds_of(op: Operator) -> Seeds:
     """Find the seeds among the arguments and results of an operator."""
-    schema = func._schema
+    schema = op.func._schema
     if _FAMILY not in schema.name:
         return Seeds((), ())
     named = [[value.name for value in values] for values in (schema.arguments, schema.returns)]
@@ -51,7 +52,7 @@ class SeedsOfCapture(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        arguments, results = seeds_of(func)
+        arguments, results = seeds_of(operator(func))
         if not (arguments or results) or self._capturing():
             return func(*args, **kwargs)
         args = tuple(t.cpu() if i in arguments else t for i, t in enumerate(args))

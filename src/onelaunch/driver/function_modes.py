@@ -50,11 +50,11 @@ class UnnoticedMode(FunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        types = _overriding(types)
-        if not types and func not in _BACKWARDS and func not in self.concerns:
-            return func(*args, **kwargs)
+        types = () if types in _PLAIN else _overriding(types)
         if not types and func not in _BACKWARDS:
-            return self.function(func, types, args, kwargs)
+            if func in self.concerns:
+                return self.function(func, types, args, kwargs)
+            return func(*args, **kwargs)
         try:
             _off.modes.append(self)
             if func in self.concerns:
@@ -84,7 +84,7 @@ class _Joined(FunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self._concerns or _overriding(types):
+        if func in self._concerns or (types not in _PLAIN and _overriding(types)):
             with _on(self.modes):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -130,7 +130,7 @@ def call(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _overriding(types: Any) -> Any:
     """Return the classes of arguments if torch asks any of them to handle a function. Torch also
     passes `Tensor`, and classes that are off or handle functions in instances alone."""
-    if types in _PLAIN or not _C._is_torch_function_enabled():
+    if not _C._is_torch_function_enabled():
         return ()
     found = [getattr(kind, "__torch_function__", None) for kind in types]
     own = [f for f in found if getattr(f, "__func__", f) not in _OF_TORCH]

@@ -7,15 +7,15 @@ refused by the tags that they were defined with. `error_here` finds the user's l
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from onelaunch.driver.aten import by_overload, operator
+from onelaunch.driver.aten import Operator
 from onelaunch.driver.known_causes import OWN_DROPOUT, PADDED, UNNESTED, fix_within
 from onelaunch.errors import CaptureError
 from onelaunch.frames.origins import library_calls
@@ -237,21 +237,21 @@ BY_LIST = (
 """The fix for `v[:, [0, 2]]`."""
 
 
-def refusal(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> OperatorRefusal | None:
+def refusal(op: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> OperatorRefusal | None:
     """Find the reason why a capture cannot contain this call on device tensors, or None. Costs less
     than a microsecond; reads no tensor's data."""
     row = _row(op)
     return row if row is None or row.when is None or row.when(args, kwargs) else None
 
 
-@by_overload
-def _row(op: OpOverload) -> OperatorRefusal | None:
+@functools.cache
+def _row(op: Operator) -> OperatorRefusal | None:
     """Return the row of an operator, whatever its arguments; a tag of PyTorch's makes one too."""
-    name = op.name()
+    name = op.name
     row = REFUSALS.get(name) or REFUSALS.get(name.partition(".")[0])
-    if row is None and not operator(op).composite:  # one that is made of others is judged by these
+    if row is None and not op.composite:  # one that is made of others is judged by these
         for tag, (code, meaning, fix) in _BY_TAG.items():
-            if tag in op.tags:
+            if tag in op.func.tags:
                 what = f"`{name.removeprefix('aten::')}` is tagged `{tag.name}`: {meaning}"
                 return OperatorRefusal(code, fix, what=what)
     return row

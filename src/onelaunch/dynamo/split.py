@@ -337,7 +337,7 @@ class _Checking(DispatchMode):
         known = self._known.get(func)
         if known is not None:
             return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
-        row = refusal(func, args, kwargs)
+        row = refusal(operator_of(func), args, kwargs)
         if row is None:
             return None
         what = row.what or f"{name} needs the value of a tensor"

@@ -11,7 +11,7 @@ from torch import Tensor
 from onelaunch.autograd.engine import gradients
 from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import Constant, flatten, is_unchanging, unique
-from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.distance import rounding
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
@@ -117,9 +117,9 @@ class Jitter(DecomposingMode):
         super().__init__()
         self._generator = torch.Generator("cpu").manual_seed(seed)
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_bounds(operator(func).label.partition(".")[0], args)
-        result = func(*args, **kwargs)
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_bounds(op.label.partition(".")[0], args)
+        result = op.func(*args, **kwargs)
         given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         for t in tensors(result):
             if t.is_floating_point() and t.untyped_storage()._cdata not in given and t.numel():

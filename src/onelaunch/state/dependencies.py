@@ -76,7 +76,7 @@ def dependencies(
         before.expand()
     uses = before.used
     for key, (slot, value) in before.slots.items():
-        if key in brought or id(slot.holder) in gone:
+        if key in brought or key[0] in gone:
             continue
         use, changed = uses.get(key), key in now
         match isinstance(value, Tensor) and is_memory(value), key in rebound:
@@ -119,10 +119,11 @@ def dependencies(
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    of_quiet = [a.slot(next(iter(a.values))) for a in before.quiet.values()]
-    guarded = _with_paths(guarded, [*stored, *of_quiet], before)
+    quiet = before.quiet.values()
+    vias = [*(slot.via for slot in stored), *(attributes.via for attributes in quiet)]
+    guarded = _with_paths(guarded, vias, before)
     touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
-    owners = {id(owner): owner for owner in (*touched, *(slot.owner for slot in of_quiet))}
+    owners = {id(owner): owner for owner in (*touched, *(a.module for a in quiet))}
     guarded.extend(before.paths(owners.values()))
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
@@ -207,7 +208,7 @@ def laid_out(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
     """Return the tensors that must keep their memory and layout. Kernels read them on the device;
     Python asks for the shape or dtype of those on the host."""
     host = torch.device("cpu")
-    return [t for t in tensors if lies_on(t, device) or lies_on(t, host)]
+    return [t for t in tensors if lies_on(t, device) or (device != host and lies_on(t, host))]
 
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
@@ -306,11 +307,11 @@ def hooked(
 
 
 def _with_paths(
-    guarded: list[tuple[Slot, object]], stored: Sequence[Slot], before: StateWalk
+    guarded: list[tuple[Slot, object]], vias: Sequence[Slot | None], before: StateWalk
 ) -> list[tuple[Slot, object]]:
-    """Add the slots on the paths to slots: replacing a list replaces its items."""
+    """Add the slots on the paths to slots, and `vias`: replacing a list replaces its items."""
     known, held = {slot.id for slot, _ in guarded}, before.slots
-    ways = _apart([*(slot.via for slot, _ in guarded), *(slot.via for slot in stored)])
+    ways = _apart([*(slot.via for slot, _ in guarded), *vias])
     for via in ways:
         while via is not None and (key := via.id) not in known and key in held:
             known.add(key)

@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     def of(cls, t: Tensor, grads_matter: bool) -> Layout:
         """Return the layout of a tensor; a wrapper has its local tensor's."""
         requires_grad = t.requires_grad if grads_matter else None
-        return cls(*_read(t), requires_grad, _number(t))
+        return tuple.__new__(cls, (*_read(t), requires_grad, _number(t)))
 
     def kept(self, t: Tensor) -> bool:
         """Return whether a tensor has this layout and address."""

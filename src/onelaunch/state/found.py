@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -93,8 +93,8 @@ class StateWalk:
     """class -> numbers of the slots that hold its instances."""
     _keyed: set[int] | None = None
     """ids of the containers whose items were read or stored by known keys."""
-    noted: list[tuple[int, dict[str, object]]] | None = None
-    """(id of a module's `__dict__`, attribute -> content) of quiet attributes, for a `Ledger`."""
+    noted: Mapping[object, object] | None = None
+    """id of a slot -> its content, for a `Ledger`; without quiet ones."""
     _entries: tuple[list[dict[str, object]], list[str], list[object]] | None = None
     """(dicts, keys, contents) of attributes without slots, and of the dicts of modules."""
     _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
@@ -201,7 +201,7 @@ class StateWalk:
             self._weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
         for key in self.of_tensors.keys() - self._weak.keys():
             del held[key], self.of_tensors[key]
-            self._by_class = None
+            self._by_class = self.noted = None
         held.update(self._weak)
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
         self.leaves.clear()
@@ -226,7 +226,7 @@ class StateWalk:
             order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
             self.slots = {key: held[key] for pair in order for key in pair if key in held}
             self.of_tensors = dict.fromkeys(key for key in self.slots if key in self.of_tensors)
-            self._by_class = None
+            self._by_class = self.noted = None
         self._tensors = cast(Any, [self.slots[key] for key in self.of_tensors])
         return not any(owner is None for owner in self.owners)
 

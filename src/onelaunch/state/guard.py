@@ -92,11 +92,10 @@ class StateGuard:
         ordered: list[tuple[Slot, object]] = []
         others: list[tuple[Slot, object]] = []
         for pair in slots:
-            slot = pair[0]
+            kind, holder, _, _, owner, _ = pair[0]
             # Dicts of objects and modules are watched; globals change too often. That an object
             # has its old dict is checked every time, as no watched dict reports it.
-            attribute = slot.owner is not None and slot.kind == "item"
-            of_dict = attribute and isinstance(slot.holder, dict)
+            of_dict = owner is not None and kind == "item" and isinstance(holder, dict)
             (ordered if of_dict else others).append(pair)
         ordered += others
         self._attributes = count + len(ordered) - len(others)
@@ -105,12 +104,11 @@ class StateGuard:
         self._values = values + [value for _, value in ordered]
         self._watched = [
             *range(count),
-            *(i for i, slot in enumerate(self._others, count) if not _stays(slot)),
+            *[i for i, slot in enumerate(self._others, count) if not _stays(slot)],
         ]
-        self._sized = [
-            (container, Size.of(container, names))
-            for container, names in sorted(sized, key=lambda pair: not isinstance(pair[0], dict))
-        ]
+        dicts = [pair for pair in sized if isinstance(pair[0], dict)]  # they come first
+        dicts += [pair for pair in sized if not isinstance(pair[0], dict)]
+        self._sized = [(container, Size.of(container, names)) for container, names in dicts]
         self._modes = list(modes)
         self.tensors = list(tensors)
         # Without grad mode `requires_grad` has no effect and may change, unless it is read.
@@ -151,7 +149,7 @@ class StateGuard:
 
     def tensor_ids(self) -> frozenset[int]:
         """Return the ids of the tensors that its slots hold while `check` is True."""
-        return frozenset(id(value) for value in self._values if isinstance(value, Tensor))
+        return frozenset(id(value) for _, value in self._of_others() if isinstance(value, Tensor))
 
     @property
     def is_transferable(self) -> bool:
@@ -225,24 +223,23 @@ class StateGuard:
             return None
         of_quiet = [a.holder for a in self._quiet for _ in a.values]
         count = len(of_quiet)
-        in_c = [*range(count)]
+        watched = bisect_left(self._watched, self._attributes)
+        in_c = self._watched[:watched]
         not_in_c: list[int] = []
-        for i in self._watched[count:]:
-            fits = i < self._attributes or _is_readable_in_c(self._others[i - count])
-            (in_c if fits else not_in_c).append(i)
-        watched = bisect_left(in_c, self._attributes)
+        for i in self._watched[watched:]:
+            (in_c if _is_readable_in_c(self._others[i - count]) else not_in_c).append(i)
         slots = [self._others[i - count] for i in in_c[count:]]
         values = [self._values[i] for i in in_c]
         lengths = [size.length for _, size in self._sized]
         pairs = list(zip(self.tensors, self._layouts, strict=True))
-        tensors = tuple(t for t, layout in pairs if layout.number is not None)
-        layouts = tuple(layout.for_c for layout in self._layouts if layout.number is not None)
+        tensors = tuple([t for t, layout in pairs if layout.number is not None])
+        layouts = tuple([layout.for_c for layout in self._layouts if layout.number is not None])
         modes = tuple(read for read, _ in self._modes), tuple(value for _, value in self._modes)
         holders = (*of_quiet, *[slot.holder for slot in slots])
         keys = [key for a in self._quiet for key in a.values]
         keys = (*keys, *map(_key_for_c, slots))
-        containers = tuple(container for container, _ in self._sized)
-        dicts = sum(isinstance(container, dict) for container in containers)
+        containers = tuple([container for container, _ in self._sized])
+        dicts = [isinstance(container, dict) for container in containers].count(True)
 
         check_in_c: Callable[[], bool | None] = guard(
             *modes, holders, keys, values, watched, containers, lengths, dicts, tensors, layouts
@@ -363,6 +360,11 @@ class StateGuard:
         """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
+    def _of_others(self) -> Iterator[tuple[Slot, object]]:
+        """Return (slot, expected content) without the quiet attributes, which hold no tensors."""
+        values = self._values[len(self._values) - len(self._others) :]
+        return zip(self._others, values, strict=True)
+
     def lengths(self) -> Iterator[tuple[Any, int]]:
         """Return (container, expected length) for the containers that keep their length."""
         for container, size in self._sized:
@@ -370,11 +372,8 @@ class StateGuard:
                 yield container, size.length
 
     def names(self) -> list[str]:
-        return [
-            slot.name
-            for slot, value in zip(self._slots, self._values, strict=True)
-            if is_memory(value)
-        ]
+        """Return the names of the slots that hold tensors."""
+        return [slot.name for slot, value in self._of_others() if is_memory(value)]
 
     def container_name(self, container: object) -> str:
         """Return the name of the slot or the attribute that holds a container, or its kind."""
@@ -389,14 +388,12 @@ class StateGuard:
         return describe_type(container)
 
     def _name(self, t: Tensor, index: int) -> str:
-        for slot, value in zip(self._slots, self._values, strict=True):
-            if value is t:
-                return slot.name
-        return f"tensor {index}"
+        found = (slot.name for slot, value in self._of_others() if value is t)
+        return next(found, f"tensor {index}")
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that no guarded slot holds."""
-        held = {id(local(v)) for v in self._values if isinstance(v, Tensor)}
+        held = {id(local(v)) for _, v in self._of_others() if isinstance(v, Tensor)}
         return [t for t in tensors if id(local(t)) not in held]
 
 
@@ -434,10 +431,10 @@ def _fits(content: object, value: object) -> bool:
 
 def _stays(slot: Slot) -> bool:
     """Return whether a slot's content can never change: an item of a tuple, or the like."""
-    if type(slot.holder) is dict:
+    kind, holder, key, *_ = slot
+    if type(holder) is dict:
         return False
-    fixed = slot.kind == "item" and isinstance(slot.holder, (tuple, Unchanging))
-    return fixed or slot.key is object_of
+    return (kind == "item" and isinstance(holder, (tuple, Unchanging))) or key is object_of
 
 
 def _is_readable_in_c(slot: Slot) -> bool:

@@ -135,18 +135,21 @@ class RunRollback:
     def holders(self) -> set[int]:
         return self._read.holders() | self._unread.holders()
 
-    def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> None:
+    def restore(self, roots: Iterable[tuple[str, object]], reads: Reads | None) -> StateWalk | None:
         """Put back the state that the run has read, by its `reads`. Other state belongs to others:
-        to a thread that fills a queue, for example. Beside calls all changes are others'."""
+        to a thread that fills a queue, for example. Beside calls all changes are others'. Return
+        the walk of the state by these reads, where it was needed."""
         if is_beside():
-            return
+            return None
         self._read.restore()
         before = self._found.reads
         if reads is None or before is None or not reads.exceeds(before, self._found.ids()):
-            return
+            return None
         for _ in range(_DEPTH):  # a restored object may lead to more that was changed
-            if not self._unread.restore(walk(roots, reads)):
-                break
+            found = walk(roots, reads)
+            if not self._unread.restore(found):
+                return found
+        return None
 
 
 def _objects(found: StateWalk) -> set[object]:

@@ -258,25 +258,28 @@ class _Description(NamedTuple):
 
 def description(t: object) -> object:
     """Return a text with all facts of a tensor, except its elements; `MISSING` if it is lazy."""
+    return text_of_facts(facts_of(t)) if isinstance(t, Tensor) else "no tensor"
+
+
+Facts = tuple[type, torch.dtype, torch.device, bool, torch.Size, tuple[int, ...] | None]
+
+
+def facts_of(t: Tensor) -> Facts | None:
+    """Return the facts in the `description` of a tensor; None if it is lazy."""
     kind = type(t)
-    if not isinstance(t, Tensor):
-        return "no tensor"
     if kind is not Tensor and kind is not Parameter and is_lazy(t):
-        return MISSING
+        return None
     strides = t.stride() if t.layout is torch.strided else None
-    return _facts(kind, t.dtype, t.device, t.requires_grad, t.shape, strides)
+    return kind, t.dtype, t.device, t.requires_grad, t.shape, strides
 
 
 @functools.lru_cache(maxsize=4096)
-def _facts(
-    kind: type,
-    dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool,
-    shape: torch.Size,
-    strides: tuple[int, ...] | None,
-) -> str:
-    return f"{kind} {dtype} {device} {requires_grad} {tuple(shape)} {strides}"
+def text_of_facts(facts: Facts | None) -> object:
+    """Return the description of a tensor with these facts."""
+    if facts is None:
+        return MISSING
+    *others, shape, strides = facts
+    return f"{' '.join(map(str, others))} {tuple(shape)} {strides}"
 
 
 def description_slot(slot: Slot) -> Slot:
@@ -285,9 +288,9 @@ def description_slot(slot: Slot) -> Slot:
     return Slot("contents", slot.holder, _Description(slot.kind, slot.key), name, None)
 
 
-def description_id(slot: Slot) -> tuple[int, object]:
-    """Return the id of the slot of a description."""
-    return id(slot.holder), _Description(slot.kind, slot.key)
+def description_id(key: tuple[int, object], kind: Kind) -> tuple[int, object]:
+    """Return the id of the slot of a description, from the id and the kind of the tensor's."""
+    return key[0], _Description(kind, key[1])
 
 
 def class_of(value: object) -> tuple[Slot, object]:

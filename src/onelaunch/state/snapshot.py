@@ -107,14 +107,17 @@ class ReachableState:
         """Take a walk for the present one, if the state is as that found it again."""
         self._now = before if before.reads is self.reads and before.is_current() else None
 
-    def know(self, reads: Reads | None, last: LastWalk | None = None) -> None:
+    def know(
+        self, reads: Reads | None, last: LastWalk | None = None, found: StateWalk | None = None
+    ) -> None:
         """Take the reads of the callable. If they are new, the next use walks again.
 
         Args:
             last: the last walk, if it is another now.
+            found: a walk by the new reads, of the present state.
         """
         if self.reads is not reads:
-            self.reads, self._now = reads, None
+            self.reads, self._now = reads, found
         if last is not None and self._last is not None and self._last is not last:
             self._last, self._now = last, None
 
@@ -174,7 +177,8 @@ class StateSnapshot:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self._objects()]
         found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
-        return {id(value): Same(value, None) for value in (*found, *self.walk.hooks)}
+        found += self.walk.hooks
+        return {id(value): tuple.__new__(Same, (value, None)) for value in found}
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
@@ -244,7 +248,7 @@ class _Kept:
         return self.tensor.data_ptr() != self.address or self.reshaped()
 
     def reshaped(self) -> bool:
-        return (self.tensor.shape, self.tensor.stride()) != (self.shape, self.stride)
+        return self.tensor.shape != self.shape or self.tensor.stride() != self.stride
 
     def restore(self) -> None:
         if self.changed():

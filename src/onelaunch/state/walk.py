@@ -116,14 +116,19 @@ def walk_unread(found: StateWalk) -> StateWalk:
     new += [(kind.__qualname__, kind, None) for kind in found.classes if not is_library_class(kind)]
     queue, uses = deque(new), found.used
     for key, (slot, value) in found.slots.items():
-        if type(value) not in LEAVES and key not in uses:
+        if key not in uses and not _leads_nowhere(value):
             queue.append((slot.name, value, None))
+    empty: list[object] = []
     for attributes in found.contents.untouched.values():
         for key, value in attributes.values.items():
-            if type(value) in _BUILTIN and not value and _is_bare(value):
-                unread.empty.append(value)
-            elif type(value) not in LEAVES:
+            if type(value) in _BUILTIN and not value:
+                empty.append(value)
+            elif not _leads_nowhere(value):
                 queue.append((f"{attributes.name}{key}", value, None))
+    if _are_bare(*empty):
+        unread.empty += empty
+    else:
+        queue.extend(("", value, None) for value in empty)
     seen = {*map(id, (*found.owners, *found.classes, *found.functions))}
     seen |= found.contents.containers.keys()
     _visit_all(unread, queue, seen.difference(id(value) for _, value, _ in new), _MOST_UNREAD)
@@ -139,7 +144,7 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
         if key in seen or kind in LEAVES:
             continue
         # Hooks, mostly. A `__dict__` is made when it is asked for, and is all that it refers to.
-        if kind is OrderedDict and not (value or key in owners) and _is_bare(value):
+        if kind is OrderedDict and not (value or key in owners) and _are_bare(value):
             seen.add(key)
             containers[key] = (value, name, 0)
             continue
@@ -226,10 +231,10 @@ def _visit_slots(
             untouched[key] = value  # a kernel may read a tensor's memory
             continue
         if use is _READ:
-            if leaf or (kind is tuple and LEAVES.issuperset(map(type, value))):
+            if _leads_nowhere(value):
                 quiet[key] = value
                 continue
-            if kind is OrderedDict and not (value or id(value) in read) and _is_bare(value):
+            if kind is OrderedDict and not (value or id(value) in read) and _are_bare(value):
                 quiet[key] = value
                 found.hooks.append(value)
                 continue
@@ -242,9 +247,15 @@ def _visit_slots(
         contents.quiet[id(attributes)] = Attributes(prefix, module, attributes, quiet, via)
 
 
-def _is_bare(container: object) -> bool:
-    """Return whether an empty container has no attributes."""
-    return not (gc.get_referents(container) and attributes_of(container))
+def _leads_nowhere(value: object) -> bool:
+    """Return whether a value is plain, or a tuple of plain values."""
+    kind = type(value)
+    return kind in LEAVES or (kind is tuple and LEAVES.issuperset(map(type, cast(Any, value))))
+
+
+def _are_bare(*containers: object) -> bool:
+    """Return whether empty containers have no attributes."""
+    return not (gc.get_referents(*containers) and any(map(attributes_of, containers)))
 
 
 def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:

@@ -44,7 +44,7 @@ def install_kernels() -> None:
 def refuse_seeds(op: Operator, args: Sequence[Any], captured: bool, device_tensor: type) -> None:
     """Raise where an operator is given a seed that it cannot read."""
     dropout = next((a for a in args if isinstance(a, float)), 0.0)
-    for place in seeds_of(op.func).arguments:
+    for place in seeds_of(op).arguments:
         if dropout and isinstance(args[place], device_tensor) is not captured:
             where = "on the host, in a capture" if captured else "on the device, outside of one"
             raise RuntimeError(f"segmentation fault: `{op.label}` reads a seed {where}")
@@ -52,7 +52,7 @@ def refuse_seeds(op: Operator, args: Sequence[Any], captured: bool, device_tenso
 
 def with_seeds_on_host(op: Operator, result: Any, host: Callable[[Tensor], Tensor]) -> Any:
     """Bring the seeds of a result to the host: one outside of a capture."""
-    places = seeds_of(op.func).results
+    places = seeds_of(op).results
     if not places:
         return result
     return tuple(host(t).clone() if i in places else t for i, t in enumerate(result))

@@ -175,7 +175,7 @@ class TapeRecorder(DispatchMode):
 
     def _on_the_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operator(func)
-        why = refusal(func, args, kwargs)
+        why = refusal(op, args, kwargs)
         if why is not None:
             raise self.note_refusal(why.code, f"`{op.label}` was called during a capture.", why.fix)
         if op.composite:

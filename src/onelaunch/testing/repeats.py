@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, by_overload, leaves, mapped, tensors
+from onelaunch.driver.aten import Operator, leaves, mapped, tensors
 
 Step = Callable[[], object]
 
@@ -19,7 +19,6 @@ distributed: Any = getattr(torch._C, "_distributed_c10d", None)
 """Torch's bindings of collectives; a build may lack them, and then has no collectives either."""
 
 
-@by_overload
 def wraps(func: torch._ops.OpOverload) -> bool:
     """Tell whether an overload gives a tensor of another class over the argument's memory."""
     return func.name() == "_c10d_functional::_wrap_tensor_autograd"

@@ -64,7 +64,7 @@ class Admission:
     def check(self, call: OpCall) -> list[Tensor]:
         """Refuse an operation that cannot be recorded. Return the host tensors to be copied."""
         op, args, kwargs, tensors = call.op, call.args, call.kwargs, call.tensors
-        func, name = op.func, op.base
+        name = op.base
         if name == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
         if len(call.on_device) + len(call.on_host) < len(tensors):
@@ -78,7 +78,7 @@ class Admission:
             device = [*device, *held]
             host = [t for t in host if not any(t is other for other in held)]
         if device or not tensors:
-            found = refusal(func, args, kwargs)
+            found = refusal(op, args, kwargs)
             if found is not None:
                 self.wanted.update(map(self._driver.storage, device[:1]))
                 what = found.what or f"{readable(name)} needs the value of {named(device[0])}"
@@ -109,7 +109,7 @@ class Admission:
                 raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
             if self.host_state is None:
                 self.host_state = torch.default_generator.get_state()
-            self.draws.append(partial(func, *args, **kwargs))
+            self.draws.append(partial(op.func, *args, **kwargs))
         uses = bool(device) or (self._is_ours(target) and not _is_like(name))
         for t in host:
             if any(t is other for other in to_copy):
@@ -120,7 +120,7 @@ class Admission:
             if uses and (varying or t.dim()):
                 what = f"{readable(name)} uses a host tensor, {named(t)}, with device tensors"
                 raise error_here("OL104", what, fix=self._fix_of(t))
-            if varying and refusal(func, args, kwargs) is not None:
+            if varying and refusal(op, args, kwargs) is not None:
                 self._read_on_host(t)
         return to_copy
 

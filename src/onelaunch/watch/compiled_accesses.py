@@ -23,7 +23,7 @@ from onelaunch.call.spec import has_strides, lies_on
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import local
 from onelaunch.call_events import unwatched
-from onelaunch.driver.aten import operator
+from onelaunch.driver.aten import Operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Capture, Driver, Provenance
 from onelaunch.errors import CaptureError
@@ -84,16 +84,15 @@ class Bringing(WatchingCompiled):
         self.found: list[Tensor] = []
         """The host values, if there is no `constants`."""
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = operator(func).base
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with unwatched(), no_functions():
-            host = copied_to_device(name, args, kwargs, self._kind)
+            host = copied_to_device(op.base, args, kwargs, self._kind)
             self._notes += map(bits_of, host)
             if self._constants is None:
                 self.found += [t.detach().clone() for t in host]
             elif host:
-                args = self._constants.swapped(name, args, host)
-        return func(*args, **kwargs)
+                args = self._constants.swapped(op.base, args, host)
+        return op.func(*args, **kwargs)
 
 
 _noting = threading.local()

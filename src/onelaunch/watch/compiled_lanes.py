@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onelaunch.driver.aten import OfKind, operator
+from onelaunch.driver.aten import OfKind, Operator
 from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.watch.operations import OpCall, WatchingCompiled
 
@@ -20,10 +20,10 @@ class CompiledLanes(WatchingCompiled):
         self._storage = driver.storage
         self._here = OfKind(device.type)
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation in a lane."""
-        call = OpCall(operator(func), args, kwargs, self._storage, self._here)
-        result = self._lanes.run(call, func, args)
+        call = OpCall(op, args, kwargs, self._storage, self._here)
+        result = self._lanes.run(call, op.func, args)
         call.returned(result)
         self._lanes.note(call)
         return result

@@ -85,8 +85,7 @@ class DeviceMemory:
 
     def note_reads(self, call: OpCall) -> None:
         """Note the tensors that a kernel gets by address."""
-        for t in call.on_device:
-            storage = call.storages[id(t)]
+        for t, storage in zip(call.on_device, call.read, strict=True):
             if storage in self._made or storage in self.inputs:
                 continue
             held = self.external.setdefault(storage, [])

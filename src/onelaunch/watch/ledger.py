@@ -8,7 +8,7 @@ that a replay would freeze.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import FunctionType
 from typing import Any, NamedTuple, cast
@@ -30,7 +30,15 @@ from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import key_of, values_of
-from onelaunch.state.slots import MISSING, description, description_id, gradient_of
+from onelaunch.state.slots import (
+    MISSING,
+    Facts,
+    Kind,
+    description_id,
+    facts_of,
+    gradient_of,
+    text_of_facts,
+)
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.difference import (
     Operand,
@@ -47,7 +55,7 @@ _SMALL_BYTES = 64
 """Largest host tensor that is compared by its value."""
 
 _BY_IDENTITY = (OrderedDict, Tensor, torch.nn.Module)
-_OF_IDENTITY = frozenset({type, dict, list, set, FunctionType})
+_OF_IDENTITY = frozenset({type, dict, OrderedDict, list, set, FunctionType})
 """Types of nearly all values that are not plain, for speed; the first with their subclasses."""
 _COMPARED_BY_VALUE = frozenset(
     {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -141,14 +149,18 @@ class Ledger:
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
         self._held: dict[object, object] = {}
+        self._known: list[Mapping[object, object]] = []
+        """Contents that `held` does not have yet."""
         self._quiet: list[tuple[int, dict[str, object]]] = []
-        """Contents that `held` does not have yet; see `StateWalk.noted`."""
+        """(id of a module's `__dict__`, its quiet attributes), likewise."""
+        self._described: list[tuple[tuple[int, object], Kind, Facts | None]] = []
+        """(id and kind of a slot, facts of its tensor): `held` makes descriptions of them."""
         self.without_hooks: set[int] = set()
         """ids of the empty dicts of hooks that the run leaves empty."""
         self._hooks_of_modules: list[object] = []
         """The dicts themselves, until the run ends."""
-        self._shapes: list[tuple[Any, Callable[[Any], object]]] = []
-        """The containers with their readers, `len` and `tuple`, until the run ends."""
+        self._shapes: list[tuple[tuple[int, Any], Any, object]] = []
+        """(key in `held`, container, length or keys) of containers, until the run ends."""
         self.know(walked)
         self._made: dict[int, StorageWeakRef] = {}
         """The storages that operations made. A reference keeps a storage's id taken, and not its
@@ -213,7 +225,7 @@ class Ledger:
             self.drawn.update(torch.device(device).type for device in devices)
         if self._earlier is None:
             of_device = bool(call.on_device) or not call.tensors
-            self.refused |= of_device and refusal(op.func, call.args, call.kwargs) is not None
+            self.refused |= of_device and refusal(op, call.args, call.kwargs) is not None
             for t in op.written(args, kwargs) if op.writes else ():
                 self.writes |= type(self._origins.get(call.storage(t) or 0)) is not tuple
         if call.on_host:
@@ -241,14 +253,14 @@ class Ledger:
 
     def know(self, walked: StateWalk) -> None:
         """Note the contents of state, before `finish`."""
-        shapes = _shapes_in(walked)
-        self._held = self.held | _contents(walked, values=not self._on_host)
-        self._held.update(((id(inside), read), content_of(read(inside))) for inside, read in shapes)
-        self._shapes += shapes
         if walked.noted is None:
-            found = walked.quiet.items()
-            walked.noted = [(at, _quiet_contents(attributes.values)) for at, attributes in found]
-        self._quiet += walked.noted
+            walked.noted = _contents(walked)
+        self._known += [walked.noted, _further_contents(walked, values=not self._on_host)]
+        self._quiet += [(at, attributes.values) for at, attributes in walked.quiet.items()]
+        used, slots = walked.used, walked.slots
+        read = ((key, slots[key]) for key in walked.of_tensors if used.get(key) is Use.READ)
+        self._described.extend((key, s.kind, facts_of(t)) for key, (s, t) in read if is_memory(t))
+        self._shapes += _shapes_in(walked)
         self._hooks_of_modules += walked.hooks
         self.without_hooks.update(map(id, walked.hooks))
 
@@ -256,9 +268,14 @@ class Ledger:
     def held(self) -> dict[object, object]:
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        for at, contents in self._quiet:
-            self._held.update(((at, key), content) for key, content in contents.items())
-        self._quiet.clear()
+        for contents in self._known:
+            self._held.update(contents)
+        for at, values in self._quiet:
+            self._held.update(((at, key), content_of(value)) for key, value in values.items())
+        for key, kind, facts in self._described:
+            self._held[description_id(key, kind)] = content_of(text_of_facts(facts))
+        for noted in (self._known, self._quiet, self._described):
+            noted.clear()
         return self._held
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
@@ -309,9 +326,8 @@ class Ledger:
                     found = of_handed_on_value(now[0], was[1], now[1])
                     self.difference = self.difference or found
         self._earlier = self._capture = None  # a capture holds tensors of its call
-        for inside, read in self._shapes:
-            if self._held.get((id(inside), read)) != content_of(read(inside)):
-                self._held.pop((id(inside), read), None)
+        shapes = self._shapes
+        self._known.append({k: then for k, of, then in shapes if then == content_of(k[1](of))})
         self.without_hooks -= {id(hooks) for hooks in self._hooks_of_modules if hooks}
         self._hooks_of_modules.clear()
         self._shapes.clear()
@@ -327,12 +343,16 @@ class Ledger:
                 noted.append((kind, value))
             elif isinstance(value, Tensor):
                 noted.append(self._operand(value, call))
-            elif isinstance(value, torch.SymFloat):
-                noted.append(_FollowedNumber())
+            elif isinstance(value, (list, tuple)):
+                kinds = list(map(type, value))  # pyright: ignore
+                plain = _COMPARED_BY_VALUE.issuperset(kinds)
+                noted.append(
+                    list(zip(kinds, value, strict=True)) if plain else self._noted(value, call)  # pyright: ignore
+                )
             elif kind is float:
                 noted.append((kind, None if self.steps else value.hex()))
-            elif isinstance(value, (list, tuple)):
-                noted.append(self._noted(value, call))  # pyright: ignore
+            elif isinstance(value, torch.SymFloat):
+                noted.append(_FollowedNumber())
             elif isinstance(value, dict):
                 parts = self._noted(value.values(), call)  # pyright: ignore
                 noted.append(list(zip(value, parts, strict=True)))  # pyright: ignore
@@ -341,7 +361,7 @@ class Ledger:
         return noted
 
     def _operand(self, t: Tensor, call: OpCall) -> Operand:
-        storage = call.storages.get(id(t)) or call.storage(t)
+        storage = call.storage(t)
         if storage is None:
             return Operand(None, (), t.dtype)  # nested or sparse
         origin = self._origin(storage)
@@ -349,8 +369,8 @@ class Ledger:
         scalar = not shape
         displaced = type(origin) is tuple or storage in self._displaced
         from_ = self._starts.get(storage, 0)
-        several = self._arguments.get(storage, ())
-        if len(several) > 1:
+        several = self._arguments.get(storage)
+        if several is not None and len(several) > 1:
             start = self._region(t).start
             named = [(n, b) for at, n, b in several if at.start <= start < at.stop]
             origin, from_ = named[0] if named else (origin, from_)
@@ -361,17 +381,21 @@ class Ledger:
             # The memory of a number depends on how the call gets it; attention's seed and offset
             # are on the device in a capture only.
             return Operand(origin, tuple(shape), dtype)
-        offset, size = int(t.storage_offset()), dtype.itemsize
+        offset = int(t.storage_offset())
         if displaced:
+            size = dtype.itemsize
             offset = (offset * size - from_) // size if storage in self._starts else 0
         stride, device, requires_grad = t.stride(), t.device, t.requires_grad
-        return Operand(origin, tuple(shape), dtype, stride, offset, device, requires_grad)
+        fields = (origin, tuple(shape), dtype, stride, offset, device, requires_grad)
+        return tuple.__new__(Operand, fields)
 
     def _origin(self, storage: int) -> object:
-        origin, made = self._origins.get(storage), self._made.get(storage)
-        if type(origin) is tuple and made is not None and made.expired():
-            origin = None  # other memory, at an address that was free again
-            self._starts.pop(storage, None)
+        origin = self._origins.get(storage)
+        if type(origin) is tuple:
+            made = self._made.get(storage)
+            if made is not None and made.expired():
+                origin = None  # other memory, at an address that was free again
+                self._starts.pop(storage, None)
         return origin
 
     def _value(self, t: Tensor) -> tuple[str, object]:
@@ -407,25 +431,21 @@ class Ledger:
         return of_memory(met.at, self._entries[met.at], met.place)
 
 
-def _quiet_contents(values: dict[str, object]) -> dict[str, object]:
-    return {k: id(v) if type(v) is OrderedDict else content_of(v) for k, v in values.items()}
-
-
-def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
-    """Return id of a slot -> its content; with `values`, those of host tensors too."""
-    contents = [value for _, value in walked.slots.values()]
-    kinds = set(map(type, contents))
+def _contents(walked: StateWalk) -> dict[object, object]:
+    """Return id of a slot -> its content."""
+    kinds = {type(value) for _, value in walked.slots.values()}
     by_identity = {k for k in kinds if k in _OF_IDENTITY or issubclass(k, _BY_IDENTITY)}
-    held: dict[object, object] = {
+    return {
         key: id(value) if type(value) in by_identity else content_of(value)
-        for key, value in zip(walked.slots, contents, strict=True)
+        for key, (_, value) in walked.slots.items()
     }
-    used, slots = walked.used, walked.slots
-    read = [slots[key] for key in walked.of_tensors if used.get(key) is Use.READ]
-    held.update(
-        (description_id(slot), content_of(description(t))) for slot, t in read if is_memory(t)
-    )
-    held.update(((id(value), type), id(type(value))) for value in classed(walked, contents))
+
+
+def _further_contents(walked: StateWalk, values: bool) -> dict[object, object]:
+    """Return the contents of slots beside those of the walk: the classes of objects, and the bases
+    of classes. With `values`, those of host tensors too."""
+    found = classed(walked, [value for _, value in walked.slots.values()])
+    held: dict[object, object] = {(id(value), type): id(type(value)) for value in found}
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
@@ -434,10 +454,14 @@ def _contents(walked: StateWalk, values: bool) -> dict[object, object]:
     return held
 
 
-def _shapes_in(walked: StateWalk) -> list[tuple[Any, Callable[[Any], object]]]:
-    """Return readers of the lengths of containers, and of the keys of dicts in their order."""
-    lengths = [(inside, len) for inside, _, _ in walked.contents.containers.values()]
-    return [*lengths, *((inside, tuple) for _, inside in ordered(walked, ()))]
+def _shapes_in(walked: StateWalk) -> list[tuple[tuple[int, Any], Any, object]]:
+    """Return the lengths of containers, and the keys of dicts in their order, each with the reader
+    in the key."""
+    containers = walked.contents.containers.items()
+    found: list[tuple[tuple[int, Any], Any]]
+    found = [((key, len), inside) for key, (inside, _, _) in containers]
+    found += [((id(inside), tuple), inside) for _, inside in ordered(walked, ())]
+    return [(key, inside, content_of(key[1](inside))) for key, inside in found]
 
 
 def _offset_bytes(t: Tensor) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onelaunch.driver.aten import operator
+from onelaunch.driver.aten import Operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.operations import HigherOrder, Watching
@@ -18,11 +18,11 @@ class LedgerMode(Watching):
         self._ledger = ledger
         self._met: HigherOrder | None = None
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with no_functions():
-            call = self._ledger.call(operator(func), args, kwargs)
+            call = self._ledger.call(op, args, kwargs)
             self._ledger.note(call, args, kwargs)
-        result = func(*args, **kwargs)
+        result = op.func(*args, **kwargs)
         with no_functions():
             call.returned(result)
             self._ledger.note_made(call)

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from onelaunch.call_events import pause
-from onelaunch.driver.aten import Operator, operator
+from onelaunch.call_events import pauses
+from onelaunch.driver.aten import Operator
 from onelaunch.driver.attention_seeds import seeds_of
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_reads import HostReads
@@ -65,6 +65,7 @@ class Observer(Watching):
     ) -> None:
         super().__init__()
         self._storage = driver.storage
+        self._pause = pauses()
         self._device = device
         self._refuse = refuse is True
         self._deferring = refuse == "later"
@@ -103,13 +104,14 @@ class Observer(Watching):
         self.filled_sets: Mapping[int, str] = {}
         """id -> name of sets of the state, as `StateWalk.filled_sets`. It keeps none alive."""
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and note what it does; see `Watching`."""
+        pause = self._pause
         paused = pause(True)
         try:
             with no_functions():
-                plain = self.placed and self.placed(func, args, kwargs)
-                call = self._noted(func, *(plain or (args, kwargs)))
+                plain = self.placed and self.placed(op.func, args, kwargs)
+                call = self._noted(op, *(plain or (args, kwargs)))
                 if self.ledger is not None:
                     self.ledger.note(call, args, kwargs)
                 recorded, given = self._recorded_form(call)
@@ -136,9 +138,8 @@ class Observer(Watching):
             pause(paused)
         return result
 
-    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
+    def _noted(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         """Note the reads and writes of an operation before it runs."""
-        op = operator(func)
         call = OpCall(op, args, kwargs, self._storage, self.memory.here)
         if op.lifts:
             self._note_literals(call.tensors)
@@ -301,7 +302,7 @@ class Observer(Watching):
     def _note_seeds(self, call: OpCall, result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
             self.seeds -= {storage for _, storage in call.made} - {*call.storages.values()}
-        places = seeds_of(call.op.func).results
+        places = seeds_of(call.op).results
         if places:
             found = [result[place] for place in places]
             self.seeds.update(map(self._storage, found))
@@ -309,7 +310,7 @@ class Observer(Watching):
 
     def _note_host_scalars(self, call: OpCall) -> None:
         """Note the results of an operation on host numbers alone, unless it moves them."""
-        inputs = [call.storages[id(t)] for t in call.on_device]
+        inputs = call.read
         roots = [self.host_scalars[s] for s in inputs if s in self.host_scalars]
         stays = call.kwargs.get("device") is None
         for storage in (storage for t, storage in call.made if self._on_device(t)):

@@ -38,17 +38,17 @@ class DecomposingMode(DispatchMode):
     """A mode that passes each operation to `operation`, composite ones decomposed."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.decompose(func, args, kwargs or {})
+        return self.decompose(operator(func), args, kwargs or {})
 
-    def decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def decompose(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, or its parts if it is composite."""
-        if operator(func).composite:
+        if op.composite:
             with self:
-                return operator(func).decomposed(args, kwargs)
-        return self.operation(func, args, kwargs)
+                return op.decomposed(args, kwargs)
+        return self.operation(op, args, kwargs)
 
     @abstractmethod
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and return its result."""
 
 
@@ -65,8 +65,7 @@ class Watching(DecomposingMode):
         make_way()
         if not isinstance(func, torch._ops.OpOverload):
             return self.higher_order(func, args, kwargs or {})
-        does = self.decompose if operator(func).composite else self.operation
-        return does(func, args, kwargs or {})
+        return self.decompose(operator(func), args, kwargs or {})
 
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Refuse an operator that takes functions. The run is rolled back."""
@@ -96,6 +95,7 @@ class OpCall:
     Attributes:
         tensors: the tensors among the arguments.
         on_device, on_host: those with memory, on the run's device and elsewhere.
+        read: the storages of those on the device.
         storages: id of a tensor with memory among the arguments -> its storage.
         results: the tensors among the results.
         made: the results with memory, with their storages.
@@ -104,7 +104,7 @@ class OpCall:
 
     __slots__ = (
         *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
-        *("results", "storages", "tensors", "to_copy"),
+        *("read", "results", "storages", "tensors", "to_copy"),
     )
 
     def __init__(
@@ -117,14 +117,19 @@ class OpCall:
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self._storage = storage
-        self.tensors = tensors((args, kwargs) if kwargs else args)
+        self.tensors = tensors((*args, kwargs) if kwargs else args)
         self.on_device: list[Tensor] = []
         self.on_host: list[Tensor] = []
+        self.read: list[int] = []
         self.storages: dict[int, int] = {}
         for t in self.tensors:
             if has_memory(t):
-                self.storages[id(t)] = storage(t)
-                (self.on_device if here[t.device] else self.on_host).append(t)
+                self.storages[id(t)] = found = storage(t)
+                if here[t.device]:
+                    self.on_device.append(t)
+                    self.read.append(found)
+                else:
+                    self.on_host.append(t)
         self.results: Sequence[Tensor] = ()
         self.made: list[tuple[Tensor, int]] = []
         self.to_copy: Sequence[Tensor] = ()

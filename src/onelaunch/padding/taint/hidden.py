@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.padding.taint.rules.call import GAP, TaintedCall, argument_of
 from onelaunch.padding.taint.shadow import storage_of
-from onelaunch.padding.taint.trace import kind_of, name_of, packet_of
+from onelaunch.padding.taint.trace import kind_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
 
 SUMS = frozenset({"add", "sub", "baddbmm"})  # operations that add to a tensor
@@ -159,13 +159,13 @@ class HidingChecks(DecomposingMode):
         self._counts = Counter[str]()
         self._found: list[Tensor] = []
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind = kind_of(name_of(func))
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind = kind_of(op.label)
         place = kind, self._counts[kind]
         self._counts[kind] += 1
         with torch.no_grad():
-            self._check(place, func, args, kwargs)
-        return func(*args, **kwargs)
+            self._check(place, op.func, args, kwargs)
+        return op.func(*args, **kwargs)
 
     def _check(
         self, place: Place, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

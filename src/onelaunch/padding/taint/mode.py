@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import operator, tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import (
     DRAWN,
@@ -45,7 +45,7 @@ from onelaunch.padding.taint.shadow import (
     storage_of,
     union,
 )
-from onelaunch.padding.taint.trace import TracedStep, kind_of, name_of, packet_of, step_of
+from onelaunch.padding.taint.trace import TracedStep, kind_of, packet_of, step_of
 from onelaunch.source import user_frame
 from onelaunch.watch.operations import DecomposingMode
 
@@ -113,20 +113,21 @@ class TaintMode(DecomposingMode):
         """Return whether a tensor outlives the call: its owner may change its values."""
         return storage_of(t) not in self._made and storage_of(t) not in self._given
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name_of(func) == "record_stream":  # its schema says that it writes, but it does not
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        func = op.func
+        if op.label == "record_stream":  # its schema says that it writes, but it does not
             return func(*args, **kwargs)
-        if operator(func).reshapes:  # metadata alone: the memory is unchanged
+        if op.reshapes:  # metadata alone: the memory is unchanged
             result = func(*args, **kwargs)
             self._alignment.counterpart(step_of(func, args, kwargs, result))
             return result
-        written = operator(func).written(args, kwargs)
+        written = op.written(args, kwargs)
         old_values = dict[int, Tensor]()
         if any(
             self._outlives(t) or self._memory.of(t) is not None for t in tensors((args, kwargs))
         ):
             old_values = {id(t): t.clone() for t in written}
-        check_bounds(packet_of(name_of(func)), args)
+        check_bounds(packet_of(op.label), args)
         result = func(*args, **kwargs)
         self._follow(func, args, kwargs, result, written, old_values)
         return result

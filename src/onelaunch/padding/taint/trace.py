@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import leaves, operator, tensors
+from onelaunch.driver.aten import Operator, leaves, operator, tensors
 from onelaunch.padding.taint.bounds import check_bounds, check_known
 from onelaunch.padding.taint.displacement import MOVES, Picked, picked
 from onelaunch.watch.operations import DecomposingMode
@@ -150,14 +150,14 @@ class Trace(DecomposingMode):
         self.steps: list[TracedStep] = []
         self._made_up = made_up
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_bounds(packet_of(name_of(func)), args)
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_bounds(packet_of(op.label), args)
         if self._made_up:
-            check_known(func, args)
-        result = func(*args, **kwargs)
-        if name_of(func) == "record_stream":
+            check_known(op.func, args)
+        result = op.func(*args, **kwargs)
+        if op.label == "record_stream":
             return result
-        self.steps.append(step_of(func, args, kwargs, result))
+        self.steps.append(step_of(op.func, args, kwargs, result))
         return result
 
 

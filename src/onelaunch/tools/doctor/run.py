@@ -17,7 +17,7 @@ from torch import nn
 
 from onelaunch.autograd.graph_walk import is_freed
 from onelaunch.call.tree import flatten
-from onelaunch.driver.aten import Operator, operator
+from onelaunch.driver.aten import Operator
 from onelaunch.driver.function_modes import UnnoticedMode, call
 from onelaunch.finding import Finding
 from onelaunch.tools.bench.workload import Workload, parts
@@ -141,9 +141,9 @@ class _Operations(Watching):
         super().__init__()
         self._listeners = listeners
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        event = RanOperation(operator(func), args, kwargs, result, _spot)
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        event = RanOperation(op, args, kwargs, result, _spot)
         for listener in self._listeners:
             listener.operation(event)
         return result

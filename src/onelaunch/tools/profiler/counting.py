@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from onelaunch.call import tree
-from onelaunch.driver.aten import Operator, operator, tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.watch.operations import HigherOrder, Watching, WatchingCompiled
 
 _aten: Any = torch.ops.aten
@@ -127,10 +127,10 @@ class _Counter(Watching):
         self._left: dict[int, int] = {}
         """The bytes that it writes outside, by storage."""
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
         self.count.backward |= torch._C._current_graph_task_id() != -1
-        self._note(operator(func), args, kwargs, result)
+        self._note(op, args, kwargs, result)
         return result
 
     def _note(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], res: Any) -> None:

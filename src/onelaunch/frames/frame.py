@@ -63,7 +63,8 @@ class RanFrame(Values):
         told = bool(self._results) and not reached.named_offsets.isdisjoint(self._results)
         if told or named is None or not named.is_current(self._globals):
             self._note_names()
-            named = Named(reached, self._globals, not (told or self._facts.of_class))
+            follow, special = not (told or self._facts.of_class), self._facts.special
+            named = Named(reached, self._loads, self._globals, follow, special)
             if not told:
                 self._facts.named[at] = named
             for value, uses in named.found:
@@ -82,27 +83,21 @@ class RanFrame(Values):
             self._note_call(call)
         for callee, calls in named.callees.items():
             self._note_callee(self._values(callee), calls)
+        if self._facts.special is not None:
+            self._note_special(self._facts.special)
 
     def _note_variable(self, variable: FixedVariable) -> None:
         """Note the loads from a variable that is never assigned, and the calls of its methods."""
         name, values = variable.name, self._locals
-        simple = not (self._arguments or (self._results and variable.methods))
-        if simple:
-            if name not in values:
-                return
-            value = values[name]
-            shape = variable.shapes.get(type(value))
-            if shape is not None and shape.is_of(value, variable.uses):
-                if shape.noted:
-                    raise_uses(self._reads.owner(value).names, variable.uses)
-                return
+        simple = name not in self._arguments and not (self._results and variable.methods)
+        if simple and (name not in values or variable.note_alike(values[name], self._reads)):
+            return
         for value in self._variable(name):
             self._attributes(value, variable.uses)
-        found = [self._values(callee) for callee, _ in variable.methods]
-        for functions, (_, calls) in zip(found, variable.methods, strict=True):
-            self._note_callee(functions, calls)
+        for callee, calls in variable.methods:
+            self._note_callee(self._values(callee), calls)
         if simple:
-            variable.learn(values[name], found)
+            variable.learn(values[name])
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
@@ -110,13 +105,14 @@ class RanFrame(Values):
                 for call in calls:
                     self._note_call_of(function, call)
 
-    def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
+    def _note_special(self, special: FixedVariable) -> None:
         """Note the lookup of a special method, which no instruction loads."""
         name = self._code.co_name
-        for value in self._variable(argument):
+        for value in self._variable(special.name):
             for kind in type(value).__mro__:
                 if getattr(kind.__dict__.get(name), "__code__", None) is self._code:
-                    self._attributes(value, uses)
+                    self._attributes(value, special.uses)
+                    special.learn(value)
                     break
 
     def _note_names(self) -> None:

@@ -22,10 +22,10 @@ from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
+from onelaunch.state.attributes import Attributes
 from onelaunch.state.contents import (
     LEAVES,
     MODULE_DICTS,
-    Attributes,
     Contents,
     dicts_of,
     is_library_class,

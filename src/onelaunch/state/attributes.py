@@ -36,7 +36,7 @@ class Attributes(NamedTuple):
         return ((self.slot(key), value) for key, value in self.values.items())
 
 
-class Plan(NamedTuple):
+class SplitAttributes(NamedTuple):
     """The attributes of a class's modules, by their uses.
 
     Attributes:

@@ -28,7 +28,7 @@ from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.state.arrays import is_array, slots_of_array
-from onelaunch.state.attributes import Attributes, Plan, is_bare
+from onelaunch.state.attributes import Attributes, SplitAttributes, is_bare
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     InnerTensor,
@@ -84,7 +84,7 @@ class Contents:
         for code in () if reads is None else reads.codes:
             if not is_installed(code.co_filename):
                 self.loose |= loads_of(code).loose
-        self.plans: dict[type, Plan] = {}
+        self.splits: dict[type, SplitAttributes] = {}
         self._kinds: set[type] = set()
         """The classes of the objects that were read."""
         self._uses_by_class: dict[int, dict[str, Use]] = {}
@@ -133,18 +133,18 @@ class Contents:
 
     @property
     def reads_hooks(self) -> bool:
-        """True if attributes of such dicts as those of hooks were read."""
+        """True if attributes of a dict of hooks, or of its class, were read."""
         return OrderedDict in self._kinds
 
     def is_unread_hooks(self, hooks: object) -> bool:
         """Return whether an empty dict of hooks has no attributes, and none was read."""
         return is_bare(hooks) and (self.reads is None or self.reads.of(hooks) is None)
 
-    def plan(self, module: nn.Module, attributes: dict[str, object]) -> Plan:
+    def split(self, module: nn.Module, attributes: dict[str, object]) -> SplitAttributes:
         """Return the attributes of a module by their uses, much the same for each of its class."""
         owner, kind, keys = self.reads and self.reads.expected(module), type(module), [*attributes]
-        plan = self.plans.get(kind)
-        if plan is None or not plan.fits(keys, owner):
+        split = self.splits.get(kind)
+        if split is None or not split.fits(keys, owner):
             unread = NOT_READ if self.reads is None else READ_APART
             if isinstance(module, nn.parallel.DistributedDataParallel):
                 unread |= REMADE_BY_DDP
@@ -152,8 +152,8 @@ class Contents:
             read = [key for key, use in uses.items() if use is Use.READ]
             untouched = [key for key, use in uses.items() if use is None]
             others = {key: use for key, use in uses.items() if use not in (None, Use.READ)}
-            plan = self.plans[kind] = Plan(keys, owner, read, untouched, others)
-        return plan
+            split = self.splits[kind] = SplitAttributes(keys, owner, read, untouched, others)
+        return split
 
     def of(
         self, name: str, value: object, use: Use = Use.READ

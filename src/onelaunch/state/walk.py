@@ -154,7 +154,7 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
     kind = type(value)
     if isinstance(value, nn.Module):
-        first = kind not in found.contents.plans
+        first = kind not in found.contents.splits
         _visit_slots(found, queue, name, value, _note_owner(found, value), via)
         if first:
             queue.append((kind.__qualname__, kind, via))
@@ -209,10 +209,10 @@ def _visit_slots(
             _add_slot(found, slot, dict.get(entries, key, MISSING), _READ, queue, (at, key))
     attributes = dicts[0]
     values, at = dict(attributes), id(attributes)
-    plan = contents.plan(module, values)
-    quiet = {key: values[key] for key in plan.read}
-    untouched = {key: values[key] for key in plan.untouched}
-    slots = dict(plan.others)
+    split = contents.split(module, values)
+    quiet = {key: values[key] for key in split.read}
+    untouched = {key: values[key] for key in split.untouched}
+    slots = dict(split.others)
     others = {key: value for key, value in quiet.items() if type(value) not in LEAVES}
     hooks = [value for value in others.values() if type(value) is OrderedDict and not value]
     bare = not (contents.reads_hooks or (hooks and gc.get_referents(*hooks)))
@@ -223,7 +223,7 @@ def _visit_slots(
             del quiet[key]
             slots[key] = _READ
     if not LEAVES.issuperset(map(type, untouched.values())):
-        for key in plan.untouched:
+        for key in split.untouched:
             if isinstance(untouched[key], Tensor):  # a kernel may read its memory
                 del untouched[key]
                 slots[key] = None

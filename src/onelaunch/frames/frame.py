@@ -26,7 +26,7 @@ from onelaunch.frames.callees import (
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.named import FixedVariable, Named, reads_nothing
+from onelaunch.frames.named import FixedVariable, KnownUses, Named, reads_nothing
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import (
     attribute_values,
@@ -71,10 +71,9 @@ class RanFrame(Values):
                 self._attributes(value, uses)
         for variable in named.variables:
             self._note_variable(variable)
-        for base, uses, bare in named.attributes:
+        for base, known in named.attributes:
             for value in self._values(base):
-                if type(value) not in bare and not self._attributes(value, uses):
-                    bare.add(type(value))
+                self._note_known(value, known)
         for place, use in reached.items:
             self._note_item(place, use)
         for symbol in reached.opaque:
@@ -89,15 +88,21 @@ class RanFrame(Values):
     def _note_variable(self, variable: FixedVariable) -> None:
         """Note the loads from a variable that is never assigned, and the calls of its methods."""
         name, values = variable.name, self._locals
-        simple = name not in self._arguments and not (self._results and variable.methods)
-        if simple and (name not in values or variable.note_alike(values[name], self._reads)):
-            return
-        for value in self._variable(name):
-            self._attributes(value, variable.uses)
-        for callee, calls in variable.methods:
-            self._note_callee(self._values(callee), calls)
-        if simple:
-            variable.learn(values[name])
+        if name in self._arguments or (self._results and variable.methods):
+            for value in self._variable(name):
+                self._attributes(value, variable.uses)
+            for callee, calls in variable.methods:
+                self._note_callee(self._values(callee), calls)
+        elif name in values:
+            self._note_known(values[name], variable)
+            for function, calls in variable.readers(values[name]):
+                for call in calls:
+                    self._note_call_of(function, call)
+
+    def _note_known(self, value: object, known: KnownUses) -> None:
+        if not known.note_alike(value, self._reads):
+            self._attributes(value, known.uses)
+            known.learn(value)
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
@@ -111,8 +116,7 @@ class RanFrame(Values):
         for value in self._variable(special.name):
             for kind in type(value).__mro__:
                 if getattr(kind.__dict__.get(name), "__code__", None) is self._code:
-                    self._attributes(value, special.uses)
-                    special.learn(value)
+                    self._note_known(value, special)
                     break
 
     def _note_names(self) -> None:
@@ -123,23 +127,19 @@ class RanFrame(Values):
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)
 
-    def _attributes(self, value: object, uses: Mapping[str, Use]) -> bool:
-        """Note attributes of a value: attribute -> use, of the code. Return False if no object
-        of its class has such attributes."""
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
+        """Note attributes of a value: attribute -> use, of the code."""
         kind, facts = type(value), facts_of_type(value)
         if facts.tensor:
             uses = own_uses(value, uses)
-        if not facts.attributes or not uses:
-            return False
-        if not has_attributes(value):
-            return True
+        if not (uses and has_attributes(value)):
+            return
         self.of_tensors |= facts.tensor
         raise_uses(self._reads.owner(value).names, uses)
         inside = uses if kind in _OF_TORCH else attributes_of(value) or _NO_NAMES
         if not uses.keys() <= inside.keys():  # its class has the others
             others = {name: use for name, use in uses.items() if name not in inside}
             raise_uses(self._reads.owner(kind).names, others)
-        return True
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts

@@ -22,42 +22,26 @@ def reads_nothing(function: object, calls: Calls) -> bool:
     return is_inert(function) or (function is iter and all(len(c.parts) == 1 for c in calls))
 
 
-class FixedVariable:
-    """A variable that is never assigned, with its loads."""
+class KnownUses:
+    """Loads of attributes of a value, which are much the same for each value of a class."""
 
-    def __init__(self, name: str, uses: Uses, methods: Sequence[tuple[Symbol, Calls]] = ()) -> None:
-        self.name = name
+    def __init__(self, uses: Uses) -> None:
         self.uses = uses
         """attribute -> use."""
-        self.methods = methods
-        """(attribute that is called, its calls)."""
-        self._called = [(callee.key, calls) for callee, calls in methods]
         self._own: dict[type, frozenset[str]] = {}
         """class -> the attributes that are not noted as read of the class."""
         self._bare: set[type] = set()
         """Classes of values whose attributes are not noted."""
-        self._inert: set[object] = set()
-        """Functions whose calls read nothing."""
 
     def note_alike(self, value: object, reads: Reads) -> bool:
         """Note the loads from another value of a known class. Return False if it is not alike."""
         kind = type(value)
-        bare = kind in self._bare
-        own = None if bare else self._own.get(kind)
-        if not bare and (own is None or not own <= _get_attribute(value, "__dict__").keys()):
+        if kind in self._bare:
+            return True
+        own = self._own.get(kind)
+        if own is None or not own <= _get_attribute(value, "__dict__").keys():
             return False
-        for name, calls in self._called:
-            for function in peek(value, name):
-                if type(function) is types.FunctionType:
-                    if function in self._inert:
-                        continue
-                    if is_inert(function):
-                        self._inert.add(function)
-                        continue
-                if not reads_nothing(function, calls):
-                    return False
-        if not bare:
-            raise_uses(reads.owner(value).names, self.uses)
+        raise_uses(reads.owner(value).names, self.uses)
         return True
 
     def learn(self, value: object) -> None:
@@ -68,6 +52,32 @@ class FixedVariable:
         elif facts.plain:
             own = self.uses.keys() & _get_attribute(value, "__dict__").keys()
             self._own[kind] = own & self._own.get(kind, own)
+
+
+class FixedVariable(KnownUses):
+    """A variable that is never assigned, with its loads."""
+
+    def __init__(self, name: str, uses: Uses, methods: Sequence[tuple[Symbol, Calls]] = ()) -> None:
+        super().__init__(uses)
+        self.name = name
+        self.methods = methods
+        """(attribute that is called, its calls)."""
+        self._inert: set[object] = set()
+        """Functions whose calls read nothing."""
+
+    def readers(self, value: object) -> list[tuple[object, Calls]]:
+        """Return the functions behind the value's methods that may read something, with calls."""
+        found: list[tuple[object, Calls]] = []
+        for callee, calls in self.methods:
+            for function in peek(value, callee.key):
+                known = type(function) is types.FunctionType
+                if known and function in self._inert:
+                    continue
+                if not reads_nothing(function, calls):
+                    found.append((function, calls))
+                elif known:
+                    self._inert.add(function)
+        return found
 
 
 class Named:
@@ -106,8 +116,8 @@ class Named:
                 self.found.append((value, uses))
                 if type(value) is not types.ModuleType and _is_module(value):
                     self._own.append((vars(value), frozenset(uses.keys() & vars(value).keys())))
-        self.attributes = [(base, uses, set[type]()) for base, uses in attributes]
-        """(another object, attribute -> use, classes without these attributes)."""
+        self.attributes = [(base, KnownUses(uses)) for base, uses in attributes]
+        """(another object, its loads)."""
         for base, calls in reached.named_callees.items():
             value = self._follow(base) if follow else None
             if value is None or not reads_nothing(value, calls):
@@ -132,8 +142,12 @@ class Named:
         if self._has_more or not self.is_current(namespace):
             return False
         for variable in self._alike:
-            if variable.name in values and not variable.note_alike(values[variable.name], reads):
-                return False
+            if variable.name in values:
+                value = values[variable.name]
+                if not variable.note_alike(value, reads):
+                    return False
+                if variable.methods and variable.readers(value):
+                    return False
         for name, calls in self._called:
             if name not in values or not reads_nothing(values[name], calls):
                 return False

@@ -297,7 +297,7 @@ class Values:
 _DICTS = (dict, types.MappingProxyType)
 _NONE: Mapping[int, list[object]] = {}
 _NONE_YET: frozenset[Symbol] = frozenset()
-_FEW = 8
+_FEW = 128
 """The number of values from which on those that were found twice are dropped."""
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""

@@ -45,6 +45,7 @@ LOOKS_UP = {
 """Code that looks up attributes of modules, after the load was noted."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
+_NAMES = {code.co_name for code in (*_IMPORTS, *RUNS_BACKWARD, *HANDS_ON)}
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +97,10 @@ class CodeFacts:
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
-        self.aside = self.code in _IMPORTS or (file, name) == _COMPILES
+        named = name in _NAMES  # the hash of code takes 1 to 15 us
+        self.aside = (named and self.code in _IMPORTS) or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
+        self.matters = takes or (named and (self.code in RUNS_BACKWARD or self.code in HANDS_ON))
         self.standard = self.code.co_argcount > 0 and is_standard_machinery(file)
         self.depends = file == "<string>" or is_container_code(file)
 

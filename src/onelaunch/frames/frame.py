@@ -121,8 +121,9 @@ class RanFrame(Values):
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
-        if (self._code, id(self._globals)) not in reads.noted:
-            reads.noted.add((self._code, id(self._globals)))
+        known = len(reads.noted)
+        reads.noted.add((self._code, id(self._globals)))
+        if len(reads.noted) > known:
             raise_uses(reads.of_globals(self._globals), loads.globals)
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)

@@ -46,6 +46,7 @@ from onelaunch.source import Place, user_frame
 
 _CPU = torch.device("cpu")
 _NONE: dict[Any, Any] = {}
+_NO_ENDS: frozenset[int] = frozenset()
 
 
 class FrameWatch:
@@ -176,8 +177,8 @@ class FrameWatch:
             self._aside.remove(frame)
 
     def _known(self, code: types.CodeType) -> CodeFacts:
-        unread = code in self._unread or is_machinery(code.co_filename)
-        known = CodeFacts(code, unread, self._past.get(code, frozenset[int]()))
+        unread = is_machinery(code.co_filename) or code in self._unread
+        known = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
         self._codes[id(code)] = known
         passes_on = known.standard and code.co_name == "__get__"
         if known.unread and not (known.aside or known.matters or passes_on):

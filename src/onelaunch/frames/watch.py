@@ -231,19 +231,17 @@ class FrameWatch:
             return
         if not known.met:
             self._meet(known)
+        kept: dict[str, Any] = {}
         if known.replaced:
             values = frame.f_locals
-            arguments = {n: v for n in known.replaced if has_contents(v := values.get(n))}
-            if arguments:
-                known.given = True
-                self._arguments[id(frame)] = arguments
+            kept = {n: v for n in known.replaced if has_contents(v := values.get(n))}
         if known.is_enclosed:
-            known.given = True
-            self._arguments[id(frame)] = _enclosing(frame)
+            kept = _enclosing(frame)
         if known.iterates:  # at the end it is exhausted
+            kept[ITERATED] = iterated_container(frame.f_locals.get(ITERATED))
+        if kept:
             known.given = True
-            container = iterated_container(frame.f_locals.get(ITERATED))
-            self._arguments.setdefault(id(frame), {})[ITERATED] = container
+            self._arguments[id(frame)] = kept
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
         arguments, results = _NONE, _NONE

@@ -61,7 +61,7 @@ class Failing:
 
 
 PARTS = {
-    "events": (watch.FrameWatch, "_note_event"),
+    "codes": (watch.FrameWatch, "_known"),
     "calls": (watch.FrameWatch, "_called"),
     "returns": (watch.FrameWatch, "_returned"),
     "loads": (watch.RanFrame, "note"),

@@ -50,6 +50,15 @@ def by_builtin(box: Box) -> object:
     return len(box)  # type: ignore[arg-type]
 
 
+def by_argument(box: Box, ask: Callable[[Any], object]) -> object:
+    return ask(box)
+
+
+def by_variable(box: Box, asker: Asker) -> object:
+    ask = asker.ask if box is not None else None
+    return ask(box)
+
+
 def inner_replaced() -> None:
     MODULE.inner = types.ModuleType("other")  # type: ignore[attr-defined]
     MODULE.inner.ask = vars  # type: ignore[attr-defined]
@@ -104,6 +113,13 @@ def object_changed(box: Box, name: str) -> None:
     other.run(box)
 
 
+def variable_changed(box: Box) -> None:
+    by_variable(box, Asker())
+    other = Asker()
+    other.ask = vars
+    by_variable(box, other)
+
+
 CHANGES: dict[str, Callable[[Box], None]] = {
     "a module's function": lambda box: module_changed(
         box,
@@ -113,6 +129,8 @@ CHANGES: dict[str, Callable[[Box], None]] = {
     "a global name": global_changed,
     "a name that was a builtin": builtin_hidden,
     "the globals": other_globals,
+    "an argument": lambda box: [by_argument(box, ask) for ask in (nothing, vars)].clear(),
+    "a variable": variable_changed,
     "a method of the class": lambda box: class_changed(box, "ask"),
     "a method of the object": lambda box: object_changed(box, "ask"),
     "a method that was None in the class": lambda box: class_changed(box, "late"),
@@ -145,6 +163,28 @@ def test_an_attribute_moves_from_the_objects_to_their_class() -> None:
         read(other)
     assert reads.of(other) is not None
     owner = reads.of(Scaled)
+    assert owner is not None
+    assert owner.names["scale"] is Use.READ
+
+
+def test_a_name_moves_from_a_module_to_its_class() -> None:
+    class Lazy(types.ModuleType):
+        scale = 1.0
+
+    module = Lazy("lazy")
+    module.scale = 2.0
+
+    def read() -> object:
+        return lazy.scale  # type: ignore[name-defined]  # noqa: F821
+
+    fn: Any = types.FunctionType(read.__code__, {"lazy": module})
+    reads = Reads()
+    with FrameWatch(reads).watching():
+        fn()
+        assert reads.of(Lazy) is None
+        del module.scale
+        fn()
+    owner = reads.of(Lazy)
     assert owner is not None
     assert owner.names["scale"] is Use.READ
 

@@ -406,3 +406,38 @@ def test_the_ways_to_attributes() -> None:
     assert "`_parameters` of a `Net`" not in names
     read = {slot.name for slot, _ in found.held.values() if found.is_read(slot)}
     assert {"Linear.forward", "Net.forward"} <= read
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.scale if isinstance(self.scale, float) else self.scale[0])
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_modules_of_a_class_that_differ(read: bool) -> None:
+    """Attributes are told apart once for a class, and anew for a module that differs."""
+    layers = nn.ModuleList([Layer() for _ in range(5)])
+    layers[1].scale = [3.0]
+    layers[2].late = torch.ones(1)
+    layers[3].register_forward_hook(lambda module, args, result: None)
+    layers[3]._forward_pre_hooks.note = 1  # type: ignore[attr-defined]
+    reads = Reads()
+    with FrameWatch(reads).watching(), torch.no_grad():
+        for layer in layers[:4]:
+            layer(torch.ones(1))
+    found = walk([("layers", layers)], reads if read else None)
+
+    def slot(index: int, name: str) -> tuple[int, str]:
+        return id(vars(layers[index])), name
+
+    assert all(found.is_quiet(slot(i, "scale")) for i in (0, 2, 3, 4))
+    assert slot(1, "scale") in found.slots
+    assert slot(2, "late") in found.slots
+    if read:
+        assert slot(3, "_forward_hooks") in found.slots
+        assert slot(3, "_forward_pre_hooks") in found.slots
+        assert found.is_quiet(slot(2, "_forward_hooks"))

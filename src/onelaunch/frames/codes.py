@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from onelaunch.frames.loads import loads_of
-from onelaunch.frames.named import Named
+from onelaunch.frames.named import FixedVariable, Named
 from onelaunch.frames.origins import (
     TORCH,
     is_container_code,
@@ -47,6 +47,7 @@ ASKS_FOR_BUILD = {torch.backends.cuda.is_built.__code__}
 """Code that asks how torch was built, which torch calls in captures, too."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
+_NAMES = {code.co_name for code in (*_IMPORTS, *RUNS_BACKWARD, *HANDS_ON)}
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +60,7 @@ class CodeFacts:
         past: ends of frames that are not read again.
         met: True once a frame was read.
         replaced: the arguments that it assigns anew.
-        special: of a special method, such as `__call__`: its first argument, and the use of its
+        special: of a special method, such as `__call__`: its first argument, with the use of its
             name; else None.
         iterates: True for a comprehension or a generator expression.
         of_class: True for the body of a class, which looks in its own names first.
@@ -68,11 +69,13 @@ class CodeFacts:
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
         matters: True if its calls are noted: a backward, a higher-order operator, or work for
             another thread.
+        depends: True if `is_unread` depends on the caller of a frame.
         standard: True for a function of the standard library that may be a method.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
         named: offset where a frame ended -> what its global names led to.
         yields: of a generator of torch's: the offsets where its frames stop for a while.
+        given: True once a frame of it was given results, or had arguments that are kept.
     """
 
     code: types.CodeType
@@ -81,7 +84,7 @@ class CodeFacts:
     met: bool = False
     loads: Loads = field(init=False)
     replaced: tuple[str, ...] = ()
-    special: tuple[str, dict[str, Use]] | None = None
+    special: FixedVariable | None = None
     iterates: bool = False
     of_class: bool = field(init=False)
     is_enclosed: bool = False
@@ -90,28 +93,30 @@ class CodeFacts:
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
     named: dict[int, Named] = field(default_factory=dict)
+    given: bool = False
     aside: bool = field(init=False)
     matters: bool = field(init=False)
     standard: bool = field(init=False)
-    _is_always_read: bool = field(init=False)
+    depends: bool = field(init=False)
 
     def __post_init__(self) -> None:
         file, name = self.code.co_filename, self.code.co_name
-        self.aside = self.code in _IMPORTS or (file, name) == _COMPILES
+        named = name in _NAMES  # the hash of code takes 1 to 15 us
+        self.aside = (named and self.code in _IMPORTS) or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.matters = takes or self.code in RUNS_BACKWARD or self.code in HANDS_ON
+        self.matters = takes or (named and (self.code in RUNS_BACKWARD or self.code in HANDS_ON))
         self.standard = self.code.co_argcount > 0 and is_standard_machinery(file)
-        self._is_always_read = file != "<string>" and not is_container_code(file)
+        self.depends = file == "<string>" or is_container_code(file)
 
     def is_unread(self, frame: FrameType) -> bool:
         """Return whether a frame is not read, which may depend on its caller."""
-        return not self._is_always_read and (is_generated(frame) or serves_machinery(frame))
+        return self.depends and (is_generated(frame) or serves_machinery(frame))
 
     @property
     def is_quiet(self) -> bool:
         """True if no call of it is noted, but returns alone. It was met."""
         kept = self.replaced or self.is_enclosed or self.iterates
-        return self._is_always_read and not (kept or self.aside or self.matters)
+        return not (kept or self.depends or self.aside or self.matters)
 
     def meet(self) -> None:
         """Read the code, at its first frame."""
@@ -128,7 +133,7 @@ class CodeFacts:
         self.is_enclosed = bool(code.co_freevars) and self.of_class
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if is_special and code.co_argcount:
-            self.special = arguments[0], {code.co_name: Use.READ}
+            self.special = FixedVariable(arguments[0], {code.co_name: Use.READ})
 
 
 _YIELD = dis.opmap["YIELD_VALUE"]

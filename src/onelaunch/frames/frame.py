@@ -26,7 +26,7 @@ from onelaunch.frames.callees import (
     reads_attributes,
     taken_apart,
 )
-from onelaunch.frames.named import FixedVariable, Named, reads_nothing
+from onelaunch.frames.named import FixedVariable, KnownUses, Named, reads_nothing
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import (
     attribute_values,
@@ -63,17 +63,17 @@ class RanFrame(Values):
         told = bool(self._results) and not reached.named_offsets.isdisjoint(self._results)
         if told or named is None or not named.is_current(self._globals):
             self._note_names()
-            named = Named(reached, self._globals, not (told or self._facts.of_class))
+            follow, special = not (told or self._facts.of_class), self._facts.special
+            named = Named(reached, self._loads, self._globals, follow, special)
             if not told:
                 self._facts.named[at] = named
             for value, uses in named.found:
                 self._attributes(value, uses)
         for variable in named.variables:
             self._note_variable(variable)
-        for base, uses, bare in named.attributes:
+        for base, known in named.attributes:
             for value in self._values(base):
-                if type(value) not in bare and not self._attributes(value, uses):
-                    bare.add(type(value))
+                self._note_known(value, known)
         for place, use in reached.items:
             self._note_item(place, use)
         for symbol in reached.opaque:
@@ -82,27 +82,27 @@ class RanFrame(Values):
             self._note_call(call)
         for callee, calls in named.callees.items():
             self._note_callee(self._values(callee), calls)
+        if self._facts.special is not None:
+            self._note_special(self._facts.special)
 
     def _note_variable(self, variable: FixedVariable) -> None:
         """Note the loads from a variable that is never assigned, and the calls of its methods."""
         name, values = variable.name, self._locals
-        simple = not (self._arguments or (self._results and variable.methods))
-        if simple:
-            if name not in values:
-                return
-            value = values[name]
-            shape = variable.shapes.get(type(value))
-            if shape is not None and shape.is_of(value, variable.uses):
-                if shape.noted:
-                    raise_uses(self._reads.owner(value).names, variable.uses)
-                return
-        for value in self._variable(name):
-            self._attributes(value, variable.uses)
-        found = [self._values(callee) for callee, _ in variable.methods]
-        for functions, (_, calls) in zip(found, variable.methods, strict=True):
-            self._note_callee(functions, calls)
-        if simple:
-            variable.learn(values[name], found)
+        if name in self._arguments or (self._results and variable.methods):
+            for value in self._variable(name):
+                self._attributes(value, variable.uses)
+            for callee, calls in variable.methods:
+                self._note_callee(self._values(callee), calls)
+        elif name in values:
+            self._note_known(values[name], variable)
+            for function, calls in variable.readers(values[name]):
+                for call in calls:
+                    self._note_call_of(function, call)
+
+    def _note_known(self, value: object, known: KnownUses) -> None:
+        if not known.note_alike(value, self._reads):
+            self._attributes(value, known.uses)
+            known.learn(value)
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
@@ -110,40 +110,37 @@ class RanFrame(Values):
                 for call in calls:
                     self._note_call_of(function, call)
 
-    def note_special(self, argument: str, uses: Mapping[str, Use]) -> None:
+    def _note_special(self, special: FixedVariable) -> None:
         """Note the lookup of a special method, which no instruction loads."""
         name = self._code.co_name
-        for value in self._variable(argument):
+        for value in self._variable(special.name):
             for kind in type(value).__mro__:
                 if getattr(kind.__dict__.get(name), "__code__", None) is self._code:
-                    self._attributes(value, uses)
+                    self._note_known(value, special)
                     break
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
-        if (self._code, id(self._globals)) not in reads.noted:
-            reads.noted.add((self._code, id(self._globals)))
+        known = len(reads.noted)
+        reads.noted.add((self._code, id(self._globals)))
+        if len(reads.noted) > known:
             raise_uses(reads.of_globals(self._globals), loads.globals)
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)
 
-    def _attributes(self, value: object, uses: Mapping[str, Use]) -> bool:
-        """Note attributes of a value: attribute -> use, of the code. Return False if no object
-        of its class has such attributes."""
+    def _attributes(self, value: object, uses: Mapping[str, Use]) -> None:
+        """Note attributes of a value: attribute -> use, of the code."""
         kind, facts = type(value), facts_of_type(value)
         if facts.tensor:
             uses = own_uses(value, uses)
-        if not facts.attributes or not uses:
-            return False
-        if not has_attributes(value):
-            return True
+        if not (uses and has_attributes(value)):
+            return
         self.of_tensors |= facts.tensor
         raise_uses(self._reads.owner(value).names, uses)
         inside = uses if kind in _OF_TORCH else attributes_of(value) or _NO_NAMES
         if not uses.keys() <= inside.keys():  # its class has the others
             others = {name: use for name, use in uses.items() if name not in inside}
             raise_uses(self._reads.owner(kind).names, others)
-        return True
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts

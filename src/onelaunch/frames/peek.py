@@ -12,7 +12,7 @@ import operator
 import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -62,6 +62,8 @@ class Kind(NamedTuple):
     attributes: bool
     """True if reads of its objects' attributes are noted."""
     tensor: bool
+    elements: Callable[[Any], Iterable[object]]
+    """See `elements`."""
 
 
 _kinds: dict[type, Kind] = {}
@@ -104,6 +106,9 @@ def _learn(kind: type) -> Kind:
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
         tensor=tensor,
+        elements=_alone
+        if tensor
+        else next((way for base, way in _WAYS if issubclass(kind, base)), _alone),
     )
     return found
 
@@ -192,8 +197,11 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
         attributes = _get_attribute(value, "__dict__")
         if name in attributes:
             return (attributes[name],)
-        found = _of_attributes(facts, attributes, name) if facts.held else ()
-        return found or _of_instance(kind, value, name)
+        for holder in facts.held:
+            entries = attributes.get(holder)
+            if isinstance(entries, dict) and name in entries:
+                return (cast(dict[str, object], entries)[name],)
+        return _of_instance(kind, value, name)
     if facts.tensor and name != "__class__" and is_of_tensors(kind, name):
         return ()
     if kind in LEAVES or not _SEALED.isdisjoint(kind.__mro__):
@@ -205,17 +213,7 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
     if issubclass(kind, type):
         return _of_class(cast(type, value), name)
     attributes = attributes_of(value) or {}
-    return _of_attributes(facts, attributes, name) or _of_instance(kind, value, name)
-
-
-def _of_attributes(facts: Kind, attributes: dict[str, object], name: str) -> tuple[object, ...]:
-    if name in attributes:
-        return (attributes[name],)
-    for holder in facts.held:
-        entries = attributes.get(holder)
-        if isinstance(entries, dict) and name in entries:
-            return (cast(dict[str, object], entries)[name],)
-    return ()
+    return (attributes[name],) if name in attributes else _of_instance(kind, value, name)
 
 
 def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
@@ -328,8 +326,6 @@ def items(value: Any, keys: Iterable[object]) -> Iterable[object]:
     """Return the items of a builtin container under keys; all items where no key is known."""
     kind = type(value)  # `isinstance` would ask the value for its class
     known: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
-    if issubclass(kind, _OF_MODULES):
-        return value._modules.values()
     if not known or not issubclass(kind, _KEYED):
         return elements(value)
     if issubclass(kind, (dict, types.MappingProxyType)):
@@ -342,40 +338,36 @@ def items(value: Any, keys: Iterable[object]) -> Iterable[object]:
 
 _PLAIN_KEYS = (int, str, float)
 _KEYED = (dict, list, tuple, types.MappingProxyType)
-_OF_MODULES = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
-def elements(value: Any) -> Iterator[object]:
+def elements(value: Any) -> Iterable[object]:
     """Return the elements of a container, without running user code; or the value itself."""
-    kind: Any = type(value)  # `isinstance` would ask the value for its class
-    if kind in _BARE:
-        return
-    if facts_of_type(value).tensor:
-        yield from filter(has_contents, (value,))
-    elif issubclass(kind, dict):
-        yield from list(dict.values(value))[:MOST]
-        yield from [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
-    elif issubclass(kind, list):
-        yield from list.__iter__(value)
-    elif issubclass(kind, tuple):
-        yield from tuple.__iter__(value)
-    elif issubclass(kind, types.MappingProxyType):
-        yield from list(value.values())[:MOST]
-    elif issubclass(kind, contextvars.ContextVar):
-        yield from filter(has_contents, (value.get(None),))
-    elif is_view(value):
-        yield from elements(object_of(value))
-    elif issubclass(kind, (deque, set, frozenset)):
-        yield from list(value)[:MOST]
-    elif issubclass(kind, _OF_MODULES):
-        yield from value._modules.values()
-    elif issubclass(kind, enum.EnumMeta):
-        yield from value.__members__.values()
-    elif has_contents(value):
-        yield value
+    return facts_of_type(value).elements(value)
 
 
-_BARE = LEAVES - {torch.Size}
+def _alone(value: object) -> tuple[object, ...]:
+    return (value,) if has_contents(value) else ()
+
+
+def _of_dict(value: dict[Any, object]) -> list[object]:
+    keys = [key for key in list(dict.keys(value))[:MOST] if has_contents(key)]
+    return [*list(dict.values(value))[:MOST], *keys]
+
+
+_WAYS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
+    (torch.Size, tuple.__iter__),
+    (tuple(LEAVES), _alone),
+    (dict, _of_dict),
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (types.MappingProxyType, lambda value: list(value.values())[:MOST]),
+    (contextvars.ContextVar, lambda value: _alone(value.get(None))),
+    (VIEWS, lambda value: elements(object_of(value)) if is_view(value) else _alone(value)),
+    ((deque, set, frozenset), lambda value: list(value)[:MOST]),
+    ((nn.ModuleList, nn.ModuleDict, nn.Sequential), lambda value: value._modules.values()),
+    (enum.EnumMeta, lambda value: value.__members__.values()),
+)
+"""(classes, function that returns the elements of their instances)."""
 
 
 def iterated_container(iterator: object) -> object:

@@ -66,6 +66,11 @@ class ObjectReads:
     asked: bool = False
     """True if attributes were read by unknown names. An untouched attribute may be among them."""
 
+    def is_like(self, other: ObjectReads) -> bool:
+        """Return whether the same attributes of another object were read."""
+        mine, others = (self.opaque, self.asked), (other.opaque, other.asked)
+        return mine == others and self.names == other.names
+
 
 @dataclass(slots=True, eq=False)
 class Reads:

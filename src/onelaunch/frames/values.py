@@ -93,7 +93,7 @@ class Values:
                 return so_far[1]
             found = self._find(symbol)
             if self._following and not self._loads.is_settled(symbol):
-                if self._found == before and not self._loads.grown:
+                if self._found == before and not self._putting:
                     self._so_far[symbol] = before, found
                 return found
         self._known[symbol] = found
@@ -121,7 +121,7 @@ class Values:
             found += self._returned(symbol)
         elif kind == "module":
             found += self._module(symbol)
-        return found if len(found) <= MOST else found[:MOST]
+        return found if len(found) < _FEW else list({id(v): v for v in found}.values())[:MOST]
 
     def _variable(self, name: str) -> list[object]:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
@@ -207,7 +207,7 @@ class Values:
         """Return values that the code put into a container. They may be out of it by the end."""
         grown = self._loads.grown
         place = self._loads.place(container) if container and grown else None
-        if place not in grown or place in self._putting:
+        if place is None or place not in grown or place in self._putting:
             return []
         self._putting |= {place}
         found = [v for symbol in grown[place] for v in self._values(symbol)]
@@ -297,5 +297,7 @@ class Values:
 _DICTS = (dict, types.MappingProxyType)
 _NONE: Mapping[int, list[object]] = {}
 _NONE_YET: frozenset[Symbol] = frozenset()
+_FEW = 128
+"""The number of values from which on those that were found twice are dropped."""
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""

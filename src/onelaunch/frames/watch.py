@@ -42,7 +42,6 @@ from onelaunch.frames.peek import (
     LEAVES,
     MOST,
     attributes_of,
-    facts_of_type,
     has_attributes,
     has_contents,
     iterated_container,
@@ -55,6 +54,7 @@ from onelaunch.source import Place, user_frame
 
 _CPU = torch.device("cpu")
 _NONE: dict[Any, Any] = {}
+_NO_ENDS: frozenset[int] = frozenset()
 
 
 class FrameWatch:
@@ -168,33 +168,31 @@ class FrameWatch:
         if self.failed is not None:
             return
         try:
-            self._note_event(frame, event, arg)
+            code = frame.f_code
+            known = self._codes.get(id(code)) or self._known(code)
+            if known.aside or self._aside:
+                self._note_aside(frame, event, known)
+            elif event == "return":
+                self._returned(frame, known, arg)
+            else:
+                if known.matters:
+                    self._note_torch(code, frame)
+                if not known.unread:
+                    self._called(frame, known)
+                elif known.standard:
+                    self._note_standard(frame, code)
         except Exception as error:  # noqa: BLE001  raised here, it would end the user's frame
             self._fail(error)
 
-    def _note_event(self, frame: FrameType, event: str, arg: Any) -> None:
-        code = frame.f_code
-        known = self._codes.get(id(code)) or self._known(code)
-        if known.aside:
-            if event == "call":
-                self._aside.append(frame)
-            elif frame in self._aside:
-                self._aside.remove(frame)
-        elif self._aside:
-            return
-        elif event == "call":
-            if known.matters:
-                self._note_torch(known.code, frame)
-            if not known.unread:
-                self._called(frame, known)
-            elif known.standard:
-                self._note_standard(frame, known.code)
-        else:
-            self._returned(frame, known, arg)
+    def _note_aside(self, frame: FrameType, event: str, known: CodeFacts) -> None:
+        if known.aside and event == "call":
+            self._aside.append(frame)
+        elif known.aside and frame in self._aside:
+            self._aside.remove(frame)
 
     def _known(self, code: types.CodeType) -> CodeFacts:
-        unread = code in self._unread or is_machinery(code.co_filename)
-        known = CodeFacts(code, unread, self._past.get(code, frozenset[int]()))
+        unread = is_machinery(code.co_filename) or code in self._unread
+        known = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
         self._codes[id(code)] = known
         passes_on = known.standard and code.co_name == "__get__"
         if known.unread and not (known.aside or known.matters or passes_on):
@@ -237,34 +235,36 @@ class FrameWatch:
             self._hook.begin()
 
     def _meet(self, known: CodeFacts) -> None:
-        if not known.met:
-            known.meet()
-            self.reads.codes.add(known.code)
-            if known.is_quiet:
-                self.matters[id(known.code)] = Matters.RETURNS
+        known.meet()
+        self.reads.codes.add(known.code)
+        if known.is_quiet:
+            self.matters[id(known.code)] = Matters.RETURNS
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
-        if known.is_unread(frame) or id(frame) in self._suspended:
+        if (known.depends and known.is_unread(frame)) or id(frame) in self._suspended:
             return
-        self._meet(known)
+        if not known.met:
+            self._meet(known)
+        kept: dict[str, Any] = {}
         if known.replaced:
             values = frame.f_locals
-            arguments = {n: v for n in known.replaced if has_contents(v := values.get(n))}
-            if arguments:
-                self._arguments[id(frame)] = arguments
+            kept = {n: v for n in known.replaced if has_contents(v := values.get(n))}
         if known.is_enclosed:
-            self._arguments[id(frame)] = _enclosing(frame)
+            kept = _enclosing(frame)
         if known.iterates:  # at the end it is exhausted
-            container = iterated_container(frame.f_locals.get(ITERATED))
-            self._arguments.setdefault(id(frame), {})[ITERATED] = container
+            kept[ITERATED] = iterated_container(frame.f_locals.get(ITERATED))
+        if kept:
+            known.given = True
+            self._arguments[id(frame)] = kept
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
-        facts = facts_of_type(result)
-        if not facts.contents or (facts.tensor and not attributes_of(result)):
+        if not has_contents(result):
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:
-            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            code = parent.f_code
+            caller = self._codes.get(id(code)) or self._known(code)
             if not caller.unread:
+                caller.given = True
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
@@ -277,35 +277,47 @@ class FrameWatch:
     def _note_frame(self, frame: FrameType, known: CodeFacts, at: int) -> None:
         """Note a frame that has ended, or stops for a while, at an instruction."""
         make_way()
-        key = id(frame)
-        self._suspended.pop(key, None)
-        arguments = self._arguments.pop(key, _NONE)
-        results = self._results.pop(key, _NONE)
-        if known.unread or known.is_unread(frame):
+        arguments, results = _NONE, _NONE
+        if known.given or known.yields:
+            key = id(frame)
+            self._suspended.pop(key, None)
+            arguments, results = self._arguments.pop(key, _NONE), self._results.pop(key, _NONE)
+        if known.unread or (known.depends and known.is_unread(frame)):
             return
-        self._meet(known)  # the frame may be older than the watch
+        if not known.met:  # the frame may be older than the watch
+            self._meet(known)
         for store in known.stores:
             if at > store.offset:
                 self._note_store(store, frame.f_locals.get(store.variable))
         if at in known.past:
             return
-        named = None if results or known.special is not None else known.named.get(at)
-        if named is not None and named.is_all(frame.f_globals):
-            return
         with self._lock:
             if self._noting:  # in this thread
                 raise RuntimeError("the watch was called in its own work")
             self._noting = True
-            run = RanFrame(self.reads, frame, known, arguments, results)
-            run.note(at)
-            if known.special is not None:
-                run.note_special(*known.special)
+            of_tensors = self._note(frame, known, at, arguments, results)
             self._noting = False
-        if run.of_tensors:
+        if of_tensors:
             known.singular.add(at)
         elif at not in known.ends:
             known.ends.add(at)
             self.reads.ended.add((known.code, at))
+
+    def _note(
+        self,
+        frame: FrameType,
+        known: CodeFacts,
+        at: int,
+        arguments: dict[str, Any],
+        results: dict[int, list[object]],
+    ) -> bool:
+        """Note the reads of a frame. Return whether it read what hangs on tensors."""
+        named = None if arguments or results else known.named.get(at)
+        if named is None or not named.note_alike(self.reads, frame.f_globals, frame.f_locals):
+            run = RanFrame(self.reads, frame, known, arguments, results)
+            run.note(at)
+            return run.of_tensors
+        return False
 
     def _note_store(self, store: SureStore, value: object) -> None:
         for name in store.path:

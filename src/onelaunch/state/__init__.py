@@ -3,6 +3,7 @@
 walk.py         the search for the state that a callable reaches
 found.py        StateWalk: what a walk found
 contents.py     the slots of one object, as far as they were touched
+attributes.py   the attributes of modules, of which most need no slots
 arrays.py       the slots of an array in host memory
 scripted.py     the slots of a TorchScript module
 hooks.py        the hooks that a backward runs, of tensors and of nodes

@@ -11,9 +11,9 @@ import itertools
 import sys
 import threading
 import types
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.state.arrays import is_array, slots_of_array
+from onelaunch.state.attributes import Attributes, SplitAttributes, is_bare
 from onelaunch.state.scripted import of_script
 from onelaunch.state.slots import (
     InnerTensor,
@@ -57,28 +58,6 @@ _REGISTRY = 64
 """The most classes of a set that are compared: `type(layer) in self.quantized`."""
 
 
-class Attributes(NamedTuple):
-    """Attributes of a module that need no slots of their own.
-
-    Attributes:
-        holder: the module's `__dict__`.
-        values: attribute -> value.
-    """
-
-    name: str
-    module: nn.Module
-    holder: dict[str, object]
-    values: dict[str, object]
-    via: Slot | None
-
-    def slot(self, key: str) -> Slot:
-        return new_slot(("item", self.holder, key, f"{self.name}{key}", self.module, self.via))
-
-    def slots(self) -> Iterator[tuple[Slot, object]]:
-        """Return the slots of the attributes, each with its content."""
-        return ((self.slot(key), value) for key, value in self.values.items())
-
-
 class Contents:
     """The slots of objects, as far as a callable was seen to read them; before it has run, all.
 
@@ -102,13 +81,19 @@ class Contents:
         self.loose: set[str] = set() if reads is None else set(reads.loose)
         """Names of attributes that code loaded from unknown objects. An untouched attribute with
         the name counts as read, on any object."""
+        self._ran_names: set[str] = set()
         for code in () if reads is None else reads.codes:
+            self._ran_names.add(code.co_name)
             if not is_installed(code.co_filename):
                 self.loose |= loads_of(code).loose
+        self.splits: dict[type, SplitAttributes] = {}
+        self._kinds: set[type] = set()
+        """The classes of the objects that were read."""
         self._uses_by_class: dict[int, dict[str, Use]] = {}
         """id of a class -> uses of its attributes and of its instances'."""
         for kind, owner in () if reads is None else reads.kinds.items():
             if isinstance(kind, type):  # of instances that are gone, too
+                self._kinds.add(kind)
                 self._note_uses(kind.__mro__, owner.names)
         for value in () if reads is None else reads.alive():
             if isinstance(value, _SHARED) and (owner := reads and reads.of(value)):
@@ -148,6 +133,30 @@ class Contents:
             return Use.READ
         return Use.READ if use is None and name in self.loose else use
 
+    @property
+    def reads_hooks(self) -> bool:
+        """True if attributes of a dict of hooks, or of its class, were read."""
+        return OrderedDict in self._kinds
+
+    def is_unread_hooks(self, hooks: object) -> bool:
+        """Return whether an empty dict of hooks has no attributes, and none was read."""
+        return is_bare(hooks) and (self.reads is None or self.reads.of(hooks) is None)
+
+    def split(self, module: nn.Module, attributes: dict[str, object]) -> SplitAttributes:
+        """Return the attributes of a module by their uses, much the same for each of its class."""
+        owner, kind, keys = self.reads and self.reads.expected(module), type(module), [*attributes]
+        split = self.splits.get(kind)
+        if split is None or not split.fits(keys, owner):
+            unread = NOT_READ if self.reads is None else READ_APART
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                unread |= REMADE_BY_DDP
+            uses = {key: self.use(owner, key) for key in keys if key not in unread}
+            read = [key for key, use in uses.items() if use is Use.READ]
+            untouched = [key for key, use in uses.items() if use is None]
+            others = {key: use for key, use in uses.items() if use not in (None, Use.READ)}
+            split = self.splits[kind] = SplitAttributes(keys, owner, read, untouched, others)
+        return split
+
     def of(
         self, name: str, value: object, use: Use = Use.READ
     ) -> Iterator[tuple[Slot, Use | None]]:
@@ -179,7 +188,7 @@ class Contents:
 
     def has_contents(self, t: Tensor) -> bool:
         """Return whether a tensor has attributes that code put there, or looked for."""
-        return bool(attributes_of(t)) or (self.reads and self.reads.expected(t)) is not None
+        return bool(attributes_of(t)) or type(t) in self._kinds
 
     def _of_tensor(self, name: str, t: Tensor) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of attributes that code put on a tensor: `weight.scale`."""
@@ -293,7 +302,7 @@ class Contents:
             asked = {*(owner.names if owner else ())} - vars(types.FunctionType).keys()
             for key in (vars(fn).keys() - {"__wrapped__"}) | asked:
                 yield Slot("item", vars(fn), key, f"{name}.{key}", None), self.use(owner, key)
-        if reads is not None and not (code in reads.codes or is_machinery(code.co_filename)):
+        if reads is not None and not (self._has_run(code) or is_machinery(code.co_filename)):
             return  # it did not run
         for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
             use = Use.READ if reads is None else reads.variables.get((code, variable), Use.READ)
@@ -360,12 +369,16 @@ class Contents:
 
     def _ran(self, member: object) -> bool:
         """Return whether a member of a class is, or wraps, code that ran: Python calls some."""
-        codes = self.reads.codes if self.reads is not None else ()
         if type(member) in LEAVES:
             return False
         if type(member) is types.FunctionType and not member.__dict__:  # nearly all
-            return member.__code__ in codes
-        return any(fn.__code__ in codes for fn in functions_in(member))
+            return self._has_run(member.__code__)
+        return any(self._has_run(fn.__code__) for fn in functions_in(member))
+
+    def _has_run(self, code: types.CodeType) -> bool:
+        """Return whether code ran. By its name first: the hash of code takes 1 to 15 us."""
+        named = code.co_name in self._ran_names
+        return named and self.reads is not None and code in self.reads.codes
 
     def code_of(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         """Return further objects that an object leads to: its class, and code behind decorators."""
@@ -423,8 +436,8 @@ _OF_EVERY_MODULE = {
 def dicts_of(value: object) -> list[dict[str, Any]]:
     """Return the dicts that hold the attributes of an object or module."""
     if isinstance(value, nn.Module):
-        inner = [value.__dict__.get(kind) for kind in MODULE_DICTS]
-        return [value.__dict__, *(entries for entries in inner if isinstance(entries, dict))]
+        own = value.__dict__
+        return [own, *[d for kind in MODULE_DICTS if isinstance(d := own.get(kind), dict)]]
     if isinstance(value, (type, types.ModuleType, types.FunctionType, *METHODS)):
         return []
     if type(value) in _WITHOUT_ATTRIBUTES:

@@ -22,10 +22,10 @@ from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
+from onelaunch.state.attributes import Attributes
 from onelaunch.state.contents import (
     LEAVES,
     MODULE_DICTS,
-    Attributes,
     Contents,
     dicts_of,
     is_library_class,
@@ -168,13 +168,15 @@ class StateWalk:
         """Return whether attributes without slots, and the dicts of modules, are as they were."""
         if self._entries is None:
             found = [*self.quiet.values(), *self.contents.untouched.values()]
-            pairs = [(a.holder, a.values) for a in found]
+            pairs: list[tuple[dict[str, Any], Any]] = [(a.holder, a.values) for a in found]
             modules = (d for o, d in zip(self.owners, self.dicts, strict=True) if _is_whole(o, d))
             pairs += [(own, dict(zip(MODULE_DICTS, d, strict=True))) for own, *d in modules]
+            each = itertools.chain.from_iterable
+            inside = [values for _, values in pairs]
             self._entries = (
-                [holder for holder, values in pairs for _ in values],
-                [key for _, values in pairs for key in values],
-                [value for _, values in pairs for value in values.values()],
+                list(each(map(itertools.repeat, (own for own, _ in pairs), map(len, inside)))),
+                list(each(inside)),
+                list(each(map(dict[str, Any].values, inside))),
             )
         holders, keys, contents = self._entries
         now = list(map(dict.get, holders, keys, itertools.repeat(MISSING)))

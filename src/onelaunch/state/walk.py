@@ -28,13 +28,9 @@ from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
+from onelaunch.state.attributes import Attributes, is_bare
 from onelaunch.state.contents import (
     LEAVES,
-    MODULE_DICTS,
-    NOT_READ,
-    READ_APART,
-    REMADE_BY_DDP,
-    Attributes,
     Contents,
     dicts_of,
     is_library_class,
@@ -140,29 +136,34 @@ def _visit_all(found: StateWalk, queue: Queue, seen: set[int], most: int | None 
     containers = found.contents.containers
     while queue and (most is None or len(found.slots) < most):
         name, value, via = queue.popleft()
-        key, kind = id(value), type(value)
-        if key in seen or kind in LEAVES:
+        kind = type(value)
+        if kind in LEAVES:
+            continue
+        key = id(value)
+        if key in seen:
             continue
         # Hooks, mostly. A `__dict__` is made when it is asked for, and is all that it refers to.
-        if kind is OrderedDict and not (value or key in owners) and _are_bare(value):
+        if kind is OrderedDict and not (value or key in owners) and is_bare(value):
             seen.add(key)
             containers[key] = (value, name, 0)
             continue
-        plain = is_plain(value) and not isinstance(value, enum.Enum)  # a member may have attributes
-        # Imports grow `sys.modules`; the modules that were read are known by themselves.
+        # Imports grow `sys.modules`; the modules that were read are known by themselves. A member
+        # of an enumeration may have attributes.
+        plain = not isinstance(value, (nn.Module, enum.Enum)) and is_plain(value)
         if not plain and value is not sys.modules:
-            seen.add(id(value))
+            seen.add(key)
             make_way()
             _visit(found, queue, name, value, via)
 
 
 def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot | None) -> None:
-    module = isinstance(value, nn.Module)
-    if module:
-        _note_owner(found, value, dicts_of(value))
-        _visit_slots(found, queue, name, value, via)
+    kind = type(value)
+    if isinstance(value, nn.Module):
+        first = kind not in found.contents.splits
+        _visit_slots(found, queue, name, value, _note_owner(found, value), via)
+        if first:
+            queue.append((kind.__qualname__, kind, via))
         if not isinstance(value, torch.jit.ScriptModule):
-            queue.append((type(value).__qualname__, type(value), via))
             return
     elif isinstance(value, types.FunctionType):
         found.functions.append(value)
@@ -173,10 +174,8 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
         members = members_of(value)
         found.facts.append((type.mro, value, type.mro(value)))
         found.sizes.append((members, len(members)))
-    else:
-        dicts = dicts_of(value)
-        if dicts or (found.reads is not None and found.reads.of(value) is not None):
-            _note_owner(found, value, dicts)
+    elif dicts_of(value) or (found.reads is not None and found.reads.of(value) is not None):
+        _note_owner(found, value)
     use_of_via = _READ if via is None else found.used.get(via.id, _READ)
     for slot, use in found.contents.of(name, value, use_of_via):
         if via is not None and slot.via is None:
@@ -189,62 +188,58 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
     )
 
 
-def _note_owner(found: StateWalk, owner: object, dicts: list[dict[str, Any]]) -> None:
+def _note_owner(found: StateWalk, owner: object) -> list[dict[str, Any]]:
+    dicts = dicts_of(owner)
     found.owners.append(owner)
     found.kinds.append(type(owner))
     found.dicts.append(dicts)
-    for attributes in dicts:
-        found.sizes.append((attributes, len(attributes)))
+    found.sizes.extend(zip(dicts, map(len, dicts), strict=True))
+    return dicts
 
 
 def _visit_slots(
-    found: StateWalk, queue: Queue, name: str, module: nn.Module, via: Slot | None
+    found: StateWalk,
+    queue: Queue,
+    name: str,
+    module: nn.Module,
+    dicts: list[dict[str, Any]],
+    via: Slot | None,
 ) -> None:
     """Find the slots of a module: half of all slots, nearly all with plain values."""
-    contents = found.contents
-    attributes: dict[str, Any] = module.__dict__
-    reads, loose = contents.reads, contents.loose
-    owner = reads and reads.expected(module)
-    prefix = f"{name}." if name else ""
-    for kind in MODULE_DICTS:
-        entries: Any = attributes.get(kind)
-        for key in list(entries) if isinstance(entries, dict) else ():
+    contents, prefix = found.contents, f"{name}." if name else ""
+    for entries in filter(None, dicts[1:]):
+        at = id(entries)  # torch's dependencies have a hook for each call of `id`: 0.6 us
+        for key in list(entries):
             slot = new_slot(("item", entries, key, f"{prefix}{key}", module, via))
-            _add_slot(found, slot, slot.read(), _READ, queue)
-    unread = NOT_READ if reads is None else READ_APART
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        unread |= REMADE_BY_DDP
-    untouched: dict[str, object] = {}
-    quiet: dict[str, object] = {}
-    read = {} if reads is None else reads.owners
-    known = owner is None or not (owner.opaque or owner.asked)
-    names = {} if owner is None else owner.names
-    for key, value in list(attributes.items()):
-        if key in unread:
-            continue
-        kind = type(value)
-        leaf = kind in LEAVES
-        use = names.get(key) if known else contents.use(owner, key)
-        if use is None and (reads is None or key in loose):
-            use = _READ
-        if use is None and (leaf or kind in _BUILTIN or not isinstance(value, Tensor)):
-            untouched[key] = value  # a kernel may read a tensor's memory
-            continue
-        if use is _READ:
-            if _leads_nowhere(value):
-                quiet[key] = value
-                continue
-            if kind is OrderedDict and not (value or id(value) in read) and _are_bare(value):
-                quiet[key] = value
-                found.hooks.append(value)
-                continue
-        slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
-        _add_slot(found, slot, value, use, queue)
+            _add_slot(found, slot, dict.get(entries, key, MISSING), _READ, queue, (at, key))
+    attributes = dicts[0]
+    values, at = dict(attributes), id(attributes)
+    split = contents.split(module, values)
+    quiet = {key: values[key] for key in split.read}
+    untouched = {key: values[key] for key in split.untouched}
+    slots = dict(split.others)
+    others = {key: value for key, value in quiet.items() if type(value) not in LEAVES}
+    hooks = [value for value in others.values() if type(value) is OrderedDict and not value]
+    bare = not (contents.reads_hooks or (hooks and gc.get_referents(*hooks)))
+    for key, value in others.items():
+        if type(value) is OrderedDict and not value and (bare or contents.is_unread_hooks(value)):
+            found.hooks.append(value)
+        elif type(value) is not tuple or not LEAVES.issuperset(map(type, value)):
+            del quiet[key]
+            slots[key] = _READ
+    if not LEAVES.issuperset(map(type, untouched.values())):
+        for key in split.untouched:
+            if isinstance(untouched[key], Tensor):  # a kernel may read its memory
+                del untouched[key]
+                slots[key] = None
+    for key in values if slots else ():
+        if key in slots:
+            slot = new_slot(("item", attributes, key, f"{prefix}{key}", module, via))
+            _add_slot(found, slot, values[key], slots[key], queue, (at, key))
     if untouched:
-        at = id(attributes)
         contents.untouched[at] = Attributes(prefix, module, attributes, untouched, via)
     if quiet:
-        contents.quiet[id(attributes)] = Attributes(prefix, module, attributes, quiet, via)
+        contents.quiet[at] = Attributes(prefix, module, attributes, quiet, via)
 
 
 def _leads_nowhere(value: object) -> bool:
@@ -258,7 +253,15 @@ def _are_bare(*containers: object) -> bool:
     return not (gc.get_referents(*containers) and any(map(attributes_of, containers)))
 
 
-def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, queue: Queue) -> None:
+def _add_slot(
+    found: StateWalk,
+    slot: Slot,
+    content: object,
+    use: Use | None,
+    queue: Queue,
+    key: tuple[int, object] | None = None,
+) -> None:
+    """Add a slot, and queue its content. `key` is the slot's id, if it is known."""
     tensor = isinstance(content, Tensor)
     if tensor:
         gradient = found.add_leaf(slot, content)
@@ -267,7 +270,7 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
     if content is MISSING and (use is None or found.reads is None):
         found.unset.append(slot)
         return
-    key = (id(slot.holder), slot.key)
+    key = key or slot.id
     found.slots[key] = (slot, content)
     if tensor:
         found.of_tensors[key] = None
@@ -279,7 +282,7 @@ def _add_slot(found: StateWalk, slot: Slot, content: object, use: Use | None, qu
         use = _READ  # the last item of a list is another when it has grown
     if use is _ITEMS:
         found.by_key.add(id(content))
-    elif use is _READ and id(content) in found.by_key:  # reached through another slot too
+    elif use is _READ and found.by_key and id(content) in found.by_key:  # through another slot too
         found.by_key.discard(id(content))
         items = [found.slots.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):

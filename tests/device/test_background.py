@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
-from onelaunch.driver.select import is_beside
+from onelaunch.beside import is_beside
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.worker import Worker
 

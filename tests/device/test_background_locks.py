@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import onelaunch as ol
-from onelaunch.driver import select
+from onelaunch import beside
 from onelaunch.runtime import background, worker
 
 from .drop_in import assert_same, random_tensor
@@ -24,7 +24,7 @@ def test_a_callable_that_takes_a_lock_of_its_callers(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """The capture waits for the lock, and the caller who holds it must not wait for the capture."""
-    for module in (select, background, worker):
+    for module in (beside, background, worker):
         monkeypatch.setattr(module, "STUCK_S", 0.2)
     lock, scale, x = threading.RLock(), 2.0, random_tensor(0, 2, 3, device=device)
 
@@ -39,7 +39,7 @@ def test_a_callable_that_takes_a_lock_of_its_callers(
         with lock:
             for _ in range(2):
                 assert_same(fast(x), f(x))
-            while not select.is_stuck():
+            while not beside.is_stuck():
                 time.sleep(0.01)
             scale = 3.0
             if then == "reset":

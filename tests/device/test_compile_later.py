@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.beside import is_beside
 from onelaunch.capture.callee import Callee
-from onelaunch.driver.select import is_beside
 
 from .drop_in import assert_same, random_tensor, replays
 

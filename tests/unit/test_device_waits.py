@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from onelaunch.driver import select
+from onelaunch import beside
 from onelaunch.driver.cuda import device_waits
+from onelaunch.driver.select import beside_calls
 
 NAME = "_cuda_synchronize"
 
@@ -51,28 +52,28 @@ def test_a_capture_makes_no_way_for_a_call_that_waits_for_it(waited: list[str]) 
     thread = threading.Thread(target=synchronize, name="other")
     with device_waits.put_off():
         thread.start()
-        while not select._awaited:
+        while not beside._awaited:
             time.sleep(0.001)
-        with select.beside_calls(lambda: True):  # a call is under way all the time
+        with beside_calls(lambda: True):  # a call is under way all the time
             started = time.monotonic()
             for _ in range(50):
-                select.make_way()
+                beside.make_way()
             assert time.monotonic() - started < 1
     thread.join(10)
     assert waited == ["other"]
-    assert not select._awaited
+    assert not beside._awaited
 
 
 def test_a_capture_goes_on_beside_calls_that_never_end() -> None:
     """It waits eight times as long as it works."""
-    with select.beside_calls(lambda: True):
+    with beside_calls(lambda: True):
         started = worked = time.monotonic()
         while worked - started < 0.2:
             time.sleep(0.002)
-            select.make_way()
+            beside.make_way()
             worked = time.monotonic()
-        (beside,) = select._BESIDE.values()
-        share = beside._waited / (time.monotonic() - started)
+        (capture,) = beside.BESIDE.values()
+        share = capture._waited / (time.monotonic() - started)
     assert 0.5 < share <= 0.93
 
 

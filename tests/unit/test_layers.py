@@ -12,10 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "src" / "onelaunch"
 LAYERS = (
     {"error_catalogue", "source", "gc_pause", "native", "trace_names", "uncompiled"},
-    {"finding"},
+    {"finding", "identity"},
     {"errors"},
     {"call_events"},
     {"unwinding"},
+    {"beside"},
     {"call", "sizes", "frames"},
     {"driver"},
     {"testing"},

@@ -27,6 +27,7 @@ from onelaunch.call.containers import (
     steps_to,
 )
 from onelaunch.call.values import compares, is_value_kind, written_bits
+from onelaunch.identity import id
 
 _PLAIN = frozenset({tuple, list, dict})  # kinds of nearly all containers, which have no attributes
 _EMPTY: tuple[object, ...] = ()  # Python's only empty tuple

@@ -21,6 +21,7 @@ from onelaunch.driver.select import driver_of, select
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
+from onelaunch.identity import id
 from onelaunch.source import Place
 from onelaunch.state.contents import Contents
 from onelaunch.state.snapshot import LastWalk, ReachableState

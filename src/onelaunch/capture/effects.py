@@ -36,6 +36,7 @@ from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError, describe_type
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.parts import is_written, parts_of_slot, whole_of

@@ -19,6 +19,7 @@ from onelaunch.call.spec import TensorSpec, contiguous_stride
 from onelaunch.driver.protocol import Capture, Driver, Region, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
+from onelaunch.identity import id
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.watch.observer import Observer
 

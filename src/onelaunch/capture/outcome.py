@@ -37,6 +37,7 @@ from onelaunch.capture.io_plan import (
 from onelaunch.capture.leaves import BackwardInside, is_made_leaf, mark_freed
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.dispatch import no_functions
+from onelaunch.identity import id
 from onelaunch.sizes.dims import SizeLink
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import Change, StateWalk

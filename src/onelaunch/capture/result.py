@@ -18,6 +18,7 @@ from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.recording import CapturedCall, RunComparison, RunFacts, Writes
 from onelaunch.capture.run import CaptureRun
 from onelaunch.driver.protocol import Graph, Travel
+from onelaunch.identity import id
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.state.dependencies import dependencies, hooked, laid_out
 from onelaunch.state.guard import StateGuard

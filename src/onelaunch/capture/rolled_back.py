@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from onelaunch.beside import is_beside
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators
-from onelaunch.driver.select import is_beside, preserved_random_state
+from onelaunch.driver.select import preserved_random_state
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.state.rollback import RunRollback

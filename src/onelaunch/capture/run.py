@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.autograd.proxies import proxy_for
+from onelaunch.beside import begin_run, is_beside
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
@@ -38,10 +39,10 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.host_generator import HostGenerator
 from onelaunch.driver.protocol import Capture, Travel
 from onelaunch.driver.seeding import HostGenerators, watching_seeds
-from onelaunch.driver.select import begin_run, is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
+from onelaunch.identity import id
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.brought import Staged

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 
 from torch import Tensor
 
+from onelaunch.beside import is_beside, make_way
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import refuse_compound_leaves
@@ -27,7 +28,6 @@ from onelaunch.capture.run import CaptureRun, Retry
 from onelaunch.capture.survivors import PassedOn, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
-from onelaunch.driver.select import is_beside, make_way
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept

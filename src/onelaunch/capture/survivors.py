@@ -28,6 +28,7 @@ from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads, is_of_globals
 from onelaunch.gc_pause import FROZEN_AT_START
+from onelaunch.identity import id
 from onelaunch.state.slots import Slot
 from onelaunch.watch.observer import Observer
 

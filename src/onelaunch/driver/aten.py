@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.identity import id
+
 T = TypeVar("T")
 
 

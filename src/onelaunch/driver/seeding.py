@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onelaunch.beside import is_beside
 from onelaunch.call_events import hook, is_profiled, set_profile
 from onelaunch.driver.refusals import DRAWN
-from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch

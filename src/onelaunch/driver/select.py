@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pkgutil import resolve_name
 from threading import get_ident
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onelaunch.beside import BESIDE, CaptureBeside, is_beside
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.substitutes import replaced
 from onelaunch.gc_pause import importing
-from onelaunch.unwinding import listed
 
 _MAKERS: dict[str, str | Callable[[], Driver]] = {
     "cpu": "onelaunch.testing.driver:TapeDriver",
@@ -61,34 +60,6 @@ def computing(device: torch.device) -> torch.device:
     return torch.device("cpu") if driver_of(device.type).computes_on_host else device
 
 
-_BESIDE: dict[int, _Beside] = {}  # thread -> its capture beside calls
-_LOOK_S = 2e-4  # the seconds between looks at whether calls are under way
-_awaited: list[int] = []  # threads that wait for the end of a capture, perhaps in a call
-STUCK_S = 5.0
-"""The seconds without an operation after which a capture may wait for a lock that a call holds."""
-_PATIENCE = 8  # the most time that a capture waits for calls, in terms of the time that it works
-
-
-class _Beside:
-    """A capture beside calls, with the time that it has waited for them."""
-
-    def __init__(self, under_way: Callable[[], object], check: Callable[[], object]) -> None:
-        self.check = check
-        self._under_way = under_way
-        self._started, self._waited = time.monotonic(), 0.0
-        self.seen = self._started  # the time of the last operation
-
-    def wait(self) -> None:
-        """Wait while calls are under way: an operation of a call waits for the interpreter."""
-        self.seen = time.monotonic()
-        while self._under_way() and not _awaited:
-            now = time.monotonic()
-            if self._waited > _PATIENCE * (now - self._started - self._waited):
-                return  # calls are under way all the time
-            time.sleep(_LOOK_S)
-            self._waited += time.monotonic() - now
-
-
 _SETTERS: Any = (
     (torch.random, "set_rng_state"),
     (torch.cuda, "set_rng_state"),
@@ -127,45 +98,12 @@ def beside_calls(
         check: called before each run of the callable. What it raises ends the capture.
     """
     thread = get_ident()
-    _BESIDE[thread] = _Beside(under_way, check)
+    BESIDE[thread] = CaptureBeside(under_way, check)
     try:
         with _setting_nothing():
             yield
     finally:
-        del _BESIDE[thread]
-
-
-def is_beside() -> bool:
-    """Tell whether this thread captures beside calls."""
-    return get_ident() in _BESIDE
-
-
-def is_stuck(seconds: float | None = None) -> bool:
-    """Tell whether a capture beside calls runs nothing for long, as it may wait for a call.
-    `seconds`: in place of `STUCK_S`."""
-    then = time.monotonic() - (STUCK_S if seconds is None else seconds)
-    return any(beside.seen < then for beside in list(_BESIDE.values()))
-
-
-def awaiting() -> AbstractContextManager[None]:
-    """Mark this thread as one that waits for the end of a capture, which then makes way no more."""
-    return listed(_awaited, get_ident())
-
-
-def make_way() -> None:
-    """Let calls of other threads go on first, if this thread captures beside them; 0.05 us if no
-    thread does."""
-    beside = _BESIDE.get(get_ident()) if _BESIDE else None
-    if beside is not None:
-        beside.wait()
-
-
-def begin_run() -> None:
-    """Make way, and check that a capture beside calls may run the callable now."""
-    make_way()
-    beside = _BESIDE.get(get_ident()) if _BESIDE else None
-    if beside is not None:
-        beside.check()
+        del BESIDE[thread]
 
 
 def random_states(device: torch.device) -> list[Tensor]:

@@ -43,6 +43,7 @@ from onelaunch.frames.peek import (
 from onelaunch.frames.reads import StandIn, raise_uses
 from onelaunch.frames.stack import MEMBER, SETTERS, UNKNOWN, Symbol, Use
 from onelaunch.frames.values import Values
+from onelaunch.identity import id
 from onelaunch.source import TORCH
 
 

@@ -25,6 +25,7 @@ from onelaunch.frames.stack import (
     summed_up,
     without_offset,
 )
+from onelaunch.identity import id
 
 
 @functools.lru_cache(maxsize=16384)

@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, cast
 
+from onelaunch.identity import id
+
 
 @functools.lru_cache(maxsize=4096)
 def names_read(code: types.CodeType) -> frozenset[str]:

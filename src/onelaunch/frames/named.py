@@ -12,6 +12,7 @@ from onelaunch.frames.callees import is_inert
 from onelaunch.frames.peek import class_member, facts_of_type, own_uses, peek
 from onelaunch.frames.reads import Reads, raise_uses
 from onelaunch.frames.stack import Loads, Reached, Symbol, Use
+from onelaunch.identity import id
 
 Uses = dict[str, Use]
 Calls = list[Symbol]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from onelaunch.frames.stack import UNKNOWN, Symbol
+from onelaunch.identity import id
 
 
 class OperandStack:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from onelaunch.frames.reads import StandIn
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 
 MOST = 1000
 """The most items of an object that are followed."""

@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 
 
 class StandIn:

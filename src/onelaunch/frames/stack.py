@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, cast
 
+from onelaunch.identity import id
+
 Kind = Literal[
     "variable",  # key: its name; its values are both assigned and observed
     "global",  # key: its name

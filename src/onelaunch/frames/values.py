@@ -34,6 +34,7 @@ from onelaunch.frames.peek import (
 )
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Symbol
+from onelaunch.identity import id
 
 
 class Values:

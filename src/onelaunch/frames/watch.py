@@ -25,8 +25,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _disable_current_modes
 
+from onelaunch.beside import make_way
 from onelaunch.call_events import Matters, hook, set_profile, unwatched
-from onelaunch.driver.select import make_way
 from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import (
     ASKS_FOR_BUILD,
@@ -50,6 +50,7 @@ from onelaunch.frames.peek import (
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import ITERATED
 from onelaunch.gc_pause import no_collection
+from onelaunch.identity import id
 from onelaunch.source import Place, user_frame
 
 _CPU = torch.device("cpu")

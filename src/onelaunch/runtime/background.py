@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ParamSpec, TypeVar
 
+from onelaunch.beside import STUCK_S, is_stuck
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
-from onelaunch.driver.select import STUCK_S, is_stuck
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Call

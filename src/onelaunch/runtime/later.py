@@ -17,12 +17,12 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from onelaunch.beside import begin_run
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
-from onelaunch.driver.select import begin_run
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from onelaunch.beside import is_beside
 from onelaunch.call.ambient import ambient, refresh_mode_flag
 from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import flatten, unique
@@ -23,7 +24,6 @@ from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import InPlace
-from onelaunch.driver.select import is_beside
 from onelaunch.errors import CaptureError, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.autograd.proxies import NoHooks
+from onelaunch.beside import begin_run, is_beside
 from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.containers import is_ordinary
 from onelaunch.call.identity import exchanged
@@ -32,7 +33,6 @@ from onelaunch.capture.io_plan import is_filled
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import begin_run, is_beside
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import (

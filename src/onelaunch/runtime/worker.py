@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.beside import STUCK_S, is_stuck, make_way
 from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.call_events import hook
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
-from onelaunch.driver.select import STUCK_S, beside_calls, is_stuck, make_way, random_states
+from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.errors import CaptureError
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed

@@ -19,6 +19,7 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.call.wrappers import is_compound
 from onelaunch.frames.peek import attributes_of
+from onelaunch.identity import id
 from onelaunch.state.parts import Kept, apart, build_slot, item_slot, parts_of_slot
 from onelaunch.state.slots import Slot, is_leaf
 

@@ -27,6 +27,7 @@ from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.attributes import Attributes, SplitAttributes, is_bare
 from onelaunch.state.scripted import of_script
@@ -486,8 +487,7 @@ def _is_library(name: str, module: types.ModuleType | None) -> bool:
     """Return whether a name comes from an installed package. A module without a file (executed, or
     written in C) belongs where the packages around it do."""
     while True:
-        file = None if module is None else vars(module).get("__file__")
-        if type(file) is str:
+        if type(file := module and vars(module).get("__file__")) is str:
             return name != "__main__" and is_installed(file)
         if not name or name in sys.builtin_module_names:
             return bool(name)

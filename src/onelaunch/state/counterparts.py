@@ -13,6 +13,7 @@ from onelaunch.call.containers import is_ordinary
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_compound
+from onelaunch.identity import id
 from onelaunch.state.parts import ContainerBuild, ContainerPart
 from onelaunch.state.slots import Slot
 

@@ -17,6 +17,7 @@ from onelaunch.call.tree import is_plain, unique
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.state.contents import is_library_class, is_library_module
 from onelaunch.state.host_values import version_of
 from onelaunch.state.parts import build_slot

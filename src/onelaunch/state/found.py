@@ -22,6 +22,7 @@ from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.state.attributes import Attributes
 from onelaunch.state.contents import (
     LEAVES,

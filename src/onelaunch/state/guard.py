@@ -31,6 +31,7 @@ from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory, local
 from onelaunch.errors import describe_type
 from onelaunch.frames.peek import attributes_of, object_of
+from onelaunch.identity import id
 from onelaunch.state.contents import Attributes
 from onelaunch.state.counterparts import Counterparts, ids_in
 from onelaunch.state.expected import Layout, Size

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import function
 from torch.utils.hooks import RemovableHandle
 
+from onelaunch.identity import id
 from onelaunch.state.slots import node_of
 
 _C: Any = torch._C

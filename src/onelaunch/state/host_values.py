@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import Tensor
 
 from onelaunch.call.spec import has_strides
+from onelaunch.identity import id
 from onelaunch.state.slots import Slot
 
 MOST_BYTES = 512

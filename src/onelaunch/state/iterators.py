@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.source import loaded_at
 from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot

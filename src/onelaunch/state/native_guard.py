@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onelaunch.identity import id
 from onelaunch.native import FAILURES, compiled
 from onelaunch.state.slots import MISSING
 

@@ -21,6 +21,7 @@ from onelaunch.call.tree import (
     flatten,
     unflatten,
 )
+from onelaunch.identity import id
 from onelaunch.state.slots import MISSING, Slot
 
 Kept = Mapping[int, Constant]

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from onelaunch.driver.select import is_beside
+from onelaunch.beside import is_beside
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
+from onelaunch.identity import id
 from onelaunch.state.contents import is_library_class
 from onelaunch.state.slots import (
     MISSING,

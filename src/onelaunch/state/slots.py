@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onelaunch.errors import describe_type, text_of
 from onelaunch.frames.peek import METHODS, attributes_of
+from onelaunch.identity import id
 
 Kind = Literal["item", "cell", "of", "contents"]
 """The kind of read of a slot: ``holder[key]``, ``holder.cell_contents`` or ``key(holder)``. The

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from onelaunch.beside import is_beside
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import Same, Tree, call_constants, constants, flatten
 from onelaunch.call.wrappers import local
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.select import is_beside
 from onelaunch.frames.reads import Reads, StandIn
 from onelaunch.gc_pause import no_collection
+from onelaunch.identity import id
 from onelaunch.state.contents import LEAVES
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.rollback import RunRollback

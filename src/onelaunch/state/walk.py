@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from onelaunch.beside import make_way
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_memory
-from onelaunch.driver.select import make_way
 from onelaunch.frames.peek import attributes_of, finds_by_key
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.gc_pause import no_collection
+from onelaunch.identity import id
 from onelaunch.state.attributes import Attributes, is_bare
 from onelaunch.state.contents import (
     LEAVES,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onelaunch.beside import is_beside
 from onelaunch.driver.seeding import SEEDING, other_threads
-from onelaunch.driver.select import is_beside
 from onelaunch.source import Place
 
 

@@ -27,6 +27,7 @@ from onelaunch.driver.aten import Operator
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.protocol import Capture, Driver, Provenance
 from onelaunch.errors import CaptureError
+from onelaunch.identity import id
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import description, gradient_of
 from onelaunch.state.walk import MARKS_OF_DYNAMO, StateWalk, is_mark_of_dynamo

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onelaunch.call.spec import has_strides
 from onelaunch.driver.aten import OfKind
 from onelaunch.driver.protocol import Driver, Region
+from onelaunch.identity import id
 from onelaunch.source import CodePoint, user_point
 from onelaunch.watch.operations import OpCall
 

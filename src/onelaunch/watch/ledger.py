@@ -26,6 +26,7 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.driver.refusals import refusal
 from onelaunch.frames.stack import Use
+from onelaunch.identity import id
 from onelaunch.source import Place, user_frame
 from onelaunch.state.dependencies import bases, classed, ordered
 from onelaunch.state.hooks import read_hooks, read_last_hooks

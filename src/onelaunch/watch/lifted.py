@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onelaunch.driver.aten import mapped
 from onelaunch.driver.refusals import error_here
+from onelaunch.identity import id
 from onelaunch.state.host_values import bytes_of
 from onelaunch.watch.host_memory import named
 

@@ -21,6 +21,7 @@ from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.driver.refusals import DRAWN, error_here
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.identity import id
 from onelaunch.watch.admission import Admission, readable
 from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named

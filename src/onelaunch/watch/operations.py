@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
+from onelaunch.beside import make_way
 from onelaunch.call.spec import has_strides
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import OfKind, Operator, imagined, operator, tensors
-from onelaunch.driver.select import make_way
 from onelaunch.errors import CaptureError
+from onelaunch.identity import id
 from onelaunch.source import user_frame
 from onelaunch.unwinding import DispatchMode
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import torch
 
+from onelaunch.beside import is_beside
 from onelaunch.driver.cuda import nodes, trial
 from onelaunch.driver.cuda.lanes import LEAST_ADDRESS
 from onelaunch.driver.cuda.memory import joined
 from onelaunch.driver.cuda.workspaces import Workspaces
 from onelaunch.driver.edges import Dependencies, NodeGroup
 from onelaunch.driver.schedule import Parallel, Schedule
-from onelaunch.driver.select import is_beside
 
 LEAST_GAIN = 1.02  # the gain from which branches replace the chain under ``"auto"``
 _WORTH = 0.95  # the longest chain, as a part of all nodes, above which a recording stays a chain

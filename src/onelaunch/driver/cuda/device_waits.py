@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from onelaunch.beside import awaiting
 from onelaunch.driver.cuda.streams import bindings
-from onelaunch.driver.select import awaiting
 from onelaunch.driver.substitutes import replaced
 
 _WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")

@@ -26,15 +26,9 @@ from .regions import F, compiled, recordings, replays, same_calls
 from .test_programs import world
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 PROGRAMS = 4
 """Random programs; each compiles several times."""
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 # What is recorded.

@@ -23,15 +23,8 @@ from onelaunch.driver.select import is_beside
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.worker import Worker
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 from .test_concurrency_threads import drawing
-
-Rand = Callable[..., Tensor]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def captured(fast: Any, count: int, call: Callable[[], object]) -> None:

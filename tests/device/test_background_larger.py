@@ -18,9 +18,7 @@ import onelaunch as ol
 from onelaunch.driver.select import driver_of
 from onelaunch.runtime.worker import _end_all
 
-from .drop_in import random_tensor
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +26,6 @@ def ended() -> Generator[None]:
     """Nothing is captured after a test."""
     yield
     _end_all()
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_cpu
+from .drop_in import Rand, assert_same, on_cpu
 
 pytestmark = pytest.mark.cpu
-Rand = Callable[..., Tensor]
 BUCKETS = ol.Buckets(dim=0, sizes=(1, 2, 4, 8))
 
 

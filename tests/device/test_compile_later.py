@@ -6,7 +6,6 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +18,9 @@ import onelaunch as ol
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.select import is_beside
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 
 pytestmark = pytest.mark.usefixtures("compiled")
-Rand = Callable[..., Tensor]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def network(device: torch.device) -> nn.Module:

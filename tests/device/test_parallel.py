@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators, replays
+from .drop_in import Rand, assert_same, on_accelerators, replays
 from .steps import batch, training_of
 
 pytestmark = pytest.mark.usefixtures("no_overlaps")
-Rand = Callable[..., Tensor]
 Parallel = Any
 
 

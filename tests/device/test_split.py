@@ -18,10 +18,16 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in_worlds, in_threads, on_cpu_and_cuda, replays
+from .drop_in import (
+    Rand,
+    assert_same,
+    compare,
+    drop_in_worlds,
+    in_threads,
+    on_cpu_and_cuda,
+    replays,
+)
 from .training import Optimized, train
-
-Rand = Callable[..., Tensor]
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\[OL311\]")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,16 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in_worlds, random_tensor, replays, right_or_refused
+from .drop_in import (
+    Rand,
+    assert_same,
+    compare,
+    drop_in_worlds,
+    random_tensor,
+    replays,
+    right_or_refused,
+)
 from .models import Norms
-
-Rand = Callable[..., Tensor]
 
 # Warm-up.
 

@@ -13,9 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import drop_in, on_cpu
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, drop_in, on_cpu
 
 
 def changed_after(x: Tensor, w: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .drop_in import follows
+from .drop_in import Rand, follows
 from .test_tensors_slots import Holder
 
-Rand = Callable[..., Tensor]
 Changes = list[Callable[[Any], object]]
 
 

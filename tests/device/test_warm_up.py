@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import Runs, assert_same, on_accelerators, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, Runs, assert_same, on_accelerators, replays
 
 
 def served(fast: Any, calls: list[Tensor], expected: Callable[[Tensor], Tensor]) -> None:

@@ -127,6 +127,7 @@ def test_a_model_that_is_dropped_is_freed_by_reset(device: torch.device, rand: R
     torch._dynamo.reset()
     gc.collect()
     assert alive() is None
+    assert not regions.graphs()
 
 
 # Arguments and results.

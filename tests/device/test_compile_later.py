@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
@@ -18,7 +19,7 @@ import onelaunch as ol
 from onelaunch.capture.callee import Callee
 from onelaunch.driver.select import is_beside
 
-from .drop_in import Rand, assert_same, replays
+from .drop_in import Rand, assert_same, in_threads, replays
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -137,23 +138,14 @@ def test_what_is_captured_ahead_and_not_compiled(
 def test_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
     net = network(device)
     fast = ol.graph(net, compile="later")
-    failed: list[BaseException] = []
 
     def body(k: int) -> None:
-        try:
-            with torch.inference_mode():
-                for i in range(40):
-                    x = rand(i, 1 + (i + k) % 3, 4)
-                    torch.testing.assert_close(fast(x), net(x))
-        except BaseException as error:  # noqa: BLE001  shown in the main thread
-            failed.append(error)
+        with torch.inference_mode():
+            for i in range(40):
+                x = rand(i, 1 + (i + k) % 3, 4)
+                torch.testing.assert_close(fast(x), net(x))
 
-    threads = [threading.Thread(target=body, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed[0]
+    in_threads(*(functools.partial(body, k) for k in range(3)))
     assert len(finished(fast)._compiled.recordings) == 3
 
 

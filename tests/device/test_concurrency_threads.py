@@ -182,20 +182,7 @@ def test_threads_that_wait_for_each_other_in_eager_calls(rand: Rand) -> None:
         fast(rand(0, 2, 3))
     barrier = threading.Barrier(2)
     wait[0] = lambda: barrier.wait(10)
-    failed: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            fast(rand(1, 2, 3))
-        except threading.BrokenBarrierError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    in_threads(*[lambda: fast(rand(1, 2, 3))] * 2)
 
 
 def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(

@@ -92,9 +92,17 @@ def missed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def rand(device: torch.device) -> Callable[..., Tensor]:
+def whole_numbers() -> None:
+    """Has `rand` make small whole numbers, with which whatever Inductor fuses is exact."""
+
+
+@pytest.fixture
+def rand(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Tensor]:
     """`rand(seed, *shape, dtype=)` on the device."""
-    return functools.partial(random_tensor, device=device)
+    made = functools.partial(random_tensor, device=device)
+    if "whole_numbers" in request.fixturenames:
+        return lambda seed, *shape: made(seed, *shape).mul(4).round()
+    return made
 
 
 @pytest.fixture(autouse=True)

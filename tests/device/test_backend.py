@@ -26,15 +26,9 @@ from .regions import F, compiled, recordings, replays, same_calls
 from .test_programs import world
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 PROGRAMS = 4
 """Random programs; each compiles several times."""
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 # What is recorded.
@@ -133,6 +127,7 @@ def test_a_model_that_is_dropped_is_freed_by_reset(device: torch.device, rand: R
     torch._dynamo.reset()
     gc.collect()
     assert alive() is None
+    assert not regions.graphs()
 
 
 # Arguments and results.

@@ -20,15 +20,9 @@ from .drop_in import on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, ways
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 ROWS, WIDTH = 512, 1024
 """2 MiB of float32."""
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 def first(x: Tensor) -> Tensor:

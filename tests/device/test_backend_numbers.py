@@ -24,14 +24,8 @@ from .drop_in import on_accelerators
 from .regions import F, compiled, recordings, replays, same_calls
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 CALLS = 12
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 def in_a_dict(step: float) -> Callable[[], float]:

@@ -22,13 +22,7 @@ from .drop_in import allocated, on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, two_models
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 
 
 # Results that share memory with a weight.

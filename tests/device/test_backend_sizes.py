@@ -19,15 +19,9 @@ from .drop_in import on_accelerators
 from .regions import F, compiled, recordings, replays, same_calls, two_models
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 SIZES = (5, 3, 7, 2, 6, 8, 5, 4, 3, 2, 7, 8, 6, 5, 3, 4, 2, 7)
 BUCKETS = ol.Buckets(dim=0, sizes=(4, 8))
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 def recorded() -> set[Sizes]:

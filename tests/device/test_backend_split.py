@@ -18,13 +18,7 @@ from .regions import F, compiled, on_the_host, recordings, replays, same_calls
 from .test_concurrency_threads import run_threads
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 
 
 # Work on the host.

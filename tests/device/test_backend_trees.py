@@ -17,19 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import onelaunch as ol
-from onelaunch.dynamo.backend import regions
 
 from .drop_in import allocated, on_accelerators, on_cuda
 from .regions import F, compiled, recordings, replays, same_calls, two_models
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("fresh")
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+pytestmark = pytest.mark.usefixtures("fresh", "whole_numbers")
 
 
 # Results.
@@ -468,20 +461,3 @@ def test_a_recording_made_on_another_stream(device: torch.device, rand: Rand) ->
         torch.cuda.current_stream(device).wait_stream(side)
         same_calls(f, fast, lambda i: (rand(i, 64, 64),))
     assert replays() == 2 + 8
-
-
-@on_accelerators
-def test_a_function_that_is_gone_is_freed(device: torch.device, rand: Rand) -> None:
-    def make() -> F:
-        scale = rand(50, 64)
-        return lambda x: x * scale
-
-    fast = compiled(make())
-    with torch.no_grad():
-        for i in range(6):
-            fast(rand(i, 64))
-    assert replays() == 3
-    del fast
-    torch._dynamo.reset()
-    gc.collect()
-    assert not regions.graphs()

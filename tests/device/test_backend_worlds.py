@@ -22,15 +22,9 @@ from .test_concurrency_threads import run_threads
 from .training import Rand
 from .worlds import Whole, World
 
-pytestmark = on_accelerators
+pytestmark = [on_accelerators, pytest.mark.usefixtures("whole_numbers")]
 cut = pytest.mark.parametrize("world", ["backend", "policy"], indirect=True)
 """For programs that Dynamo has to cut."""
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
 
 
 # Arguments and results.

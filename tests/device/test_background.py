@@ -23,15 +23,8 @@ from onelaunch.beside import is_beside
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.worker import Worker
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, in_threads, replays
 from .test_concurrency_threads import drawing
-
-Rand = Callable[..., Tensor]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def captured(fast: Any, count: int, call: Callable[[], object]) -> None:
@@ -105,24 +98,15 @@ def test_other_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
     sizes = range(1, 9)
     with torch.inference_mode():
         expected = {n: net(rand(n, n, 4)) for n in sizes}
-    failed: list[BaseException] = []
 
     def body(seed: int) -> None:
         order = random.Random(seed)
-        try:
-            with torch.inference_mode():
-                for _ in range(120):
-                    n = order.choice(sizes)
-                    assert_same(fast(rand(n, n, 4)), expected[n])
-        except BaseException as error:  # noqa: BLE001  shown in the main thread
-            failed.append(error)
+        with torch.inference_mode():
+            for _ in range(120):
+                n = order.choice(sizes)
+                assert_same(fast(rand(n, n, 4)), expected[n])
 
-    threads = [threading.Thread(target=body, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed[0]
+    in_threads(*(functools.partial(body, seed) for seed in range(4)))
     with torch.inference_mode():
         captured(fast, 8, lambda: [fast(rand(n, n, 4)) for n in sizes])
     fast.reset()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_cpu
+from .drop_in import Rand, assert_same, in_threads, on_cpu
 
 pytestmark = pytest.mark.cpu
-Rand = Callable[..., Tensor]
 BUCKETS = ol.Buckets(dim=0, sizes=(1, 2, 4, 8))
 
 
@@ -61,11 +60,7 @@ def test_eight_threads_put_500_requests(device: torch.device, rand: Rand) -> Non
             futures[i] = batcher.put(inputs[i])
 
     with fast.batcher(max_wait_ms=2) as batcher:
-        threads = [threading.Thread(target=client, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(functools.partial(client, i) for i in range(8)))
     for x, future in zip(inputs, futures, strict=True):
         torch.testing.assert_close(future.result(0).cpu(), model(x).cpu())
     found = fast.stats()

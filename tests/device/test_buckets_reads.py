@@ -13,14 +13,9 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import Rand, assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 
 Changing = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def by_items() -> Changing:

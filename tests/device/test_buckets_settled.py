@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import Rand, assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 
 SIZES = (1, 2, 4, 8)
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def until_replayed(fast: Any, f: Callable[[Tensor], Tensor], x: Tensor) -> int:

@@ -69,6 +69,7 @@ MODES: dict[str, Mode] = {
     "cudnn benchmark": attribute(_cudnn, "benchmark", True),
     "cudnn deterministic": attribute(_cudnn, "deterministic", True),
     "cudnn enabled": attribute(_cudnn, "enabled", False),
+    "mkldnn": setting(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False),
     "mkldnn deterministic": attribute(torch.backends.mkldnn, "deterministic", True),
     "uninitialized memory": attribute(
         torch.utils.deterministic, "fill_uninitialized_memory", False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +19,9 @@ import onelaunch as ol
 from onelaunch.beside import is_beside
 from onelaunch.capture.callee import Callee
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, in_threads, replays
 
 pytestmark = pytest.mark.usefixtures("compiled")
-Rand = Callable[..., Tensor]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 def network(device: torch.device) -> nn.Module:
@@ -144,23 +138,14 @@ def test_what_is_captured_ahead_and_not_compiled(
 def test_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
     net = network(device)
     fast = ol.graph(net, compile="later")
-    failed: list[BaseException] = []
 
     def body(k: int) -> None:
-        try:
-            with torch.inference_mode():
-                for i in range(40):
-                    x = rand(i, 1 + (i + k) % 3, 4)
-                    torch.testing.assert_close(fast(x), net(x))
-        except BaseException as error:  # noqa: BLE001  shown in the main thread
-            failed.append(error)
+        with torch.inference_mode():
+            for i in range(40):
+                x = rand(i, 1 + (i + k) % 3, 4)
+                torch.testing.assert_close(fast(x), net(x))
 
-    threads = [threading.Thread(target=body, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed[0]
+    in_threads(*(functools.partial(body, k) for k in range(3)))
     assert len(finished(fast)._compiled.recordings) == 3
 
 

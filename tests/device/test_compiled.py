@@ -22,13 +22,7 @@ from .regions import two_models
 from .test_backend_worlds import with_statistics
 from .training import Rand
 
-pytestmark = pytest.mark.usefixtures("compiled")
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+pytestmark = pytest.mark.usefixtures("compiled", "whole_numbers")
 
 
 def written(x: Tensor) -> Tensor:

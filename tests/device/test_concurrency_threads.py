@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,27 +18,17 @@ from torch.utils.checkpoint import checkpoint
 import onelaunch as ol
 from onelaunch.optimizers.capturable import _WATCHES
 
-from .drop_in import Rand, alike, assert_same, on_accelerators, on_cuda, replays
+from .drop_in import Rand, alike, assert_same, in_threads, on_accelerators, on_cuda, replays
 
 
 def run_threads(n: int, body: Callable[[int], None]) -> None:
-    """Run `body(k)` in n threads; the first exception of any is raised here."""
-    errors: list[BaseException] = []
+    """Run `body(k)` in n threads, without gradients."""
 
-    def guarded(k: int) -> None:
-        try:
-            torch.set_grad_enabled(False)
+    def run(k: int) -> None:
+        with torch.no_grad():
             body(k)
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
-            errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(n)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if errors:
-        raise errors[0]
+    in_threads(*(functools.partial(run, k) for k in range(n)))
 
 
 def test_threads_share_one_callable(device: torch.device, rand: Rand) -> None:
@@ -191,20 +182,7 @@ def test_threads_that_wait_for_each_other_in_eager_calls(rand: Rand) -> None:
         fast(rand(0, 2, 3))
     barrier = threading.Barrier(2)
     wait[0] = lambda: barrier.wait(10)
-    failed: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            fast(rand(1, 2, 3))
-        except threading.BrokenBarrierError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    in_threads(*[lambda: fast(rand(1, 2, 3))] * 2)
 
 
 def test_a_backward_and_a_first_call_at_once_leave_no_mode_on(

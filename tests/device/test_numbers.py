@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, in_threads, on_cpu_and_cuda, replays
+from .drop_in import Rand, assert_same, compare, in_threads, on_cpu_and_cuda, replays
 from .states import World, as_eager
-
-Rand = Callable[..., Tensor]
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, math.inf, -math.inf, math.nan, 1e39, -1e300, 1e-45, 3e38)
 

@@ -4,7 +4,7 @@ give the same bits."""
 from __future__ import annotations
 
 import copy
-import threading
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, on_accelerators, replays
+from .drop_in import Rand, assert_same, in_threads, on_accelerators, replays
 from .steps import batch, training_of
 
 pytestmark = pytest.mark.usefixtures("no_overlaps")
-Rand = Callable[..., Tensor]
 Parallel = Any
 
 
@@ -275,9 +274,7 @@ def test_threads(device: torch.device, rand: Rand) -> None:
             for i in numbers:
                 found[i] = fast(inputs[i])
 
-    threads = [threading.Thread(target=work, args=(range(n, 32, 8),)) for n in range(8)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    in_threads(*(functools.partial(work, range(n, 32, 8)) for n in range(8)))
     assert_same([found[i] for i in range(32)], expected)
 
 

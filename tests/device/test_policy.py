@@ -21,13 +21,11 @@ from .regions import same_calls
 from .training import Rand
 from .worlds import World
 
-pytestmark = [on_accelerators, pytest.mark.parametrize("world", ["policy"], indirect=True)]
-
-
-@pytest.fixture
-def rand(rand: Rand) -> Rand:
-    """Small whole numbers, with which whatever Inductor fuses is exact."""
-    return lambda seed, *shape: rand(seed, *shape).mul(4).round()
+pytestmark = [
+    on_accelerators,
+    pytest.mark.parametrize("world", ["policy"], indirect=True),
+    pytest.mark.usefixtures("whole_numbers"),
+]
 
 
 def test_a_backward_works_in_saved_memory(rand: Rand, world: World) -> None:

@@ -19,9 +19,7 @@ import onelaunch as ol
 from onelaunch.driver.select import select
 from onelaunch.runtime import pool as pool_module
 
-from .drop_in import Runs, allocated, assert_same, in_threads, on_accelerators, on_cpu
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, Runs, allocated, assert_same, in_threads, on_accelerators, on_cpu
 
 
 def calls(fast: Any, x: Tensor, expected: Tensor, times: int = 1) -> None:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import compare, replays
+from .drop_in import Rand, compare, replays
 
-Rand = Callable[..., Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore::onelaunch.GraphWarning")
 
 

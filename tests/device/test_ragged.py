@@ -13,9 +13,8 @@ from torch import Tensor
 import onelaunch as ol
 
 from . import graphs
-from .drop_in import assert_same, describe, replays
+from .drop_in import Rand, assert_same, describe, replays
 
-Rand = Callable[..., Tensor]
 GRAPHS = ol.Ragged(
     sizes={"nodes": (8, 16), "edges": (32,), "graphs": (4,)},
     dims={

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.frames.watch import FrameWatch
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, replays
 
 
 @dataclass

@@ -17,14 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 import onelaunch as ol
 
-from .drop_in import assert_same, random_tensor
-
-Rand = Callable[..., Tensor]
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
+from .drop_in import Rand, assert_same
 
 
 @dataclass

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import replays
+from .drop_in import Rand, replays
 
-Rand = Callable[..., Tensor]
 Step = Callable[[Any, Tensor], Any]
 
 

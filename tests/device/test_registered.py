@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, drop_in, replays
 
 
 @ol.register

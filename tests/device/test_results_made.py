@@ -12,9 +12,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, replays
 
 
 class Layer:

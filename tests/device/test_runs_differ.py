@@ -24,9 +24,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.runtime import answers
 
-from .drop_in import assert_same, compare, drop_in, drop_in_worlds, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, drop_in, drop_in_worlds, replays
 
 
 def several(f: Callable[..., Any], argument: Callable[[int], Any]) -> None:

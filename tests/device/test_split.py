@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import pickle
 import random
 import warnings
@@ -18,10 +17,16 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in_worlds, in_threads, on_cpu_and_cuda, replays
+from .drop_in import (
+    Rand,
+    assert_same,
+    compare,
+    drop_in_worlds,
+    in_threads,
+    on_cpu_and_cuda,
+    replays,
+)
 from .training import Optimized, train
-
-Rand = Callable[..., Tensor]
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\[OL311\]")
 
@@ -476,10 +481,6 @@ def test_a_state_dict_goes_round(device: torch.device, rand: Rand) -> None:
         fast.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
         compare(fast, other, rows(rand), 5)
         assert len(fast.recordings) == count
-    buffer = io.BytesIO()
-    torch.save({k: v.cpu() for k, v in fast.state_dict().items()}, buffer)
-    buffer.seek(0)
-    make(Middle, device).load_state_dict(torch.load(buffer))
 
 
 def test_moved_and_replaced(device: torch.device, rand: Rand) -> None:

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare
 
 
 class Asking(nn.Module):

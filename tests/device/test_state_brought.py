@@ -14,15 +14,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 CALLS = 14
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 @dataclasses.dataclass

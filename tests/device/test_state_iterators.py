@@ -15,9 +15,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, replays
 
 
 def decaying() -> Iterator[float]:

@@ -16,16 +16,11 @@ from torch.nn.utils import parametrizations, parametrize
 
 import onelaunch as ol
 
-from .drop_in import Rand, assert_same, random_tensor, replays
+from .drop_in import Rand, assert_same, replays
 
 STEPS = 16
 Step = Callable[[Any, nn.Module, Callable[[], Tensor]], list[Tensor]]
 """One step of the caller, given the callable, its cell, and what makes the next input."""
-
-
-@pytest.fixture
-def rand(device: torch.device) -> Rand:
-    return lambda seed, *shape: random_tensor(seed, *shape, device=device)
 
 
 class Symmetric(nn.Module):

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 import onelaunch as ol
 from onelaunch.call.ambient import noted_modes
 
-from .drop_in import assert_same, drop_in, drop_in_worlds, on_cpu_and_cuda, replays
+from .drop_in import Rand, assert_same, drop_in, drop_in_worlds, on_cpu_and_cuda, replays
 from .models import Norms
-
-Rand = Callable[..., Tensor]
 
 # Autocast.
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 from .states import World, as_eager
 
-Rand = Callable[..., Tensor]
 READS: dict[str, Callable[[Any], Any]] = {
     "attribute": lambda t: t.scale,
     "getattr": lambda t: getattr(t, "scale", 1.0),

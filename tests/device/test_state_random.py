@@ -13,9 +13,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in_worlds, on_cpu_and_cuda, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, drop_in_worlds, on_cpu_and_cuda, replays
 
 
 def run_seeded(f: Any, arguments: Callable[[int], tuple[Any, ...]], device: torch.device) -> Any:

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, follows, replays
+from .drop_in import Rand, assert_same, drop_in, follows, replays
 
-Rand = Callable[..., Tensor]
 Scale = tuple[Callable[[], float], Callable[[float], object]]
 CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("CONTEXT")
 LOCAL = threading.local()

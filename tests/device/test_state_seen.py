@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import onelaunch as ol
 
 from .drop_in import (
+    Rand,
     assert_same,
     compare,
     drop_in,
@@ -26,7 +27,6 @@ from .drop_in import (
     replays,
 )
 
-Rand = Callable[..., Tensor]
 Place = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
 """A callable, and a change after which it computes something else."""
 

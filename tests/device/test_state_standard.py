@@ -23,9 +23,8 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, replays
+from .drop_in import Rand, assert_same, compare, replays
 
-Rand = Callable[..., Tensor]
 Read = Callable[[Any], Any]
 
 

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 from .states import World, as_eager
-
-Rand = Callable[..., Tensor]
 
 
 @dataclasses.dataclass

@@ -14,9 +14,8 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, replays
+from .drop_in import Rand, assert_same, replays
 
-Rand = Callable[..., Tensor]
 Workers = list[ThreadPoolExecutor]
 
 

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, drop_in, replays, right_or_refused
 
 
 def share(a: Tensor, b: Tensor) -> bool:

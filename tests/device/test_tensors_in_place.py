@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from .drop_in import drop_in_worlds
+from .drop_in import Rand, drop_in_worlds
 from .test_tensors_moved import new, world_of_model
-
-Rand = Callable[..., Tensor]
 
 
 def in_place(m: Any, i: int) -> None:

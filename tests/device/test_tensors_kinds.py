@@ -12,10 +12,7 @@ from torch import Tensor
 
 import onelaunch as ol
 
-from .drop_in import assert_same, drop_in, on_cpu_and_cuda, replays, right_or_refused
-
-Rand = Callable[..., Tensor]
-
+from .drop_in import Rand, assert_same, drop_in, on_cpu_and_cuda, replays, right_or_refused
 
 KINDS: dict[str, Callable[[Rand, int], Tensor]] = {
     "scalar": lambda r, i: r(i),

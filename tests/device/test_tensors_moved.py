@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in, drop_in_worlds, follows, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, drop_in, drop_in_worlds, follows, replays
 
 
 class Model(nn.Module):

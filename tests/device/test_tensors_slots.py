@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import compare, follows, replays
+from .drop_in import Rand, compare, follows, replays
 
-Rand = Callable[..., Tensor]
 WEIGHT: Any = None
 SCALE: Any = 2.0
 

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in, drop_in_worlds, replays
-
-Rand = Callable[..., Tensor]
-
+from .drop_in import Rand, assert_same, compare, drop_in, drop_in_worlds, replays
 
 # Inputs that are written.
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 
-from .drop_in import Runs, assert_same, on_accelerators, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, Runs, assert_same, on_accelerators, replays
 
 
 def served(fast: Any, calls: list[Tensor], expected: Callable[[Tensor], Tensor]) -> None:
@@ -106,19 +104,6 @@ def test_a_module_that_trains(device: torch.device, rand: Rand) -> None:
         model.weight.grad = None
     assert fast.stats().warmup_calls == 0
     assert replays(fast) == 2
-
-
-def test_one_example_stands_for_all_buckets(device: torch.device, rand: Rand) -> None:
-    model = nn.Linear(3, 2).requires_grad_(False).to(device)
-    fast: Any = ol.graph(model, buckets=ol.Buckets(0, (2, 4, 8)))
-    found = fast.warm_up([rand(1, 3, 3), rand(1, 7, 3)])
-    assert [r.spec.tensors[0].shape[0] for r in reversed(fast.recordings)] == [8, 4, 2]
-    assert found.ready
-    assert len(found.captured) == 3
-    for n in range(1, 9):
-        x = rand(n, n, 3)
-        torch.testing.assert_close(fast(x), model(x))
-    assert fast.stats().replays == 8
 
 
 def test_numbers_that_are_read_at_each_call_stay_captured(rand: Rand) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from onelaunch.frames import watch
 from onelaunch.frames.reads import Reads
 from onelaunch.source import PACKAGE
 
-from .drop_in import assert_same, compare, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, replays
 
 
 class Config:

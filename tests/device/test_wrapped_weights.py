@@ -15,9 +15,7 @@ from torch.utils import _pytree as pytree
 
 import onelaunch as ol
 
-from .drop_in import assert_same, compare, drop_in_worlds, on_accelerators, replays
-
-Rand = Callable[..., Tensor]
+from .drop_in import Rand, assert_same, compare, drop_in_worlds, on_accelerators, replays
 
 
 class Scaled(Tensor):

@@ -270,9 +270,6 @@ def test_the_callables_own_exception_comes_through_once() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: compare(3), "int is not callable"),  # type: ignore[arg-type]
-        (lambda: compare(linear(), X), "args is a Tensor, not a tuple"),  # type: ignore[arg-type]
-        (lambda: compare(linear(), (X,), [1]), "kwargs is a list"),  # type: ignore[arg-type]
         (lambda: compare(linear(), (X,), seconds=0), "seconds=0"),
         (lambda: compare(linear(), (X,), seconds=math.nan), "seconds=nan"),
         (lambda: compare(linear(), (X,), engines=["eagre"]), "no engine is called eagre"),
@@ -291,7 +288,31 @@ def test_bad_arguments(call: Callable[[], object], message: str) -> None:
     assert all(part in str(raised.value) for part in ("where:", "why:", "fix:"))
 
 
-@pytest.mark.parametrize("tool", [ol.compare, ol.diagnose, ol.optimize, ol.profile])
+every_tool = pytest.mark.parametrize("tool", [ol.compare, ol.diagnose, ol.optimize, ol.profile])
+
+
+@every_tool
+def test_every_tool_lets_the_callables_own_exception_through(tool: Any) -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        tool(broken, (X,))
+
+
+@every_tool
+def test_every_tool_names_a_call_that_is_none(tool: Any) -> None:
+    for given, message in (
+        ((3,), "int is not callable"),
+        ((linear(), X), "args is a Tensor, not a tuple"),
+        ((linear(), (X,), [1]), "kwargs is a list"),
+    ):
+        with pytest.raises(ol.ArgumentError, match=message) as raised:
+            tool(*given)
+        assert raised.value.code == "OL401"
+
+
+@every_tool
 def test_every_tool_takes_a_call_in_one_form_and_names_it_for_another(tool: Any) -> None:
     """``(fn, args, kwargs)``: not ``fn`` with the arguments behind it."""
     for wrong in (
@@ -331,14 +352,6 @@ def test_a_model_too_large_to_copy_is_shared(monkeypatch: pytest.MonkeyPatch) ->
     result = run("no_grad")
     assert result.rows[0].status == "ok"
     assert "share the parameters" in result.remarks[0]
-
-
-def test_json_round_trip() -> None:
-    result = run("eager", Made("broken", raises(ValueError("no"))))
-    assert Comparison.from_json(result.to_json()) == result
-    for text in ("{}", "3", '{"rows": 1}', "not json"):
-        with pytest.raises(ValueError):  # noqa: PT011
-            Comparison.from_json(text)
 
 
 def test_eager_and_the_best_engine_have_a_timeline() -> None:

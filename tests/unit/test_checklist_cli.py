@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import onelaunch as ol
 from onelaunch.tools.checklist import optimize as module
@@ -51,10 +49,3 @@ def test_an_interrupt_before_there_is_anything(
     code, _, err = command("optimize", "FILE:trained", "--steps", "eval")
     assert code == 130
     assert "stopped before there was anything to show" in err
-
-
-def test_a_module_is_what_apply_takes() -> None:
-    """The code that the command prints, run."""
-    plan = ol.optimize(nn.Linear(8, 4), (torch.ones(2, 8),), steps=["eval"], seconds=1).plan
-    fast = plan.apply(nn.Linear(8, 4), (torch.ones(2, 8),))
-    assert fast(torch.ones(2, 8)).shape == (2, 4)

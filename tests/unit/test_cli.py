@@ -239,13 +239,6 @@ def test_info(command: Any) -> None:
     assert all(word in out for word in ("torch", "python", "gpu", "recordings"))
 
 
-def test_the_module_runs_as_a_command() -> None:
-    command = [sys.executable, "-m", "onelaunch", "explain", "OL101"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "host read of a device value" in done.stdout
-
-
 # Interrupts.
 
 STOPPED = "stopped before there was anything to show\n"

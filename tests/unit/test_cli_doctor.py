@@ -140,14 +140,6 @@ def test_it_reads_files_without_running_them(target: str, net: Path, command: An
     assert [line.partition(" s  ")[2] for line in err.splitlines()] == ["reading the source"]
 
 
-def test_columns_count_letters(net: Path, command: Any) -> None:
-    net.write_text(NET.replace("return x * x", "äöü = 2; return äöü * x"))
-    code, out, _ = command("doctor", "net.py")
-    assert code == 1
-    assert "net.py:5:31\n         äöü = 2; return äöü * x.sum().item()\n" in out
-    assert "\n                               ^\n" in out
-
-
 def test_it_finds_nothing_in_a_file(net: Path, command: Any) -> None:
     net.write_text(NET.replace(".item()", ""))
     more = "Nothing was run: a callable, path.py:name, shows more than its file.\n"

@@ -246,17 +246,6 @@ def test_a_long_line_is_cut_and_markup_is_text(model: Path) -> None:
     assert f"         {line[:70]}…\n             ^\n" in text
 
 
-def test_json(gate: Diagnosis) -> None:
-    data = json.loads(gate.to_json())
-    assert data["target"] == "Gate"
-    assert data["replayed"] is False
-    wanted = ("code", "name", "severity", "file", "line", "column", "source", "fix", "found_by")
-    for finding, entry in zip(gate.findings, data["findings"], strict=True):
-        for key in wanted:
-            value = getattr(finding, key)
-            assert entry[key] == (list(value) if isinstance(value, tuple) else value)
-
-
 def test_several_as_one() -> None:
     twice = replace(READ, found_by=("source",))
     first = Diagnosis("a", (LISTED, READ), True, ("run", "capture"), environment={"torch": "2"})

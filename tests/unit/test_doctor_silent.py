@@ -400,14 +400,6 @@ def test_a_module_that_cannot_be_copied_is_put_back() -> None:
     assert model.total.tolist() == [0, 0, 0, 0]
 
 
-def test_an_exception_of_the_callable_comes_through() -> None:
-    def fails(x: Tensor) -> Tensor:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        found(fails, X)
-
-
 # Replays.
 
 

@@ -44,22 +44,6 @@ def test_blocks_are_reused_and_poisoned(tape: torch.device) -> None:
     assert y.isnan().all()
 
 
-def test_intermediates_share_memory(tape: torch.device) -> None:
-    addresses: list[int] = []
-
-    def program(x: Tensor) -> Tensor:
-        for k in range(3):
-            y = x + k
-            addresses.append(y.data_ptr())
-            del y
-        return x * 2
-
-    x = torch.randn(1000).to(tape)
-    captured = Captured(program, x)
-    assert len(set(addresses)) == 1
-    assert_same(captured(x), [x * 2])
-
-
 def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
     driver = driver_of("tape")
     pool = driver.new_pool(tape)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import onelaunch as ol
 from onelaunch.errors import CaptureError
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.sizes.dims import SizeLink
@@ -139,13 +138,6 @@ def test_refused_whatever_the_values(name: str, sizes: tuple[int, int], values: 
     assert caught.value.code == "OL140"
 
 
-def test_a_number_that_names_another_row_in_another_bucket() -> None:
-    fast = ol.graph(lambda x: torch.cat([x, x])[8] * 1, buckets=Buckets(0, (4, 8, 16)))
-    fast.capture(torch.ones(10, 6))  # in the first copy, whatever the size
-    with pytest.raises(CaptureError, match="OL140"):
-        fast.capture(torch.ones(6, 6))
-
-
 def guided(x: Tensor) -> Tensor:
     one, other = (torch.cat([x, x]) * 2).chunk(2)
     return one + 3 * (other - one)
@@ -207,20 +199,6 @@ def test_a_zero_is_not_left_out_but_of_sums(buckets: Buckets) -> None:
     ):
         with pytest.raises(CaptureError, match="OL140"):
             proof(f, x, mask, buckets=buckets)
-
-
-def test_a_choice_that_may_be_another_is_not_low() -> None:
-    least = torch.full((1,), -1e9)
-
-    def attend(x: Tensor, mask: Tensor) -> Tensor:
-        scores = torch.where(mask[:, None, :] > 0, x @ x.mT, least)
-        return scores.softmax(-1) @ x
-
-    x, mask = torch.randn(6, 6, 4), torch.ones(6, 6)
-    mask[:, 3:] = 0
-    assert proof(attend, x, mask, buckets=LENGTH)
-    with pytest.raises(CaptureError, match="softmax"):
-        proof(attend, x, mask, buckets=Buckets(1, (4, 8)))
 
 
 def test_what_is_low_now_may_be_multiplied_by_zero() -> None:

@@ -455,27 +455,9 @@ def test_what_returns_no_tensor_is_profiled() -> None:
     assert "aten::add_" in {heavy.name for heavy in ol.profile(add).heaviest}
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda: ol.profile(3), "int is not callable"),  # pyright: ignore
-        (lambda: ol.profile(torch.relu, torch.ones(2)), "args is a Tensor"),  # pyright: ignore
-        (lambda: ol.profile(torch.relu, (), [1]), "kwargs is a list"),  # pyright: ignore
-        (lambda: ol.profile(lambda: 1), "runs no operator"),
-    ],
-)
-def test_mistakes_are_named(call: Any, what: str) -> None:
-    with pytest.raises(ol.ArgumentError, match="OL401") as caught:
-        call()
-    assert what in str(caught.value)
-
-
-def test_what_it_raises_comes_through() -> None:
-    def broken(x: Tensor) -> Tensor:
-        raise LookupError("no such thing")
-
-    with pytest.raises(LookupError, match="no such thing"):
-        ol.profile(broken, (torch.ones(2),))
+def test_a_callable_without_operators_is_named() -> None:
+    with pytest.raises(ol.ArgumentError, match=r"OL401.*runs no operator"):
+        ol.profile(lambda: 1)
 
 
 def test_another_profiler_is_left_alone() -> None:

@@ -94,42 +94,6 @@ def seeded_by_state(x: Tensor) -> Tensor:
     return y + x
 
 
-def test_the_line_of_a_seed() -> None:
-    with pytest.raises(
-        CaptureError, match=r"test_tape_refusals.py:\d+: torch.set_rng_state\(state\)"
-    ):
-        Captured(seeded_by_state, torch.ones(2, 2))
-
-
-def test_a_swallowed_refusal_is_raised(device: torch.device) -> None:
-    def program(x: Tensor) -> Tensor:
-        try:
-            return x * x.sum().item()
-        except RuntimeError:
-            return x
-
-    with pytest.raises(CaptureError, match="OL101"):
-        Captured(program, torch.ones(2).to(device))
-
-
-def test_descriptions_are_no_host_reads(device: torch.device) -> None:
-    def program(x: Tensor) -> Tensor:
-        assert x.is_contiguous()
-        assert x.is_same_size(x)
-        assert torch.result_type(x, 1.0) is torch.float32
-        assert not x.is_complex()
-        return x * x.numel() + len(x) + x.shape[0]
-
-    x = torch.ones(3).to(device)
-    assert_same(Captured(program, x)(x), [x * 3 + 6])
-
-
-def test_a_moved_external_is_refused() -> None:
-    w = torch.ones(2)
-    with pytest.raises(CaptureError, match="OL107"):
-        Captured(lambda x: w.resize_(100).fill_(0)[:2] + x, torch.ones(2))
-
-
 def test_a_profiler_keeps_its_hook() -> None:
     """A seed is then found by comparing states."""
     profiler = cProfile.Profile()
@@ -141,12 +105,3 @@ def test_a_profiler_keeps_its_hook() -> None:
         assert sys.getprofile() is hook
     finally:
         profiler.disable()
-
-
-def test_a_higher_order_operator_is_refused() -> None:
-    def program(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-    with pytest.raises(CaptureError, match="OL109") as refused:
-        Captured(program, torch.ones(2))
-    assert "torch.cond(x.sum() > 0" in str(refused.value.where)

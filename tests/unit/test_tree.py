@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from onelaunch.call.tree import (
     Constant,
@@ -181,13 +180,6 @@ def test_what_is_the_same() -> None:
     assert Constant(thing).by_identity
 
 
-def test_a_tensor_given_twice_is_two_places() -> None:
-    t = torch.ones(1)
-    flat = flatten_call((t,), {"again": [t]})
-    assert flat.paths == ["args[0]", "kwargs['again'][0]"]
-    assert flat.tensors[0] is flat.tensors[1]
-
-
 def test_a_container_within_itself_ends() -> None:
     ring: list[Any] = [torch.ones(1)]
     ring.append(ring)
@@ -201,24 +193,6 @@ def test_construction_is_not_repeated() -> None:
     flat = flatten(Strict(torch.ones(1)))
     made = unflatten(flat.tree, [5])
     assert (type(made), made.content, made.seen) == (Strict, 5, 7)
-
-
-def test_what_is_registered_with_torch() -> None:
-    class Registered:
-        def __init__(self, *inner: Any) -> None:
-            self.inner = inner
-
-    pytree.register_pytree_node(
-        Registered,
-        lambda r: (list(r.inner), ["an unhashable context"]),
-        lambda children, _: Registered(*children),
-        serialized_type_name="tests.Registered",
-    )
-    t = torch.ones(1)
-    flat = flatten(Registered(t, 2))
-    assert flat.tensors == [t]
-    assert unflatten(flat.tree, [3]).inner == (3, 2)
-    assert hash(flat.tree) == hash(flatten(Registered(t, 2)).tree)
 
 
 def test_objects_are_constants_unless_asked() -> None:

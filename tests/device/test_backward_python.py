@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -364,6 +366,62 @@ def test_a_clock_is_refused(rand: Rand, on_refusal: Any) -> None:
             train(fast, rand)
         if rand(0, 1).device.type == "cpu":  # else in a thread that has no line of the user's
             assert not told[0].filename.endswith("pair.py")
+
+
+def python_draws() -> Callable[[], float]:
+    generator = random.Random(1)
+    return lambda: 2.0 if generator.random() < 0.5 else 1.0
+
+
+def numpy_draws() -> Callable[[], float]:
+    return np.random.default_rng(1).random
+
+
+def an_iterator() -> Callable[[], float]:
+    numbers = iter(range(1, 99))
+    return lambda: next(numbers)
+
+
+def a_generator() -> Callable[[], float]:
+    numbers = (float(i) for i in range(1, 99))
+    return lambda: next(numbers)
+
+
+def a_growing_list() -> Callable[[], float]:
+    seen: list[int] = []
+
+    def draw() -> float:
+        seen.append(1)
+        return float(len(seen))
+
+    return draw
+
+
+DRAWN = (python_draws, numpy_draws, an_iterator, a_generator, a_growing_list)
+
+
+@pytest.mark.parametrize("draws", DRAWN)
+@pytest.mark.parametrize("on_refusal", ["raise", "eager"])
+def test_python_that_moves_in_a_backward_gives_eagers_numbers(
+    rand: Rand, draws: Callable[[], Callable[[], float]], on_refusal: Any
+) -> None:
+    """A backward scales gradients by chance: a user adds noise, or drops some. A replay repeated
+    one draw for good, and a capture that failed took numbers that eager then missed."""
+    draw, expected = draws(), draws()
+    fast = ol.graph(with_gradient(lambda g: g * draw()), warmup=1, on_refusal=on_refusal)
+
+    def train() -> None:
+        for i in range(24):
+            x = rand(i, 2, 3).requires_grad_()
+            fast(x).sum().backward()
+            assert_same(x.grad, torch.full_like(x, expected()).detach(), f"call {i}")
+
+    if on_refusal == "eager" or draws is a_growing_list:
+        with pytest.warns(ol.GraphWarning, match="OL306"):
+            train()
+    else:
+        with pytest.raises(ol.CaptureError, match="OL117"):
+            train()
 
 
 @on_accelerators

@@ -272,6 +272,7 @@ class Kept:
         self.own, self.of_dict = getattr, dict.get
         self.bound = functools.partial(getattr, box)
         self.method = box.__getattribute__
+        self.text = "{0.scale}".format
 
 
 KEPT: dict[str, Callable[[Kept, Box], float]] = {
@@ -282,6 +283,7 @@ KEPT: dict[str, Callable[[Kept, Box], float]] = {
     "method": lambda kept, box: kept.method("scale"),
     "dict": lambda kept, box: kept.of_dict(vars(box), "scale"),
     "default": lambda kept, box: kept.own(box, "none", kept.own(box, "scale")),
+    "format": lambda kept, box: float(kept.text(box)),
     "module": lambda kept, box: builtins.getattr(box, "scale"),  # noqa: B009
 }
 

@@ -6,6 +6,7 @@ The first call that finds it empty fills it, and the calls after it read it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -178,3 +179,26 @@ def test_a_memo_that_is_not_always_empty(device: torch.device, rand: Rand) -> No
 
     fast = compare(f, rand, 1, lambda i: {} if i % 3 else {"other": rand(i, 2)})
     assert replays(fast) >= STEPS
+
+
+@pytest.mark.parametrize("cached", [functools.cache, functools.lru_cache], ids=["all", "some"])
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_number_behind_a_cleared_cache(rand: Rand, cached: Any, by_key: bool) -> None:
+    """A user caches a number that is computed from settings, and clears the cache with each change.
+    Captures tried other numbers, and the cache kept what was computed from those: NaN."""
+    settings = {"scale": 2.0}
+
+    @cached
+    def doubled(_: float = 0.0) -> float:
+        return settings["scale"] * 2
+
+    def f(x: Tensor) -> Tensor:
+        return x * (doubled(settings["scale"]) if by_key else doubled())
+
+    fast = ol.graph(f)
+    for i in range(20):
+        if i in (2, 5, 8, 11, 14):
+            settings["scale"] = i + 3.0
+            doubled.cache_clear()
+        assert_same(fast(rand(i, 3)), rand(i, 3) * (settings["scale"] * 2), f"call {i}")
+    assert type(doubled(*([settings["scale"]] if by_key else []))) is float

@@ -27,7 +27,7 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.schedule import Parallel
-from onelaunch.driver.seeding import watching_seeds
+from onelaunch.driver.seeding import HostGenerators, watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection, out_of_reach
 from onelaunch.state.rollback import Rollback
@@ -118,6 +118,9 @@ class _Capturing:
         """Return the graph and its gradients, once an attempt needs no other."""
         driver, stream = self.static.driver, self.static.stream
         rollback = None if self.before is None else Rollback(self.before)
+        generators = None
+        if self.first_run is not None and self.before is not None:
+            generators = self.first_run.generators(self.before)
         while True:
             if self.constants is not None:
                 self.constants.make()
@@ -131,7 +134,7 @@ class _Capturing:
                     parallel=self.parallel,
                     draws=self.draws,
                 )
-                self._settle(graph)
+                self._settle(graph, generators)
             except CaptureError as error:
                 if rollback is not None:
                     rollback.restore()
@@ -141,15 +144,19 @@ class _Capturing:
                     raise
                 let_go(error)
                 continue
+            verdict = self.effects.verdict
+            if rollback is not None and verdict is not None and verdict.difference is not None:
+                rollback.restore()  # it serves no call: eager runs
             if rewind.done:
                 return graph, made
             graph.reset()
 
-    def _settle(self, graph: Graph) -> None:
-        """Free the recording and raise, if its run changed a number that it read."""
-        if self.first_run is None or self.before is None:
+    def _settle(self, graph: Graph, generators: HostGenerators | None) -> None:
+        """Free the recording and raise, if its run changed a number that it read, or drew."""
+        if self.first_run is None or self.before is None or generators is None:
             return
         try:
+            self.first_run.refuse_drawn(generators)
             self.first_run.refuse_moved(self.before)
         except CaptureError:
             graph.reset()

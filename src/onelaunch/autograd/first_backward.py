@@ -6,8 +6,9 @@ reads are guarded, and the capture must do the same operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import CodeType
 from typing import Any, NoReturn, cast
 
 import torch
@@ -18,6 +19,7 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import flatten, is_unchanging
 from onelaunch.call_events import is_profiled
 from onelaunch.driver.protocol import Capture, Driver
+from onelaunch.driver.seeding import HostGenerators
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
@@ -26,6 +28,7 @@ from onelaunch.source import changed_at
 from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
+from onelaunch.state.iterators import advanced, iterators_of
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import RunDifference
@@ -54,6 +57,7 @@ class FirstBackward:
         given = [*((g, g) for g in grads), *self._numbers]
         self.ledger = Ledger(driver, device, given, walk((), known))
         self._watch = None if is_profiled() else FrameWatch(Reads(), device)
+        self._advanced: CaptureError | None = None
         self._roots: list[tuple[str, object]] = []
         for node in CapturedGraph(outputs).nodes:
             if isinstance(node, BackwardCFunction):
@@ -61,9 +65,16 @@ class FirstBackward:
                 self._roots.append((function.__qualname__, function.backward))
                 self._roots.append((f"a `{type(node).__name__}`", node))
 
-    def watching(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def watching(self) -> Generator[None]:
         """Return a context for the run."""
-        return nullcontext() if self._watch is None else self._watch.watching()
+        iterators = iterators_of(walk(self._roots)) if self._roots else []
+        with nullcontext() if self._watch is None else self._watch.watching():
+            yield
+        if iterators:
+            read = {slot.id for slot, *_ in iterators_of(self.state())}
+            iterators = [found for found in iterators if found[0].id in read]
+            self._advanced = advanced(iterators, self._codes)
 
     def state(self) -> StateWalk:
         """Return the present state that the backward reads. Without a watch, everything that its
@@ -74,6 +85,30 @@ class FirstBackward:
         """Finish the ledger after the run, and note there the state that was read."""
         self.ledger.know(self.state())
         self.ledger.finish()
+
+    @property
+    def _codes(self) -> Collection[CodeType]:
+        return () if self._watch is None else self._watch.reads.codes
+
+    def generators(self, before: StateWalk) -> HostGenerators:
+        """Return the generators that a capture may draw from.
+
+        Raises:
+            CaptureError: OL117, the run has advanced an iterator.
+        """
+        if self._advanced is not None:
+            raise self._advanced
+        return HostGenerators((slot.name, value) for slot, value in before.slots.values())
+
+    def refuse_drawn(self, generators: HostGenerators) -> None:
+        """Refuse a backward that draws from a generator of Python's or NumPy's: no replay does.
+
+        Raises:
+            CaptureError: OL117.
+        """
+        reads = None if self._watch is None else self._watch.seen
+        fn = self._roots[0][1] if self._roots else None
+        generators.refuse_drawn(fn, reads, lambda _: ())
 
     def refuse_moved(self, before: StateWalk) -> None:
         """Refuse a backward that changes state, or stores a tensor: no replay does. Raises
@@ -94,8 +129,7 @@ class FirstBackward:
 
     def _refuse(self, slot: Slot, use: Use, what: str) -> NoReturn:
         what = f"a backward {'stores' if use is Use.NONE else 'reads'} {what}"
-        codes = self._watch.reads.codes if self._watch is not None else ()
-        where = changed_at(codes, slot.word, slot.is_item)
+        where = changed_at(self._codes, slot.word, slot.is_item)
         fix = "store it after the backward, outside of it" if use is Use.NONE else None
         raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
 

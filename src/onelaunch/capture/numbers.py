@@ -286,12 +286,14 @@ class Numbers:
         self._in_groups.clear()
         self._take_handed(())
 
+    def kept(self) -> list[Node]:
+        """Return the insides of stand-ins that outlive the run: somebody keeps them."""
+        return [node for made in self._nodes if (node := made()) is not None]
+
     def escaped(self) -> list[object]:
         """Return, after the run, the `names` of numbers that it used in ways that no recording
         follows."""
-        held = [node.term for made in self._nodes if (node := made()) is not None]
-        for term in held:  # it outlives the run: somebody keeps it
-            self._escaped |= self.trace.leaves(term)
+        self._escaped.update(*(self.trace.leaves(node.term) for node in self.kept()))
         names = self.names()
         return [names[leaf] for leaf in sorted(self._escaped)]
 

@@ -25,7 +25,7 @@ from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureRun, Retry
-from onelaunch.capture.survivors import PassedOn, refuse_late
+from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
@@ -409,8 +409,7 @@ class CaptureSession:
         return found
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
-        """Undo a failed attempt: free its recording, and restore the state that the run changed.
-        The driver restores its stream and allocator, and `CaptureRun` the host's random numbers."""
+        """Undo a failed attempt: free its recording, and restore the state that the run changed."""
         again = run.runs_again(error)
         try:
             if graph is not None:
@@ -420,6 +419,7 @@ class CaptureSession:
         finally:
             run.snapshot.undo(run.effects.changes, run.reads, again)
             run.plan.release()  # frames of the traceback refer to it for good
+            clear_caches(run.numbers)
 
     def _difference_or_retry(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
         """Return the difference from the run before, unless different guarded values explain it.

@@ -23,6 +23,8 @@ from onelaunch.call.tree import unique
 from onelaunch.call.wrappers import is_memory, local
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import written_groups
+from onelaunch.capture.number import Number
+from onelaunch.capture.numbers import Numbers
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
@@ -247,12 +249,25 @@ def _survivor(
 
 
 def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]]:
-    """Return the caches of `functools` that hold a tensor as a result, or in a key. Their contents
+    """Return the caches of `functools` that hold an object as a result, or in a key. Their contents
     can go: the cached function computes them again."""
-    of_keys = [
-        owner for key in holders if isinstance(key, tuple) for owner in gc.get_referrers(key)
-    ]
-    return [h for h in (*holders, *of_keys) if isinstance(h, functools._lru_cache_wrapper)]
+    found = list(holders)
+    for kind in (tuple, dict):  # a key is a tuple; a cache without bounds has a dict
+        inside = [holder for holder in found if type(holder) is kind]
+        found += gc.get_referrers(*inside) if inside else ()
+    return [holder for holder in found if isinstance(holder, functools._lru_cache_wrapper)]
+
+
+def clear_caches(numbers: Numbers) -> None:
+    """Clear the caches of `functools` that keep a stand-in for a number after the run."""
+    nodes = numbers.kept()
+    if nodes:
+        objects = [holder for holders in _holders(nodes) for holder in holders]
+        inside = [h for h in objects if type(h) is dict]  # the attributes of a stand-in
+        objects += gc.get_referrers(*inside) if inside else ()
+        stand_ins = [value for value in objects if type(value) is Number]
+        for cache in _caches([h for holders in _holders(stand_ins) for h in holders]):
+            cache.cache_clear()
 
 
 def _references(objects: Sequence[object]) -> list[int]:

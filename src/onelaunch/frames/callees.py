@@ -46,7 +46,7 @@ def is_inert(function: Any) -> bool:
         return not standard and function.__module__ not in _READ_ALL
     if kind is types.BuiltinFunctionType:
         noted = function.__module__ in _NOTED and function not in _CALL_NOTHING
-        return not noted and not isinstance(function.__self__, dict)
+        return not (noted or isinstance(function.__self__, dict) or is_format(function))
     if kind is type:
         if id(function) in BUILTIN:
             return function in _NUMBERS or issubclass(function, BaseException)
@@ -86,8 +86,10 @@ def names_of(getter: operator.attrgetter[Any]) -> list[str]:
 
 
 def is_format(function: Any) -> bool:
-    """Return whether a callee is `str.format`, whose text may name attributes."""
-    return getattr(function, "__objclass__", None) is str and function.__name__ in FORMATS
+    """Return whether a callee is `str.format`, bound or not, whose text may name attributes."""
+    bound = isinstance(function, types.BuiltinFunctionType)
+    of = type(function.__self__) if bound else getattr(function, "__objclass__", None)
+    return of is str and function.__name__ in FORMATS
 
 
 def hands_on(function: object) -> bool:

@@ -254,7 +254,9 @@ def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]
     found = list(holders)
     for kind in (tuple, dict):  # a key is a tuple; a cache without bounds has a dict
         inside = [holder for holder in found if type(holder) is kind]
-        found += gc.get_referrers(*inside) if inside else ()
+        owners = gc.get_referrers(*inside) if inside else ()
+        # Not the lists here: `found` would hold itself, and so what it is about.
+        found += [o for o in owners if isinstance(o, (dict, functools._lru_cache_wrapper))]
     return [holder for holder in found if isinstance(holder, functools._lru_cache_wrapper)]
 
 
@@ -264,8 +266,8 @@ def clear_caches(numbers: Numbers) -> None:
     if nodes:
         objects = [holder for holders in _holders(nodes) for holder in holders]
         inside = [h for h in objects if type(h) is dict]  # the attributes of a stand-in
-        objects += gc.get_referrers(*inside) if inside else ()
-        stand_ins = [value for value in objects if type(value) is Number]
+        owners = gc.get_referrers(*inside) if inside else ()
+        stand_ins = [value for value in (*objects, *owners) if type(value) is Number]
         for cache in _caches([h for holders in _holders(stand_ins) for h in holders]):
             cache.cache_clear()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from onelaunch.call.containers import is_ordinary, objects_in
 from onelaunch.call.spec import CallSpec
@@ -34,11 +34,24 @@ from onelaunch.runtime.table import Entry
 from onelaunch.state.counterparts import Counterparts, Unlike
 
 
-class Objects(WeakIdKeyDictionary):
-    """A set of objects, by identity, that keeps none of them alive."""
+class Objects:
+    """A set of objects, by identity, that keeps none of them alive. Torch's `WeakIdKeyDictionary`
+    would ask them for attributes."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, weakref.ref[object]] = {}
 
     def add(self, value: object) -> None:
-        self[value] = None
+        key = id(value)
+        self._found[key] = weakref.ref(value, lambda _: self._found.pop(key, None))
+
+    def __contains__(self, value: object) -> bool:
+        found = self._found.get(id(value))
+        return found is not None and found() is value
+
+    def __iter__(self) -> Iterator[object]:
+        found = [ref() for ref in list(self._found.values())]
+        return (value for value in found if value is not None)
 
 
 class Requests:

@@ -74,7 +74,7 @@ class CodeFacts:
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
         named: offset where a frame ended -> what its global names led to.
-        yields: of a generator of torch's: the offsets where its frames stop for a while.
+        yields: of a generator of `nn.Module`: the offsets where its frames stop for a while.
         given: True once a frame of it was given results, or had arguments that are kept.
     """
 
@@ -115,7 +115,7 @@ class CodeFacts:
     @property
     def is_quiet(self) -> bool:
         """True if no call of it is noted, but returns alone. It was met."""
-        kept = self.replaced or self.is_enclosed or self.iterates
+        kept = self.replaced or self.is_enclosed or self.iterates or self.yields
         return not (kept or self.depends or self.aside or self.matters)
 
     def meet(self) -> None:
@@ -124,7 +124,7 @@ class CodeFacts:
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)
         self.stores = sure_stores(code)
-        if code.co_flags & inspect.CO_GENERATOR and code.co_filename.startswith(TORCH):
+        if code in _OF_MODULES:
             steps = dis.get_instructions(code)
             self.yields = {step.offset for step in steps if step.opcode == _YIELD}
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
@@ -137,6 +137,8 @@ class CodeFacts:
 
 
 _YIELD = dis.opmap["YIELD_VALUE"]
+_OF_MODULES = {fn.__code__ for fn in vars(nn.Module).values() if inspect.isgeneratorfunction(fn)}
+"""Generators that read nothing of what other generators give them."""
 _PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 

@@ -99,8 +99,8 @@ class FrameWatch:
         """id of a frame -> argument that it assigns anew -> value at the call."""
         self._results: dict[int, dict[int, list[object]]] = {}
         """id of a frame -> offset of an instruction -> results of Python code called there."""
-        self._suspended: dict[int, tuple[FrameType, CodeFacts]] = {}
-        """id of a frame -> frame of a generator of torch's, which is noted once, at its end."""
+        self._stopped: dict[int, set[int]] = {}
+        """id of a frame of a generator of `nn.Module` -> the stops at which it was noted."""
         self.stored: set[tuple[int, object]] = set()
         """(id of a container or dict of attributes, key) of sure stores."""
         self.handed_on: Place | None = None
@@ -138,11 +138,9 @@ class FrameWatch:
         try:
             with unwatched():  # the hook of this thread may be on still
                 self._note_ended(traceback)
-                for frame, known in [*self._suspended.values()]:  # closed, or never exhausted
-                    self._note_frame(frame, known, frame.f_lasti)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                for kept in (self._arguments, self._results, self._codes):
+                for kept in (self._arguments, self._results, self._stopped, self._codes):
                     kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
         except Exception as error:  # noqa: BLE001  the watch's own: the run goes on
@@ -242,8 +240,10 @@ class FrameWatch:
             self.matters[id(known.code)] = Matters.RETURNS
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
-        if (known.depends and known.is_unread(frame)) or id(frame) in self._suspended:
+        if known.depends and known.is_unread(frame):
             return
+        if known.yields and frame.f_lasti < min(known.yields):
+            self._stopped.pop(id(frame), None)  # another's, which was dropped
         if not known.met:
             self._meet(known)
         kept: dict[str, Any] = {}
@@ -259,6 +259,10 @@ class FrameWatch:
             self._arguments[id(frame)] = kept
 
     def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
+        arguments, results = _NONE, _NONE
+        if known.given:
+            key = id(frame)
+            arguments, results = self._arguments.pop(key, _NONE), self._results.pop(key, _NONE)
         if not has_contents(result):
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:
@@ -269,20 +273,15 @@ class FrameWatch:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
+        make_way()
         at = frame.f_lasti
         if at in known.yields:
-            self._suspended[id(frame)] = frame, known
-        else:
-            self._note_frame(frame, known, at)
-
-    def _note_frame(self, frame: FrameType, known: CodeFacts, at: int) -> None:
-        """Note a frame that has ended, or stops for a while, at an instruction."""
-        make_way()
-        arguments, results = _NONE, _NONE
-        if known.given or known.yields:
-            key = id(frame)
-            self._suspended.pop(key, None)
-            arguments, results = self._arguments.pop(key, _NONE), self._results.pop(key, _NONE)
+            noted = self._stopped.setdefault(id(frame), set())
+            if at in noted:
+                return
+            noted.add(at)
+        elif known.yields:
+            self._stopped.pop(id(frame), None)
         if known.unread or (known.depends and known.is_unread(frame)):
             return
         if not known.met:  # the frame may be older than the watch

@@ -157,7 +157,8 @@ class HidingChecks(DecomposingMode):
         super().__init__()
         self._hiding = hiding
         self._counts = Counter[str]()
-        self._found: list[Tensor] = []
+        self._limits: dict[tuple[float, bool, torch.dtype], list[Tensor]] = {}
+        """(limit, whether values may be above it alone, their dtype) -> values, 0-dim."""
 
     def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = kind_of(op.label)
@@ -175,14 +176,44 @@ class HidingChecks(DecomposingMode):
             dims, highest, summed = hiding.compared[place]
             least = hiding.least_visible(highest, summed)
             if least > -torch.inf:
-                self._found.append((args[0].detach().amax(dims) >= least).all())
+                self._at_least(least, args[0].detach().amax(dims).amin())
         if hiding.highest == -torch.inf:  # it stays so whatever is added
             return
         if place in hiding.added:
-            margin = -hiding.highest / (2 * hiding.depth)
-            self._found += _added(margin, packet_of(place[0]), args)
+            self._added(-hiding.highest / (2 * hiding.depth), packet_of(place[0]), args)
         if place in hiding.attended:
-            self._found += _attended(hiding, func, args, kwargs)
+            self._attended(func, args, kwargs)
+
+    def _at_least(self, limit: float, value: Tensor) -> None:
+        self._limits.setdefault((limit, True, value.dtype), []).append(value)
+
+    def _at_most(self, limit: float, value: Tensor) -> None:
+        self._limits.setdefault((limit, False, value.dtype), []).append(value)
+
+    def _attended(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare an additive mask with a bound of the scores: the norms of queries and keys."""
+        mask = argument_of(func, args, kwargs, "attn_mask")
+        mask = argument_of(func, args, kwargs, "attn_bias") if mask is None else mask
+        query, key = args[:2]
+        if query.numel() and key.numel():
+            scale = abs(argument_of(func, args, kwargs, "scale") or query.shape[-1] ** -0.5)
+            eighth = -self._hiding.highest / 8
+            self._at_most(eighth / scale, _bound(query, key.mT))
+            self._at_least(-eighth, mask.detach().amax(-1).amin())
+
+    def _added(self, margin: float, packet: str, args: tuple[Any, ...]) -> None:
+        """Compare the summands of hiding numbers with the most that one sum may add, `margin`."""
+        if packet.startswith("baddbmm"):
+            if args[1].numel() and args[2].numel():
+                self._at_most(margin, _bound(args[1], args[2]))
+        elif packet.startswith("sub"):
+            for t in tensors(args[1:2]):
+                if t.numel():
+                    self._at_least(-margin, t.detach().amin())
+        else:
+            for t in tensors(args[:2]):
+                if t.numel():
+                    self._at_most(margin, t.detach().amax())
 
     @property
     def complete(self) -> bool:
@@ -193,40 +224,17 @@ class HidingChecks(DecomposingMode):
 
     def outcome(self, device: torch.device) -> Tensor:
         """Return whether the numbers suffice: a bool, 0-dim, on the device of the run."""
-        found = [t.reshape(()) for t in self._found]
-        if not found:
+        if not self._limits:
             return torch.ones((), dtype=torch.bool, device=device)
-        return torch.stack(found).all()
-
-
-def _attended(
-    hiding: Hiding, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Tensor]:
-    """Compare an additive mask with a bound of the scores: the norms of queries and keys."""
-    mask = argument_of(func, args, kwargs, "attn_mask")
-    mask = argument_of(func, args, kwargs, "attn_bias") if mask is None else mask
-    query, key = args[:2]
-    if not query.numel() or not key.numel():
-        return []
-    scale = abs(argument_of(func, args, kwargs, "scale") or query.shape[-1] ** -0.5)
-    eighth = -hiding.highest / 8
-    return [
-        _bound(query, key.mT) * scale <= eighth,
-        (mask.detach().amax(-1) >= -eighth).all(),
-    ]
-
-
-def _added(margin: float, packet: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Compare the summands of hiding numbers with the most that one sum may add, `margin`."""
-    if packet.startswith("baddbmm"):
-        return [_bound(args[1], args[2]) <= margin] if args[1].numel() and args[2].numel() else []
-    if packet.startswith("sub"):
-        return [t.detach().amin() >= -margin for t in tensors(args[1:2]) if t.numel()]
-    return [t.detach().amax() <= margin for t in tensors(args[:2]) if t.numel()]
+        found = [
+            torch.stack(values) >= limit if least else torch.stack(values) <= limit
+            for (limit, least, _), values in self._limits.items()
+        ]
+        return torch.cat(found).all()
 
 
 def _bound(a: Tensor, b: Tensor) -> Tensor:
     """Return a bound of the elements of `a @ b`, 0-dim: by the norms of rows and columns."""
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    rows, columns = a.detach().to(wide).norm(dim=-1), b.detach().to(wide).norm(dim=-2)
-    return rows.amax() * columns.amax()
+    rows = torch.linalg.vector_norm(a.detach(), dim=-1, dtype=wide)
+    return rows.amax() * torch.linalg.vector_norm(b.detach(), dim=-2, dtype=wide).amax()

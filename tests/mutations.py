@@ -41,12 +41,12 @@ def _without(name: str, file: str, line: str) -> Fault:
 PATH, CHECKS, LAUNCH = "replay/call_path.py", "replay/checks.py", "replay/launch.py"
 FAULTS = (
     # What a call checks before it launches.
-    _without("sizes, strides and dtypes", PATH, "check_tensors(source, expected, inputs)"),
-    _without("values of host arguments", PATH, "check_values(source, captured, inputs)"),
-    _without("attributes of arguments", PATH, "check_marks(source, captured, inputs)"),
-    _without("gradients of arguments", PATH, "check_gradients(source, captured, inputs)"),
+    _without("sizes, strides and dtypes", PATH, "check_tensors(source, expected)"),
+    _without("values of host arguments", PATH, "check_values(source)"),
+    _without("attributes of arguments", PATH, "check_marks(source)"),
+    _without("gradients of arguments", PATH, "check_gradients(source)"),
     _without("the default device", PATH, "check_default_device(source, spec)"),
-    _without("addresses and overlaps", PATH, "check_memory(source, expected, captured, inputs)"),
+    _without("addresses and overlaps", PATH, "check_memory(source, expected)"),
     _without(
         "the state",
         PATH,
@@ -95,7 +95,7 @@ FAULTS = (
     Fault(
         "versions of arguments",
         LAUNCH,
-        "for name in [inputs[i] for i in captured.writes.bumped_inputs]:",
+        "for name in [source.inputs[i] for i in captured.writes.bumped_inputs]:",
         "for name in list[str]():",
     ),
     Fault(

@@ -138,7 +138,7 @@ class CodeFacts:
 
 _YIELD = dis.opmap["YIELD_VALUE"]
 _OF_MODULES = {fn.__code__ for fn in vars(nn.Module).values() if inspect.isgeneratorfunction(fn)}
-"""Generators that read nothing of what other generators give them."""
+"""Generators that read no result of another generator."""
 _PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 

@@ -10,7 +10,7 @@ from threading import get_ident
 from onelaunch.unwinding import listed
 
 BESIDE: dict[int, CaptureBeside] = {}  # thread -> its capture beside calls
-_LOOK_S = 2e-4  # the seconds between looks at whether calls are under way
+_LOOK_S = 1e-3  # the seconds between looks at whether calls are under way
 _awaited: list[int] = []  # threads that wait for the end of a capture, perhaps in a call
 STUCK_S = 5.0
 """The seconds without an operation after which a capture may wait for a lock that a call holds."""

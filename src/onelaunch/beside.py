@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 
+from onelaunch.errors import CaptureError
 from onelaunch.unwinding import listed
 
 BESIDE: dict[int, CaptureBeside] = {}  # thread -> its capture beside calls
@@ -60,6 +61,13 @@ def make_way() -> None:
     beside = BESIDE.get(get_ident()) if BESIDE else None
     if beside is not None:
         beside.wait()
+
+
+def make_way_in_hook(*_: object) -> None:
+    """Make way in a hook, which raises nothing: the next operation raises what ends the capture."""
+    if BESIDE:
+        with suppress(CaptureError):
+            make_way()
 
 
 def begin_run() -> None:

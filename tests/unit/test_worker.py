@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 
 from onelaunch.driver.select import beside_calls
+from onelaunch.errors import CaptureError
+from onelaunch.frames.reads import Reads
+from onelaunch.frames.watch import FrameWatch
 from onelaunch.runtime.worker import Worker
 
 
@@ -40,6 +43,18 @@ def test_a_job_stands_still_while_a_call_is_under_way() -> None:
     finally:
         stop.set()
         worker.end()
+
+
+def test_a_watch_of_frames_goes_on_when_the_state_of_a_capture_moves() -> None:
+    """The capture ends where a run can end, and not by a fault of the watch."""
+
+    def moved() -> object:
+        raise CaptureError("OL109", "its state has moved")
+
+    watch = FrameWatch(Reads())
+    with beside_calls(moved), watch.watching():
+        _until(lambda: True)
+    assert watch.seen is not None
 
 
 def _until(done: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import Variable
 from torch.utils._python_dispatch import _disable_current_modes
 
-from onelaunch.beside import make_way
+from onelaunch.beside import make_way_in_hook
 from onelaunch.call_events import Matters, hook, set_profile, unwatched
 from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import (
@@ -273,7 +273,7 @@ class FrameWatch:
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
                 if len(at) < MOST:
                     at.append(result)
-        make_way()
+        make_way_in_hook()
         at = frame.f_lasti
         if at in known.yields:
             noted = self._stopped.setdefault(id(frame), set())

@@ -8,13 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.beside import STUCK_S, is_stuck, make_way
+from onelaunch.beside import STUCK_S, is_stuck, make_way_in_hook
 from onelaunch.call.ambient import Modes
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.call_events import hook
@@ -22,7 +22,6 @@ from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls, random_states
-from onelaunch.errors import CaptureError
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 
@@ -65,7 +64,7 @@ class Worker:
             self._work_on()
             return
         # One hook for all jobs: Python 3.12 instruments all code anew for the first of a process.
-        making_way = hook(_make_way, gate=self._calls)
+        making_way = hook(make_way_in_hook, gate=self._calls)
         making_way.begin()
         try:
             self._work_on()
@@ -114,11 +113,6 @@ class Worker:
     def busy(self) -> bool:
         """True during a job."""
         return self._busy and self.alive
-
-
-def _make_way(*_: object) -> None:
-    with suppress(CaptureError):  # the state has moved; it is raised where a run can end
-        make_way()
 
 
 _running: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -59,6 +59,6 @@ class SplitAttributes(NamedTuple):
         )
 
 
-def is_bare(container: object) -> bool:
-    """Return whether an empty container has no attributes."""
-    return not (gc.get_referents(container) and attributes_of(container))
+def is_bare(*containers: object) -> bool:
+    """Return whether empty containers have no attributes."""
+    return not (gc.get_referents(*containers) and any(map(attributes_of, containers)))

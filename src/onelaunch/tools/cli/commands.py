@@ -69,9 +69,9 @@ def info() -> int:
 
     here = environment()
     found = capabilities()
-    lines = {**here, "recordings": "CUDA graphs" if here["gpu"] else "the tape: no GPU here"}
+    of_gpu = "CUDA graphs" if found.records else "none, calls run eagerly"
+    lines = {**here, "recordings": of_gpu if here["gpu"] else "the tape: no GPU here"}
     if here["gpu"]:
-        lines["recordings"] = "CUDA graphs" if found.records else "none, calls run eagerly"
         lines["rebind"] = "yes, where proven" if found.rebind else "no, inputs are copied"
         lines["versions"] = found.versions
     if found.why_not:

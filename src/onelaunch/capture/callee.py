@@ -168,29 +168,45 @@ class Callee:
         known = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
         return FrameWatch(reads, device, step_aside, known)
 
-    def left(self, flat: Flat, result: object, known: Reads | None) -> ReachableState:
+    def left(self, flat: Flat, result: object, before: StateWalk | None) -> ReachableState:
         """Return the state that a warm-up has left. If it was watched, note that state, too.
 
         Args:
             result: the result of the run. Objects in it that the state does not lead to are not
                 state, unless they came back before.
-            known: the reads before the run.
+            before: the state before the run; None if no run was watched before.
         """
         reached = self.reached(flat)
-        if self.reads is not None and self.reads is not known:
-            self.note_left(reached, flat, result)
+        if self.reads is not None and (before is None or self.reads is not before.reads):
+            self.note_left(reached, flat, result, before)
         return reached
 
     def note_left(
-        self, reached: ReachableState, flat: Flat, result: object, walked: StateWalk | None = None
+        self,
+        reached: ReachableState,
+        flat: Flat,
+        result: object,
+        before: StateWalk | None,
+        walked: StateWalk | None = None,
     ) -> None:
-        """Note that a run from the present state, on such arguments, repeats the last watched
-        run, which returned `result`. `walked` is a walk of this state by the reads of that run."""
-        reads = self.reads
+        """Note that a run from the present state, on such arguments, repeats the last watched run.
+
+        Args:
+            result: the result of that run.
+            before: the state before it. If it read nothing more than runs before, their reads are
+                kept, and with them the last walk.
+            walked: a walk of the present state by the reads of that run.
+        """
+        reads, last = self.reads, self._last
         assert reads is not None
         new = [v for v in composites_in([result]) if id(v) not in self._returned]
         entries = {id(v): entry for v in new if (entry := reads.of(v)) is not None}
         self.forget(new)
+        known = before and before.reads
+        if before and known and known is not reads and not reads.exceeds(known, before.ids()):
+            known.ended |= reads.ended
+            self.reads, self._last = known, last
+            reads = known
         reached.know(reads, self._last, None if new else walked)
         found = entries.keys() & map(id, reached.walk().owners)
         if found:

@@ -1,6 +1,7 @@
 """The Python frames that run in a warm-up: the attributes, items and variables that they load.
 
 watch.py    FrameWatch: each frame that runs
+unwatched_code.py  code that no watched run has executed
 frame.py    RanFrame: the loads of a function that has run, noted of its objects
 values.py   the values that the symbols of such a function had
 named.py    what global names lead to, and what the classes of arguments hold, looked up once

@@ -183,7 +183,7 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         left: dict[object, _Left] = {key: _Left.of(attempt, flatten(t)) for key, t in written}
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
-        callee.note_left(reached, flat, result, effects.left)
+        callee.note_left(reached, flat, result, None, effects.left)
     for change in effects.found:
         left[change.slot.id] = _Left.of(attempt, flat_result(change.after, reached))
     return _Answered(found, drawn, left)

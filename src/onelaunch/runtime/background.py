@@ -1,10 +1,11 @@
 """`graph(f, capture="background")`: captures in a thread of their own, while calls run eagerly.
 
-The first call of a signature is watched, in its own thread. If it has changed nothing and drawn no
-random number, another thread may run the callable too, while the state that it read stays as it
-was. Then the signature is captured beside the calls, which run eagerly meanwhile. A callable that
-changes state, draws, or has a backward is captured as without this option, in the thread of a call:
-its capture puts stand-ins into state that other calls would read.
+The first call is watched, in its own thread. If it has changed nothing and drawn no random number,
+another thread may run the callable too, while the state that it read stays as it was. First calls
+of other signatures are checked alike, but watched only once one runs code that is new. Then the
+signature is captured beside the calls, which run eagerly meanwhile. A callable that changes state,
+draws, or has a backward is captured as without this option, in the thread of a call: its capture
+puts stand-ins into state that other calls would read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from onelaunch.capture.job import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.frames.unwatched_code import UnwatchedCode
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
@@ -76,6 +78,9 @@ class Captures:
         self._wanted: dict[Hashable, _Wanted] = {}
         self._changed = self.worker.changed
         self._runs = 0  # the calls that run eagerly beside captures
+        self._calm = False
+        """True if the last call has changed nothing. The next runs unwatched while it runs no other
+        code."""
 
     def call(
         self,
@@ -117,7 +122,7 @@ class Captures:
         try:
             if wanted.state is not _State.NEW:
                 return normal()
-            return self._learned(graphed, wanted, call, normal)
+            return self._learned(graphed, wanted, call, normal, eager)
         finally:
             driver.lock.release()
 
@@ -189,21 +194,32 @@ class Captures:
         return True
 
     def _learned(
-        self, graphed: Graphed[..., Any], wanted: _Wanted, call: Call, normal: Callable[[], R]
+        self,
+        graphed: Graphed[..., Any],
+        wanted: _Wanted,
+        call: Call,
+        normal: Callable[[], R],
+        eager: Callable[[], R],
     ) -> R:
-        """Make the first call of a signature, and learn whether it can be captured beside calls."""
-        flat = call.flat
+        """Make the first call of a signature, and learn whether it can be captured beside calls. It
+        is watched, unless it runs the code of calls that were."""
+        flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
         example, before = copied(flat), Footprint(graphed, flat, call.device)
-        result = normal()
+        if watched := not (self._calm and before.shows_all()):
+            result = normal()
+        else:
+            with look.looking():
+                result = eager()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
-        if example is not None and free and alone and before.none():
+        self._calm = free and alone and before.none() and not look.found
+        if self._calm and example is not None:
             wanted.example, wanted.modes = example, Modes()
             wanted.found = Unmoved(graphed, flat, before)
             wanted.state = _State.WANTED
             graphed._table.unserved.clear()  # its recording is on the way
         else:
-            self.off = True
+            self.off |= watched  # else the next call is watched
         return result
 
     def _forget(self, wanted: _Wanted) -> None:

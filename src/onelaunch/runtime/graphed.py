@@ -190,8 +190,8 @@ class Graphed(Service, Generic[P, R]):
     def _warm(self, attempt: Attempt) -> R:
         """Run one of the caller's own first calls as a warm-up."""
         # `run` calls `_refused` before an optimizer's step that no graph can hold, and may go on.
-        reads, args, kwargs = self._callee.reads, attempt.args, attempt.kwargs
-        before = None if reads is None else attempt.reached.walk()
+        args, kwargs = attempt.args, attempt.kwargs
+        before = None if self._callee.reads is None else attempt.reached.walk()
         with self._ranks.noting():
             result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
@@ -199,7 +199,7 @@ class Graphed(Service, Generic[P, R]):
         after = self._signatures.flat(args, kwargs)
         # Objects whose fields the call has changed are taken apart no more.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        reached = self._callee.left(after, result, reads)
+        reached = self._callee.left(after, result, before)
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):

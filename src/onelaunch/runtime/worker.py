@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.beside import STUCK_S, is_stuck, make_way_in_hook
-from onelaunch.call.ambient import Modes
+from onelaunch.call.ambient import Modes, noted_modes
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.call_events import hook
 from onelaunch.capture.recording import CapturedCall, StateOutput
@@ -24,6 +24,8 @@ from onelaunch.driver.seeding import other_threads
 from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
+from onelaunch.state.iterators import advanced, iterators_of
+from onelaunch.state.walk import SMALL
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
 _LAST_S = 60.0  # the seconds that a compiler may take at the exit of the process
@@ -136,10 +138,24 @@ class Footprint:
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
         self._drawn = random_states(device)
+        self._iterators = iterators_of(self._walk)
+        self._modes = noted_modes()
 
     def none(self) -> bool:
         """Return whether the call has changed nothing, and drawn nothing."""
-        return self.none_in_tensors() and not self.reached.changed(self._walk)[1]
+        return (
+            self.none_in_tensors()
+            and not self._modes()
+            and advanced(self._iterators, ()) is None
+            and not self.reached.changed(self._walk)[1]
+        )
+
+    def shows_all(self) -> bool:
+        """Return whether changes by code that was watched before would be noticed. Those to a large
+        container might not, where it is read by keys."""
+        reads = self.reached.reads
+        large = {key for key, (_, _, count) in self._walk.containers.items() if count > SMALL}
+        return reads is not None and not any(place in large for place, _ in reads.items)
 
     def none_in_tensors(self) -> bool:
         """Return whether the call has written to no tensor of the state, and drawn nothing."""

@@ -31,7 +31,7 @@ from onelaunch.frames.reads import Reads
 from onelaunch.state.slots import Slot
 from onelaunch.trace_names import annotated, profiler, sizes
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.observer import Observer
+from onelaunch.watch.observer import Observer, OnRefusal
 
 Gradients = Sequence[Tensor | None]
 Moved = Sequence[tuple[Tensor, Tensor]]
@@ -143,7 +143,7 @@ class StaticGraph:
         ledger: Ledger | None = None,
     ) -> list[Tensor | None]:
         """Return the gradients, in memory of their own, computed operation by operation."""
-        observer = Observer(self.driver, self.device, refuse=False)
+        observer = Observer(self.driver, self.device, on_refusal=OnRefusal.IGNORE)
         observer.ledger = ledger
         seeds = SeedsOfCapture(self.device, self.driver.capturing)
         written: set[int] = set()

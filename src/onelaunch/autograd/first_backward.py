@@ -32,7 +32,7 @@ from onelaunch.state.iterators import advanced, iterators_of
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import RunDifference
-from onelaunch.watch.ledger import Ledger, moved
+from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.observer import Observer
 
 _MOST = 200  # the most characters of a message's first line
@@ -83,7 +83,7 @@ class FirstBackward:
 
     def finish(self) -> None:
         """Finish the ledger after the run, and note there the state that was read."""
-        self.ledger.know(self.state())
+        self.ledger.contents.add(self.state())
         self.ledger.finish()
 
     @property
@@ -169,9 +169,9 @@ class BackwardComparison:
 
     def _changed_since(self, earlier: Ledger) -> str | None:
         for slot, value in self.guard.held():
-            if moved(earlier, [(slot.id, value)]):
+            if earlier.contents.differ([(slot.id, value)]):
                 return slot.name
         for container, length in self.guard.lengths():
-            if moved(earlier, [((id(container), len), length)]):
+            if earlier.contents.differ([((id(container), len), length)]):
                 return f"the length of {self.guard.container_name(container)}"
         return None

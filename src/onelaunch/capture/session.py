@@ -36,7 +36,7 @@ from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import TRIES, RunDifference
-from onelaunch.watch.ledger import Ledger, moved, optimizers_in
+from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
@@ -434,16 +434,16 @@ class CaptureSession:
         if earlier is None or differs is None or captured.changed_numbers or brought:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
-        own = {
-            change.slot.id for change in run.effects.changes if change.slot.key is not gradient_of
-        }
+        slots = (change.slot for change in run.effects.changes)
+        own = {slot.id for slot in slots if slot.key is not gradient_of}
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
-        kept = {*run.snapshot.walk.held, *earlier.held} - own
+        known = earlier.contents.by_id
+        kept = {*run.snapshot.walk.held, *known} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
-        guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in earlier.held]
+        guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in known]
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
-        if moved(earlier, guarded):
+        if earlier.contents.differ(guarded):
             return None
         if job.brought and earlier is not self._ran_before:
             # It had other numbers, perhaps, in what the caller has replaced since.
@@ -454,7 +454,7 @@ class CaptureSession:
         sizes = [math.prod(spec.shape) for spec in captured.inputs.specs]
         given, kept = sizes[: captured.given], sizes[captured.given :]
         grows = differs.grows and max(kept, default=0) > max(given, default=0)
-        if not moved(earlier, described) or (grows and not job.shrinks):
+        if not earlier.contents.differ(described) or (grows and not job.shrinks):
             return differs
         self._resized |= not grows
         raise self._comparing(run, "the run before it found state of another size")

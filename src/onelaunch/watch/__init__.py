@@ -6,6 +6,8 @@ observer.py     Observer: what each operation reads and writes, and what is refu
 device_memory.py  DeviceMemory: the memory that a run reads, writes and makes
 host_memory.py  HostTensors: the sources of host values in a run, and their readers
 ledger.py       Ledger: the operations of a run, compared with another run's
+origins.py      Origins: the arguments, slots and operations that a run's memory comes from
+contents_before.py  ContentsBefore: the contents of the state before a run
 ledger_mode.py  the mode of a run whose operations are only noted
 difference.py   the first difference between two runs, and its message
 lifted.py       host values that each call copies to the device alike: the copies; fills by a number

@@ -31,10 +31,10 @@ from onelaunch.identity import id
 from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import description, gradient_of
 from onelaunch.state.walk import MARKS_OF_DYNAMO, StateWalk, is_mark_of_dynamo
+from onelaunch.watch.contents_before import content_of
 from onelaunch.watch.difference import of_handed_on, of_made_memory
-from onelaunch.watch.ledger import content_of
 from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
-from onelaunch.watch.observer import Observer
+from onelaunch.watch.observer import Observer, OnRefusal
 from onelaunch.watch.operations import WatchingCompiled
 
 
@@ -58,7 +58,7 @@ def watching(
         here,
         held=held,
         save=save,
-        refuse="later",
+        on_refusal=OnRefusal.KEEP,
         constants=DeviceConstants(device),
         numbers=[t for t in host.values() if not t.dim()],
     )

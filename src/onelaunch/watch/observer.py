@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from enum import Enum, auto
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,14 @@ _AS_COMPILED = frozenset({"OL101", "OL102", "OL103", "OL104"})
 """Codes of refusals that hold for compiled code as for eager code."""
 
 
+class OnRefusal(Enum):
+    """The reactions to what cannot be captured."""
+
+    RAISE = auto()
+    KEEP = auto()  # the refusals that no other check finds in compiled code
+    IGNORE = auto()
+
+
 class Observer(Watching):
     """A mode that watches one run of a callable.
 
@@ -45,9 +54,8 @@ class Observer(Watching):
         device: the device of the recording; tensors elsewhere are host tensors.
         inputs, held, save: see `DeviceMemory`.
         displaced: inputs that stand for memory in the middle of a storage.
-        refuse: True to raise for what cannot be captured; ``"later"`` to keep the refusals that no
-            other check finds in compiled code; False only to watch.
-        constants: the device's copies of host values; with ``"later"``, the missing ones are noted.
+        on_refusal: the reaction to what cannot be captured.
+        constants: the device's copies of host values; with `KEEP`, the missing ones are noted.
         numbers: host tensors that the recording gets on the device.
     """
 
@@ -60,7 +68,7 @@ class Observer(Watching):
         displaced: Iterable[Tensor] = (),
         held: Mapping[int, Sequence[Tensor]] | None = None,
         save: bool = False,
-        refuse: bool | Literal["later"] = True,
+        on_refusal: OnRefusal = OnRefusal.RAISE,
         constants: DeviceConstants | None = None,
         numbers: Iterable[Tensor] = (),
     ) -> None:
@@ -68,8 +76,8 @@ class Observer(Watching):
         self._storage = driver.storage
         self._pause = pauses()
         self._device = device
-        self._refuse = refuse is True
-        self._deferring = refuse == "later"
+        self._refuses = on_refusal is OnRefusal.RAISE
+        self._keeps = on_refusal is OnRefusal.KEEP
         self._constants = constants
         self.memory = DeviceMemory(driver, device, inputs, held or {}, save)
         """The device memory of the run."""
@@ -144,11 +152,11 @@ class Observer(Watching):
         call = OpCall(op, args, kwargs, self._storage, self.memory.here)
         if op.lifts:
             self._note_literals(call.tensors)
-        if self._refuse:
+        if self._refuses:
             call.to_copy = self.admission.check(call)
             if op.reshapes:
                 self.memory.note_reshaped(call.tensors[0])
-        elif self._deferring:
+        elif self._keeps:
             self._defer(call)
         self.memory.note_reads(call)
         for t in call.on_host:
@@ -172,7 +180,9 @@ class Observer(Watching):
         if call.to_copy and self._constants is not None:
             args = self._constants.swapped(name, args, call.to_copy)
         elif (
-            self._refuse and name in FILLS and (fill := fill_on_device(name, args, self._on_device))
+            self._refuses
+            and name in FILLS
+            and (fill := fill_on_device(name, args, self._on_device))
         ):
             return fill, args
         return call.op.func, args
@@ -252,7 +262,7 @@ class Observer(Watching):
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
         self.admission.wanted.add(self._storage(t))
         refusals = [self.note_refusal(error_here(code, what, fix=fix))]
-        if not self._deferring:
+        if not self._keeps:
             raise refusals.pop()  # no frame may hold what it raises: see `note_refusal`
 
     def _note_literals(self, literals: Sequence[Tensor]) -> None:
@@ -262,42 +272,42 @@ class Observer(Watching):
                 self.host.note_constant(t)
             elif self._device.type == "cpu":
                 self.memory.note_filled(t)
-            elif self._refuse and t.numel():
+            elif self._refuses and t.numel():
                 raise _copies_numbers()
-            elif self._deferring and t.numel():
+            elif self._keeps and t.numel():
                 self.suspected = self.suspected or _copies_numbers()
 
     def _read_on_host(self, t: Tensor) -> None:
         try:
-            if self._refuse or (self._deferring and not self.host.is_held_on_device(t)):
+            if self._refuses or (self._keeps and not self.host.is_held_on_device(t)):
                 self.host.read(t)
         except CaptureError as error:
             self.note_refusal(error)
-            if self._refuse:
+            if self._refuses:
                 raise
 
     def _write_on_host(self, t: Tensor, sources: Sequence[Tensor], random: bool) -> None:
         own = self.host.written(t, sources, random)
-        if (self._refuse or self._deferring) and not own:
+        if (self._refuses or self._keeps) and not own:
             what = f"a host tensor, {named(t)}, is written"
             refusals = [self.note_refusal(error_here("OL104", what))]
-            if self._refuse:
+            if self._refuses:
                 raise refusals.pop()
 
     def _note_results(self, call: OpCall) -> None:
         op = call.op
         whole = len(call.made) == len(call.results)
-        if not whole and self._refuse and any(t.is_nested for t in call.results):
+        if not whole and self._refuses and any(t.is_nested for t in call.results):
             raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
         if op.random:
             self.random.append((op.func, [(t.shape, t.dtype) for t in call.results]))
         arguments = call.storages.values()
         for t, storage in call.made:
             if self._on_device(t):
-                self.memory.note_made(t, storage, arguments, locate=self._refuse)
+                self.memory.note_made(t, storage, arguments, locate=self._refuses)
             else:
                 host = [i.untyped_storage()._cdata for i in call.tensors if not self._on_device(i)]
-                from_device = self._deferring and bool(call.on_device)
+                from_device = self._keeps and bool(call.on_device)
                 self.host.made(t, host, op.random or from_device, op.idle)
 
     def _note_seeds(self, call: OpCall, result: Any) -> None:

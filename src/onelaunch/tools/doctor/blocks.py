@@ -20,7 +20,7 @@ from onelaunch.tools.doctor.run import FunctionCall, Listener, RanOperation
 from onelaunch.tools.doctor.spot import NOWHERE, Spot
 from onelaunch.tools.rules import RULES
 from onelaunch.watch.lifted import DeviceConstants
-from onelaunch.watch.observer import Observer
+from onelaunch.watch.observer import Observer, OnRefusal
 
 
 class Refusals(Observer):
@@ -28,7 +28,9 @@ class Refusals(Observer):
 
     def __init__(self, workload: Workload, spot: Callable[[], Spot]) -> None:
         driver, device = select(workload.tensors())
-        super().__init__(driver, device, refuse="later", constants=DeviceConstants(device))
+        super().__init__(
+            driver, device, on_refusal=OnRefusal.KEEP, constants=DeviceConstants(device)
+        )
         self.found: list[tuple[Spot, CaptureError]] = []
         self._spot = spot
 

@@ -47,7 +47,19 @@ ASKS_FOR_BUILD = {torch.backends.cuda.is_built.__code__}
 """Code that asks how torch was built, which torch calls in captures, too."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
-_NAMES = {code.co_name for code in (*_IMPORTS, *RUNS_BACKWARD, *HANDS_ON)}
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+LISTS_MODULE = {
+    fn.__code__: {
+        fn.__name__,
+        *(n for n in fn.__code__.co_names if n in MODULE_DICTS or hasattr(nn.Module, n)),
+    }
+    for fn in vars(nn.Module).values()
+    if inspect.isgeneratorfunction(fn)
+}
+"""Code of a generator over the modules, parameters or buffers of a module -> the attributes of the
+module that it reads."""
+_NOTED = RUNS_BACKWARD | HANDS_ON | LISTS_MODULE.keys()
+_NAMES = {code.co_name for code in _IMPORTS | _NOTED}
 
 
 @dataclass(slots=True, eq=False)
@@ -67,14 +79,13 @@ class CodeFacts:
         is_enclosed: True if such a body takes variables of the function around it.
         stores: see `sure_stores`.
         aside: True if its callees are no part of the run: an import, or Dynamo's compilation.
-        matters: True if its calls are noted: a backward, a higher-order operator, or work for
-            another thread.
+        matters: True if its calls are noted: a backward, a higher-order operator, work for another
+            thread, or a list of a module's parts.
         depends: True if `is_unread` depends on the caller of a frame.
         standard: True for a function of the standard library that may be a method.
         ends: offsets of the instructions where its frames ended; see `Reads.ended`.
         singular: such offsets of frames that read attributes of tensors.
         named: offset where a frame ended -> what its global names led to.
-        yields: of a generator of `nn.Module`: the offsets where its frames stop for a while.
         given: True once a frame of it was given results, or had arguments that are kept.
     """
 
@@ -88,7 +99,6 @@ class CodeFacts:
     iterates: bool = False
     of_class: bool = field(init=False)
     is_enclosed: bool = False
-    yields: Set[int] = frozenset()
     stores: tuple[SureStore, ...] = ()
     ends: set[int] = field(default_factory=set)
     singular: set[int] = field(default_factory=set)
@@ -104,7 +114,7 @@ class CodeFacts:
         named = name in _NAMES  # the hash of code takes 1 to 15 us
         self.aside = (named and self.code in _IMPORTS) or (file, name) == _COMPILES
         takes = name in _TAKE_FUNCTIONS and file.startswith(_HIGHER_ORDER)
-        self.matters = takes or (named and (self.code in RUNS_BACKWARD or self.code in HANDS_ON))
+        self.matters = takes or (named and self.code in _NOTED)
         self.standard = self.code.co_argcount > 0 and is_standard_machinery(file)
         self.depends = file == "<string>" or is_container_code(file)
 
@@ -115,7 +125,7 @@ class CodeFacts:
     @property
     def is_quiet(self) -> bool:
         """True if no call of it is noted, but returns alone. It was met."""
-        kept = self.replaced or self.is_enclosed or self.iterates or self.yields
+        kept = self.replaced or self.is_enclosed or self.iterates
         return not (kept or self.depends or self.aside or self.matters)
 
     def meet(self) -> None:
@@ -124,9 +134,6 @@ class CodeFacts:
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)
         self.stores = sure_stores(code)
-        if code in _OF_MODULES:
-            steps = dis.get_instructions(code)
-            self.yields = {step.offset for step in steps if step.opcode == _YIELD}
         self.replaced = tuple(name for name in arguments if name in self.loads.assigned)
         self.iterates = ITERATED in arguments
         self.of_class = not code.co_flags & inspect.CO_OPTIMIZED
@@ -136,9 +143,6 @@ class CodeFacts:
             self.special = FixedVariable(arguments[0], {code.co_name: Use.READ})
 
 
-_YIELD = dis.opmap["YIELD_VALUE"]
-_OF_MODULES = {fn.__code__ for fn in vars(nn.Module).values() if inspect.isgeneratorfunction(fn)}
-"""Generators that read no result of another generator."""
 _PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 

@@ -14,7 +14,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -31,7 +31,9 @@ from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import (
     ASKS_FOR_BUILD,
     HANDS_ON,
+    LISTS_MODULE,
     LOOKS_UP,
+    MODULE_DICTS,
     RUNS_BACKWARD,
     CodeFacts,
     SureStore,
@@ -47,8 +49,8 @@ from onelaunch.frames.peek import (
     iterated_container,
     peek,
 )
-from onelaunch.frames.reads import Reads
-from onelaunch.frames.stack import ITERATED
+from onelaunch.frames.reads import Reads, raise_uses
+from onelaunch.frames.stack import ITERATED, Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.identity import id
 from onelaunch.source import Place, user_frame
@@ -89,7 +91,10 @@ class FrameWatch:
         self._hook = hook(self, self.matters, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
         self._unread = (
-            LOOKS_UP | ASKS_FOR_BUILD | {getattr(fn, "__code__", None) for fn in gc.callbacks}
+            LOOKS_UP
+            | ASKS_FOR_BUILD
+            | LISTS_MODULE.keys()
+            | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         )
         self._aside: list[FrameType] = []
         """Imports and compilations under way, whose reads are no part of the run."""
@@ -99,8 +104,6 @@ class FrameWatch:
         """id of a frame -> argument that it assigns anew -> value at the call."""
         self._results: dict[int, dict[int, list[object]]] = {}
         """id of a frame -> offset of an instruction -> results of Python code called there."""
-        self._stopped: dict[int, set[int]] = {}
-        """id of a frame of a generator of `nn.Module` -> the stops at which it was noted."""
         self.stored: set[tuple[int, object]] = set()
         """(id of a container or dict of attributes, key) of sure stores."""
         self.handed_on: Place | None = None
@@ -140,7 +143,7 @@ class FrameWatch:
                 self._note_ended(traceback)
                 for known in self._codes.values():
                     self.reads.ended.difference_update((known.code, end) for end in known.singular)
-                for kept in (self._arguments, self._results, self._stopped, self._codes):
+                for kept in (self._arguments, self._results, self._codes):
                     kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
         except Exception as error:  # noqa: BLE001  the watch's own: the run goes on
@@ -199,8 +202,11 @@ class FrameWatch:
         return known
 
     def _note_torch(self, code: types.CodeType, frame: FrameType) -> None:
-        """Note a call that gives work to a thread, of a backward, or of a higher-order operator."""
-        if code in HANDS_ON:
+        """Note a call that gives work to a thread, of a backward, of a higher-order operator, or of
+        a generator over the parts of a module."""
+        if code in LISTS_MODULE:
+            self._note_listing(frame.f_locals[code.co_varnames[0]], LISTS_MODULE[code])
+        elif code in HANDS_ON:
             if gives_own_work(frame):
                 self.handed_on = self.handed_on or user_frame()
         elif code in RUNS_BACKWARD:
@@ -211,6 +217,14 @@ class FrameWatch:
             self.reads.takes_functions = code.co_name
             if self._step_aside is not None:
                 self._step_aside()
+
+    def _note_listing(self, module: object, names: Iterable[str]) -> None:
+        """Note the attributes of a module by which torch lists its parts."""
+        uses, inside = dict.fromkeys(names, Use.READ), attributes_of(module) or _NONE
+        raise_uses(self.reads.owner(module).names, uses)
+        of_class = {name: use for name, use in uses.items() if name not in inside}
+        raise_uses(self.reads.owner(type(module)).names, of_class)
+        self.reads.whole.update(id(inside[n]) for n in MODULE_DICTS if n in uses and n in inside)
 
     def _note_standard(self, frame: FrameType, code: types.CodeType) -> None:
         """Note a call of the standard library by code that is read. Its methods and properties read
@@ -242,8 +256,6 @@ class FrameWatch:
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
         if known.depends and known.is_unread(frame):
             return
-        if known.yields and frame.f_lasti < min(known.yields):
-            self._stopped.pop(id(frame), None)  # another's, which was dropped
         if not known.met:
             self._meet(known)
         kept: dict[str, Any] = {}
@@ -275,13 +287,6 @@ class FrameWatch:
                     at.append(result)
         make_way_in_hook()
         at = frame.f_lasti
-        if at in known.yields:
-            noted = self._stopped.setdefault(id(frame), set())
-            if at in noted:
-                return
-            noted.add(at)
-        elif known.yields:
-            self._stopped.pop(id(frame), None)
         if known.unread or (known.depends and known.is_unread(frame)):
             return
         if not known.met:  # the frame may be older than the watch

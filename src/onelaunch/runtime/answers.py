@@ -167,13 +167,13 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
     reached = attempt.reached
     undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
     # The warm-ups got the answer no. What another answer leads to was not read yet.
-    before = None if answer else reached.walk()
+    before = reached.walk()
     with undone as effects, torch.no_grad():
         observer, states = effects.observer, random_states(device)
         if noted:
             run = NotedRun(attempt, run, observer=observer)
         with CaptureAnswer(answer).in_force(), observer, inlining():
-            result = callee.with_read_watch(run, device, before=before)()
+            result = callee.with_read_watch(run, device, before=None if answer else before)()
         now, drawn = random_states(device), list[object]()
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
@@ -183,7 +183,7 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         left: dict[object, _Left] = {key: _Left.of(attempt, flatten(t)) for key, t in written}
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
-        callee.note_left(reached, flat, result, None, effects.left)
+        callee.note_left(reached, flat, result, before, effects.left)
     for change in effects.found:
         left[change.slot.id] = _Left.of(attempt, flat_result(change.after, reached))
     return _Answered(found, drawn, left)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import inner_names, is_memory
 from onelaunch.errors import text_of
+from onelaunch.frames.codes import MODULE_DICTS
 from onelaunch.frames.loads import loads_of
 from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
@@ -48,7 +49,6 @@ from onelaunch.state.slots import (
 
 LEAVES = frozenset({bool, int, float, str, type(None)})
 """Types of most values that a walk meets. They have no slots."""
-MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 REMADE_BY_DDP = frozenset({"modules_buffers", "named_module_buffers"})
 """Lists of buffers that DDP makes anew at each forward. The buffers are reached without them."""
 _UNWALKED = ("torch._", "torch.cuda.", "torch.utils.", "logging.", "onelaunch.")

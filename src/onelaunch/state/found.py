@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory
+from onelaunch.frames.codes import MODULE_DICTS
 from onelaunch.frames.members import names_read
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
@@ -26,7 +27,6 @@ from onelaunch.identity import id
 from onelaunch.state.attributes import Attributes
 from onelaunch.state.contents import (
     LEAVES,
-    MODULE_DICTS,
     Contents,
     dicts_of,
     is_library_class,

@@ -292,7 +292,7 @@ class CaptureRun:
         ledger = observer.ledger
         assert ledger is not None
         numbers = self.numbers
-        numbers.begin(lambda: ledger.steps > 0)
+        numbers.begin(lambda: ledger.origins.steps > 0)
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
         with (
             unwound(),

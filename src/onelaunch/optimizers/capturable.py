@@ -179,10 +179,10 @@ def noting_steps(ledger: Ledger) -> AbstractContextManager[None]:
     lasts = lasting(ledger.optimizers)
 
     def before(optimizer: Optimizer) -> None:
-        ledger.steps += lasts(optimizer)
+        ledger.origins.steps += lasts(optimizer)
 
     def after(optimizer: Optimizer) -> None:
-        ledger.steps -= lasts(optimizer)
+        ledger.origins.steps -= lasts(optimizer)
 
     return watching_steps(before, after)
 

@@ -80,9 +80,7 @@ class Ledger:
         """True if a capture would refuse an operation. Unknown if the run is compared."""
         self.writes = False
         """True if an operation wrote memory from before the run. Unknown if the run is compared."""
-        self.origins = Origins(
-            *(driver, on_host, inputs, walked, stand_ins or {}, capture), lambda: bool(self.steps)
-        )
+        self.origins = Origins(driver, on_host, inputs, walked, stand_ins or {}, capture)
         self.values = values_of(t for t, _ in inputs) if not on_host else {}
         """Bytes of the host arguments, by number."""
         leaves = [t for _, t in walked.tensors() if t.requires_grad]
@@ -107,9 +105,6 @@ class Ledger:
         self.difference: RunDifference | None = None
         self.optimizers = optimizers_in(walked)
         """ids of the optimizers that the callable reaches."""
-        self.steps = 0
-        """Number of the callable's optimizers that step at present. The numbers of their groups are
-        not compared, as a capture replaces them."""
 
     @property
     def compares(self) -> bool:
@@ -217,7 +212,7 @@ class Ledger:
                     list(zip(kinds, value, strict=True)) if plain else self._noted(value, call)  # pyright: ignore
                 )
             elif kind is float:
-                noted.append((kind, None if self.steps else value.hex()))
+                noted.append((kind, None if self.origins.steps else value.hex()))
             elif isinstance(value, torch.SymFloat):
                 noted.append(_FollowedNumber())
             elif isinstance(value, dict):

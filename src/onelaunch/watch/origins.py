@@ -6,7 +6,7 @@ memory must be that of the run before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,8 +54,6 @@ class Origins:
         on_host: whether the run is recorded on the host.
         inputs, walked, capture: see `Ledger`.
         stand_ins: storage -> slot, for memory that replaces a slot's own in the run.
-        steps: returns whether an optimizer steps. Its numbers on the host are not compared, as a
-            capture replaces them.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class Origins:
         walked: StateWalk,
         stand_ins: Mapping[int, str],
         capture: Capture | None,
-        steps: Callable[[], bool],
     ) -> None:
         self._storage = driver.storage
         self._region = driver.region
@@ -84,7 +81,9 @@ class Origins:
         """The storages that operations made. A reference keeps a storage's id taken, and not its
         memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self.unseen: list[UnseenMemory] = []
-        self._steps = steps
+        self.steps = 0
+        """Number of the callable's optimizers that step at present. Their numbers are not compared,
+        as a capture replaces them."""
         for slot, t in walked.tensors():
             if has_memory(t):
                 self._origins.setdefault(self._storage(t), f"`{slot.name}`")
@@ -182,7 +181,7 @@ class Origins:
 
     def _value(self, t: Tensor) -> tuple[str, object]:
         """Describe a host tensor by its value, except an optimizer's number."""
-        if t.is_floating_point() and self._steps():
+        if t.is_floating_point() and self.steps:
             return "value", None
         with no_functions():
             if t.nbytes <= _SMALL_BYTES:

@@ -268,13 +268,13 @@ class Warmup:
                     refuse(signature, signature.known_refusal)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
-                callee.note_result(result)
                 then(result)
             accesses = None
             if callee.is_compiled(driver):
                 accesses = self._accesses(attempt, observer, named, result, before)
                 signature.accesses = accesses
-            del result
+                callee.note_result(result)
+                result = None
             signature.need_bytes = max(0, need - observer.memory.saved_bytes)
             signature.threads.add(get_ident())
             if accesses is not None and accesses.refused is None:
@@ -290,6 +290,9 @@ class Warmup:
             accesses.note_contents(callee.reached(flat).walk())
             if device.type != "cpu":  # where what `torch.tensor` makes is memory like any other
                 accesses.refuse_unseen()
+        elif callee.reads is not None:  # the capture begins where this run did
+            callee.note_left(reached, flat, result, before, effects.left)
+        callee.note_result(result)
         return effects.found
 
 

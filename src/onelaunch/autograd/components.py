@@ -55,8 +55,7 @@ class ComponentNode:
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
     ) -> tuple[
-        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
-        list[Tensor],
+        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]
     ]:
         """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([made[place] for place in self.results])

@@ -170,12 +170,8 @@ class Callee:
 
     def left(self, flat: Flat, result: object, known: Reads | None) -> ReachableState:
         """Return the state that a warm-up has left. If it was watched, note that state, too.
-
-        Args:
-            result: the result of the run. Objects in it that the state does not lead to are not
-                state, unless they came back before.
-            known: the reads before the run.
-        """
+        Objects in its `result` that the state does not lead to are not state, unless they came back
+        before. `known`: the reads before the run."""
         reached = self.reached(flat)
         if self.reads is not None and self.reads is not known:
             self.note_left(reached, flat, result)
@@ -216,11 +212,8 @@ class Callee:
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
     ) -> bool:
-        """Return whether a capture read more than all runs before it.
-
-        Args:
-            found: the changes that the capture made.
-        """
+        """Return whether a capture, which made the changes `found`, read more than all runs before
+        it."""
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
@@ -246,13 +239,8 @@ class Callee:
     def ran_elsewhere(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
-        """Return whether a run worked on another device than expected, and note the device.
-
-        Args:
-            taken: the expected device.
-            result: the result of the run.
-            left: the state after the run.
-        """
+        """Return whether a run worked on another device than `taken`, and note the device. `left`:
+        the state after the run."""
         key = _given(flat)
         if taken != _CPU and key not in self._seen:
             return False  # its arguments or state have shown the device

@@ -15,12 +15,7 @@ from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on, tree_difference
 from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, unflatten
 from onelaunch.call.wrappers import is_compound, local
-from onelaunch.capture.io_plan import (
-    Argument,
-    Held,
-    Inputs,
-    Outputs,
-)
+from onelaunch.capture.io_plan import Argument, Held, Inputs, Outputs
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError, describe_type
 from onelaunch.frames.peek import METHODS, object_of
@@ -31,19 +26,14 @@ from onelaunch.watch.observer import Observer
 
 
 class RunArguments(NamedTuple):
-    """The arguments of a run under capture.
-
-    Attributes:
-        statics: their tensors, in the recording's memory.
-        before: (address, graph) of each tensor before the run.
-    """
+    """The arguments of a run under capture."""
 
     tree: Tree
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     paths: Sequence[str]
-    statics: Sequence[Tensor]
-    before: Sequence[tuple[int, object]]
+    statics: Sequence[Tensor]  # their tensors, in the recording's memory
+    before: Sequence[tuple[int, object]]  # the (address, graph) of each tensor before the run
 
     @staticmethod
     def of(tree: Tree, statics: Sequence[Tensor]) -> RunArguments:
@@ -53,15 +43,25 @@ class RunArguments(NamedTuple):
         return RunArguments(tree, args, kwargs, paths, statics, before)
 
     def check(self, plan: Inputs, observer: Observer, codes: Collection[CodeType]) -> None:
-        """Refuse changes other than writes into tensors, after the run.
-
-        Args:
-            codes: the code that the callable runs.
-        """
-        args = self.args, self.kwargs
-        _refuse_changed(self.tree, args, self.statics, plan, observer, codes)
-        refuse_gradients(self.paths, self.statics, plan, codes, read=False)
-        for t, spec, (address, graph) in zip(self.statics, plan.specs, self.before, strict=False):
+        """Refuse changes other than writes into tensors, after the run."""
+        tree, statics = self.tree, self.statics
+        flat = flatten_call(self.args, self.kwargs, kinds_in(tree))
+        pairs = zip(flat.paths, flat.tensors, statics, strict=False)
+        changed = next((path for path, a, b in pairs if a is not b), None)
+        if flat.tree != tree:
+            changed = tree_difference(tree, flat.tree)[0]
+        if changed is not None:
+            what = f"the callable changed a container among its arguments, `{changed}`"
+            raise CaptureError("OL105", what, fix=_ON_A_COPY)
+        for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
+            if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
+                what = f"`{path}`, {spec}, became {list(t.shape)}"
+                raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
+        for path, t, original in zip(flat.paths, flat.tensors, plan.tensors, strict=False):
+            if t is not original:
+                refuse_attributes([(path, t)], codes, vars(original))
+        refuse_gradients(self.paths, statics, plan, codes, read=False)
+        for t, spec, (address, graph) in zip(statics, plan.specs, self.before, strict=False):
             if t.data_ptr() != address:
                 where = observer.memory.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
@@ -71,39 +71,6 @@ class RunArguments(NamedTuple):
 
 
 _GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
-
-
-def _refuse_changed(
-    tree: Tree,
-    now: Any,
-    statics: Sequence[Tensor],
-    plan: Inputs,
-    observer: Observer,
-    codes: Collection[CodeType],
-) -> None:
-    """Refuse changes of the arguments other than writes into tensors.
-
-    Args:
-        codes: the code that the callable runs.
-    """
-    flat = flatten_call(now[0], now[1], kinds_in(tree))
-    pairs = zip(flat.paths, flat.tensors, statics, strict=False)
-    changed = next((path for path, a, b in pairs if a is not b), None)
-    if flat.tree != tree:
-        changed = tree_difference(tree, flat.tree)[0]
-    if changed is not None:
-        what = f"the callable changed a container among its arguments, `{changed}`"
-        raise CaptureError("OL105", what, fix=_ON_A_COPY)
-    for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
-        if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
-            what = f"`{path}`, {spec}, became {list(t.shape)}"
-            raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
-    given = zip(flat.paths, flat.tensors, plan.tensors, strict=False)
-    for path, t, original in given:
-        if t is not original:
-            refuse_attributes([(path, t)], codes, vars(original))
-
-
 _ON_A_COPY = (
     "return what is stored there; or graph a function that changes a copy and returns it, `lambda "
     "batch: f(copy.copy(batch))`"
@@ -115,13 +82,8 @@ def refuse_attributes(
     codes: Collection[CodeType],
     given: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Refuse attributes that the callable set on tensors: a replay gives others.
-
-    Args:
-        tensors: paths, and tensors that were made in the capture.
-        codes: the code that the callable runs.
-        given: the attributes that they came with.
-    """
+    """Refuse attributes that the callable set on tensors: a replay gives others. `given`: the
+    attributes that they came with."""
     for path, t in tensors:
         now = {**dict.fromkeys(given, MISSING), **vars(t)}
         names = [k for k, value in now.items() if value is not given.get(k, MISSING)]
@@ -145,13 +107,8 @@ def refuse_gradients(
     read: bool,
 ) -> None:
     """Refuse gradients of arguments. Each launch has other arguments, and the callable sees only
-    the recording's memory.
-
-    Args:
-        paths: the paths of the arguments.
-        codes: the code that the callable runs.
-        read: True before the run: refuse gradients that it may read. False after: refuse new ones.
-    """
+    the recording's memory. `read`: True before the run, for gradients that it may read; False after
+    it, for new ones."""
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue
@@ -165,12 +122,9 @@ def refuse_gradients(
 
 
 def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
-    """Refuse results other than tensors and plain values: they would be shared between calls.
-
-    Args:
-        known: ids of objects from before the call. Code, modules and generators may be returned as
-            they are.
-    """
+    """Refuse results other than tensors and plain values: they would be shared between calls. Code,
+    modules and generators in `known`, ids of objects from before the call, are returned as they
+    are."""
     for path, constant in constants(tree):
         value = constant.value
         lasts = is_code(value) or isinstance(value, nn.Module)
@@ -232,9 +186,8 @@ def refuse_compound_leaves(before: StateWalk) -> None:
         return
     for slot, t in before.slots.values():
         if is_compound(t) and before.is_read(slot) and t.requires_grad:
-            what = (
-                f"`{slot.name}`, {describe_type(t)}, requires grad and is made of several tensors"
-            )
+            kind = describe_type(t)
+            what = f"`{slot.name}`, {kind}, requires grad and is made of several tensors"
             raise CaptureError("OL114", what, why=_UNSEEN, fix=_FROZEN)
 
 
@@ -259,11 +212,7 @@ def refuse_uncovered(
     device: torch.device,
     codes: Collection[CodeType],
 ) -> None:
-    """Refuse tensors of the recording in places that no replay renews.
-
-    Args:
-        codes: the code that the callable runs.
-    """
+    """Refuse tensors of the recording in places that no replay renews."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):

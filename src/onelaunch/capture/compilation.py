@@ -34,11 +34,7 @@ run it eagerly. Our own options bound the number of recordings."""
 
 
 def compiled(
-    fn: Callable[..., Any],
-    driver: Driver,
-    mode: bool | str,
-    dynamic: bool,
-    parallel: bool = False,
+    fn: Callable[..., Any], driver: Driver, mode: bool | str, dynamic: bool, parallel: bool = False
 ) -> Callable[..., Any]:
     """Return `fn` compiled for its device, to be called in warm-ups and captures.
 
@@ -53,8 +49,8 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
-        own = _own(graph)
-        sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
+        own, sizes = _own(graph), _sizes(graph)
+        run_graph = compiled_graph(graph, inputs, backend)[0]
         written = _written_inputs()
 
         def noted(*args: Any) -> Any:

@@ -130,23 +130,14 @@ class CountedPlaces(UnnoticedMode):
 
 
 class _Place(NamedTuple):
-    """A place in a tensor that begins at a number which is moved on.
-
-    Attributes:
-        first: the number.
-        rows: the length of the slice.
-        sliced: False if the place is the number alone, so that its dimension goes.
-        dim: the dimension of the tensor that it is in.
-        others: the index with all of that dimension.
-        seen_dim: the same dimension of ``x[others]``.
-    """
+    """A place in a tensor that begins at a number which is moved on."""
 
     first: Number
-    rows: int
-    sliced: bool
-    dim: int
-    others: tuple[Any, ...]
-    seen_dim: int
+    rows: int  # the length of the slice
+    sliced: bool  # False if the place is the number alone, so that its dimension goes
+    dim: int  # the dimension of the tensor that it is in
+    others: tuple[Any, ...]  # the index with all of that dimension
+    seen_dim: int  # the same dimension of ``x[others]``
 
 
 def _place_of(x: Tensor, index: Any) -> _Place | None:

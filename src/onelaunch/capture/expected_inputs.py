@@ -86,11 +86,8 @@ class ExpectedInputs(NamedTuple):
         return [value for i, value in enumerate(values) if i not in self.twice]
 
     def unlike(self, tensors: Sequence[Tensor], names: Sequence[str]) -> str | None:
-        """Describe how inputs differ from the captured inputs; None if they do not.
-
-        Args:
-            names: the name of each input.
-        """
+        """Describe how inputs, by their names, differ from the captured inputs; None if they do
+        not."""
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
         given = self.checked(tensors)
@@ -101,13 +98,12 @@ class ExpectedInputs(NamedTuple):
 def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Varying]) -> Any:
     sizes = strides = None
     if varying:
-        sizes = [_fixed_sizes(t, varying.get(i)) for i, t in examples]
+        moving = {i: how.dims for i, how in varying.items()}
+        sizes = [
+            [None if dim in moving.get(i, ()) else size for dim, size in enumerate(t.shape)]
+            for i, t in examples
+        ]
         strides = [[None] * t.dim() if i in varying else list(t.stride()) for i, t in examples]
     return _C._dynamo.guards.TensorGuards(
         *(t for _, t in examples), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     )
-
-
-def _fixed_sizes(t: Tensor, varying: Varying | None) -> list[int | None]:
-    moving = () if varying is None else varying.dims
-    return [None if dim in moving else size for dim, size in enumerate(t.shape)]

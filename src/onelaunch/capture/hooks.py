@@ -25,15 +25,10 @@ _LIBRARIES = ("torch", "onelaunch")
 
 
 class HookInside(NamedTuple):
-    """A hook that ran in a capture.
+    """A hook that ran in a capture."""
 
-    Attributes:
-        name: its module or tensor, its kind and its function, for messages.
-        place: the line where it is defined; None for code without source.
-    """
-
-    name: str
-    place: Place | None
+    name: str  # its module or tensor, its kind and its function, for messages
+    place: Place | None  # the line where it is defined; None for code without source
 
 
 def hooks_inside(
@@ -49,7 +44,6 @@ def hooks_inside(
     Args:
         roots: the captured object, whose own hooks run around a replay; then arguments.
         found: the changes that the callable made.
-        optimizers: the optimizers that stepped.
         forward: whether the backward is outside, where hooks of parameters run as in eager.
     """
     backward = not forward and _runs_backward(before, found)

@@ -35,53 +35,34 @@ class NeedsTheCaller(CaptureError):
 
 @dataclass(slots=True, eq=False)
 class CaptureJob:
-    """A callable and how a call of it is to be captured.
-
-    Attributes:
-        pool: the device pool of the recording's memory.
-        apart: makes a device pool that no other recording uses.
-        callee: the callable, and the reads of past runs.
-        reached: the state that it reaches.
-        static_outputs: whether results stay in the recording's memory.
-        in_place: the memory of the caller that kernels are to reach, where they can; None: none.
-        asking: the answer to a callable that asks whether it is being captured.
-        earlier: the operations of the run before, to compare with.
-        differed_in_a_row: the captures in a row that differed; None: differences are not refused.
-        shrinks: whether state that grows was seen to be small again.
-        accesses: the reads and writes of an eager run, for code whose operations cannot be
-            watched.
-        forward: the autograd side of the capture, if the results require grad.
-        given: the callable and the device -> the callable as the capture runs it.
-        varying: argument index -> how an argument that may be smaller in a call varies.
-        follows: for each tensor of the result, the dimensions that follow sizes of arguments.
-        following: numbers that the caller was seen to vary, or the callable to move on, without
-            constants.
-        brought: state that the caller replaces between calls, which becomes inputs.
-        parallel: see `Driver.capture`.
-        draws: whether a run has drawn from the device's default generator.
-    """
+    """A callable and how a call of it is to be captured."""
 
     driver: Driver
     device: torch.device
-    pool: DevicePool
-    apart: Callable[[], DevicePool]
+    pool: DevicePool  # of the recording's memory
+    apart: Callable[[], DevicePool]  # makes a device pool that no other recording uses
     callee: Callee
-    reached: ReachableState
-    static_outputs: bool
-    in_place: InPlace | None
+    reached: ReachableState  # the state that the callable reaches
+    static_outputs: bool  # whether results stay in the recording's memory
+    in_place: InPlace | None  # the memory of the caller that kernels are to reach, where they can
     asking: CaptureAnswer
-    earlier: Ledger | None
-    differed_in_a_row: int | None
-    shrinks: bool
+    earlier: Ledger | None  # the operations of the run before, to compare with
+    differed_in_a_row: int | None  # captures that differed; None: differences are not refused
+    shrinks: bool  # whether state that grows was seen to be small again
     accesses: CompiledAccesses | None
-    forward: Forward | None
+    """The reads and writes of an eager run, for code whose operations cannot be watched."""
+    forward: Forward | None  # the autograd side of the capture, if the results require grad
     given: Callable[[Callable[..., Any], torch.device], Callable[..., Any]]
+    """A function of the callable and the device: the callable as the capture runs it."""
     varying: Mapping[int, Varying]
+    """Argument index -> how an argument that may be smaller in a call varies."""
     follows: Sequence[tuple[SizeLink, ...]]
+    """Dimensions of each tensor of the result that follow sizes of arguments."""
     following: Following
-    brought: tuple[Brought, ...]
-    parallel: Parallel
-    draws: bool
+    """Numbers that the caller was seen to vary, or the callable to move on, without constants."""
+    brought: tuple[Brought, ...]  # state that the caller replaces between calls: inputs
+    parallel: Parallel  # see `Driver.capture`
+    draws: bool  # whether a run has drawn from the device's default generator
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else

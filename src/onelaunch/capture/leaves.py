@@ -27,12 +27,8 @@ class BackwardInside(Exception):
 
 @contextmanager
 def leaves_refused() -> Generator[None]:
-    """Refuse an in-place operation that autograd forbids in a capture alone, on a stand-in.
-    Stand-ins for arguments and parameters are leaves, where eager may have none.
-
-    Raises:
-        CaptureError: OL113.
-    """
+    """Refuse (OL113) an in-place operation that autograd forbids in a capture alone, on a stand-in.
+    Stand-ins for arguments and parameters are leaves, where eager may have none."""
     try:
         yield
     except RuntimeError as error:
@@ -44,11 +40,7 @@ def leaves_refused() -> Generator[None]:
 
 
 def refuse_leaves_of_host(plan: Inputs) -> None:
-    """Refuse arguments that require grad and are copied to the device.
-
-    Raises:
-        CaptureError: OL103.
-    """
+    """Refuse (OL103) arguments that require grad and are copied to the device."""
     for index in plan.going(Travel.FILL):
         if plan.tensors[index].requires_grad:
             fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
@@ -63,11 +55,8 @@ def mark_freed(
     observer: Observer,
     held: Mapping[int, Sequence[Tensor]],
 ) -> None:
-    """Mark results, and tensors in slots, whose backward has run inside.
-
-    Raises:
-        NeedsGrad: a tensor still needs a backward, and is more than a view of the caller's memory.
-    """
+    """Mark results, and tensors in slots, whose backward has run inside. Raises `NeedsGrad`: a
+    tensor still needs a backward, and is more than a view of the caller's memory."""
     graded = any(output.spec.requires_grad for output in outputs.made)
     ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
     slots = [(t, slot) for slot, part in stored for t in part.tensors]

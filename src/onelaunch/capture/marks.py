@@ -33,20 +33,13 @@ def marks_read(
 ) -> dict[int, Check]:
     """Return input index -> check that an argument has the attributes read in the capture. If
     the user's code tells leaves from results, an argument that requires grad must be as then.
-
-    Args:
-        reads: the reads of the capture.
-        codes: the code that the callable runs.
-
-    Raises:
-        CaptureError: OL105, a value can change by itself, as a tensor's.
-    """
+    Refuse (OL105) a value that can change by itself, as a tensor's."""
     checks: dict[int, Check] = {}
     inputs = zip(statics, originals, paths, strict=False)
     asks = reads.names(_OF_LEAVES)
     for index, (static, t, path) in enumerate(inputs):
-        if asks and t.requires_grad:
-            leaf = static.is_leaf
+        leaf = static.is_leaf if asks and t.requires_grad else None
+        if leaf is not None:
             checks[index] = lambda t, leaf=leaf: t.is_leaf is leaf
         owner = reads.of(static)
         if owner is None or static is t:
@@ -58,11 +51,8 @@ def marks_read(
             if not value.is_plain:
                 where = loaded_at(codes, name)
                 what = f"`{path}.{name}`, an attribute of an argument, is read in the call"
-                raise CaptureError(
-                    "OL105", what, where=where and str(where), why=_READ_ONCE, fix=_BESIDE
-                )
-        marks = _check(values, None if every else frozenset(owner.names))
-        checks[index] = _both(checks[index], marks) if index in checks else marks
+                raise CaptureError("OL105", what, where=where, why=_READ_ONCE, fix=_BESIDE)
+        checks[index] = _check(values, None if every else frozenset(owner.names), leaf)
     return checks
 
 
@@ -70,14 +60,13 @@ _OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
 """Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
 
 
-def _both(first: Check, second: Check) -> Check:
-    return lambda t: first(t) and second(t)
-
-
-def _check(values: dict[str, Constant], names: frozenset[str] | None) -> Check:
-    """Return a check of the attributes `names`, or of all: 0.1 us if there are none."""
+def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool | None) -> Check:
+    """Return a check of the attributes `names`, or of all: 0.1 us if there are none. `leaf`: what a
+    tensor's `is_leaf` must be, if that matters."""
 
     def kept(t: Tensor) -> bool:
+        if leaf is not None and t.is_leaf is not leaf:
+            return False
         now = t.__dict__
         if not values:
             return not now if names is None else names.isdisjoint(now)

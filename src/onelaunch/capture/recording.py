@@ -99,27 +99,19 @@ class StateOutput(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """The calls that a recording serves.
+    """The calls that a recording serves."""
 
-    Attributes:
-        sizes: the recorded size of each bucketed dimension.
-        least: the smallest sizes that are padded to it.
-        places: argument index -> the bucketed dimension that each varying dimension follows.
-        around: the call path that pads before the launch; None if the launch always pads.
-        exact: the call path of calls of its own size.
-        checked: whether each call checks values of its own.
-        below: the call path of calls of smaller buckets, too, once that is proven.
-        tried: whether that was tried.
-    """
-
-    sizes: tuple[int, ...]
-    least: tuple[int, ...]
+    sizes: tuple[int, ...]  # the recorded size of each bucketed dimension
+    least: tuple[int, ...]  # the smallest sizes that are padded to it
     places: dict[int, tuple[int, ...]]
+    """Argument index -> the bucketed dimension that each varying dimension follows."""
     around: Callable[..., Any] | None = None
-    exact: Callable[..., Any] | None = None
-    checked: bool = False
+    """The call path that pads before the launch; None if the launch always pads."""
+    exact: Callable[..., Any] | None = None  # the call path of calls of its own size
+    checked: bool = False  # whether each call checks values of its own
     below: Callable[..., Any] | None = None
-    tried: bool = False
+    """The call path of calls of smaller buckets, too, once that is proven."""
+    tried: bool = False  # whether that was tried
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +127,10 @@ class Writes:
 
 
 class Growing(NamedTuple):
-    """Containers that the callable adds to, and replays do not.
-
-    Attributes:
-        names: their names.
-        place: the user's line that adds to one.
-    """
+    """Containers that the callable adds to, and replays do not."""
 
     names: tuple[str, ...] = ()
-    place: Place | None = None
+    place: Place | None = None  # the user's line that adds to one
 
 
 @dataclass(slots=True, eq=False)
@@ -229,12 +216,8 @@ class CapturedCall:
 
 
 class NeedsGrad(Exception):
-    """A sign that outputs require grad, so that a forward has to be captured instead.
-
-    Attributes:
-        kept: the name of the slot with such a tensor, and the line that made the tensor; None for a
-            result of the callable.
-    """
+    """A sign that outputs require grad, so that a forward has to be captured instead. `kept`: the
+    name of the slot with such a tensor, and the line that made the tensor; None for a result."""
 
     def __init__(self, kept: tuple[str, str | None] | None = None) -> None:
         super().__init__()
@@ -242,12 +225,7 @@ class NeedsGrad(Exception):
 
 
 def describe(
-    name: str,
-    captured: CapturedCall,
-    spec: CallSpec,
-    flat: Flat,
-    why: str,
-    kept_bytes: int,
+    name: str, captured: CapturedCall, spec: CallSpec, flat: Flat, why: str, kept_bytes: int
 ) -> Recording:
     """Return the facts and figures of a new recording, for users."""
     names = [*flat.paths, *(slot.name for slot in captured.hidden)]

@@ -30,18 +30,10 @@ from onelaunch.watch.ledger import optimizers_in
 
 
 def captured_call(
-    run: CaptureRun,
-    graph: Graph,
-    statics: list[Tensor],
-    started: float,
-    retries: Sequence[str],
+    run: CaptureRun, graph: Graph, statics: list[Tensor], started: float, retries: Sequence[str]
 ) -> CapturedCall:
-    """Return all that the call path needs of a capture that succeeded.
-
-    Args:
-        started: the beginning of the capture, by `time.perf_counter`.
-        retries: the reasons for the attempts after the first.
-    """
+    """Return all that the call path needs of a capture that succeeded, and that `started` at a time
+    of `time.perf_counter`. `retries`: the reasons for the attempts after the first."""
     job, plan, observer, walk = run.job, run.plan, run.observer, run.snapshot.walk
     forward, outputs = job.forward, run.returned.outputs
     assert outputs is not None
@@ -103,10 +95,7 @@ def captured_call(
 
 def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateGuard, list[Tensor]]:
     """Return the guard of the state that the recording relies on, and tensors that it misses.
-
-    Args:
-        rebound: ids of the slots that each replay writes.
-    """
+    `rebound`: ids of the slots that each replay writes."""
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None

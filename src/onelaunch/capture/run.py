@@ -49,11 +49,7 @@ from onelaunch.state.brought import Staged
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
-from onelaunch.watch.compiled_accesses import (
-    noting_host_inputs,
-    places,
-    refuse_handed_on,
-)
+from onelaunch.watch.compiled_accesses import noting_host_inputs, places, refuse_handed_on
 from onelaunch.watch.compiled_lanes import CompiledLanes
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
@@ -72,42 +68,29 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 
 @dataclass(slots=True, eq=False)
 class CaptureRun:
-    """One run of the callable under capture: its inputs and its effects.
-
-    Attributes:
-        snapshot: the state before the run.
-        plan: how the inputs reach it.
-        steps: the optimizer steps in it.
-        numbers: the numbers that it follows.
-        baseline: the run without stand-ins to compare with.
-        state_inputs: slots of the last inputs.
-        constants: the host values that the callable copies to the device.
-        filled: storage -> input index of a 0-dim host tensor that is copied there.
-        returned: its result.
-        effects: its effects on the state.
-        missing_inputs: slots that have to be inputs of the next attempt.
-        host_inputs, marks: the host values that compiled code got; see `marks_read`.
-        reads: the reads of the callable, this run included, if it was watched.
-        staged: the contents of slots that the caller replaces.
-    """
+    """One run of the callable under capture: its inputs and its effects."""
 
     job: CaptureJob
-    snapshot: StateSnapshot
-    plan: Inputs
-    steps: Steps
-    numbers: Numbers
-    state_inputs: Sequence[Slot] = ()
+    snapshot: StateSnapshot  # the state before the run
+    plan: Inputs  # how the inputs reach it
+    steps: Steps  # the optimizer steps in it
+    numbers: Numbers  # the numbers that it follows
+    state_inputs: Sequence[Slot] = ()  # slots of the last inputs
     constants: DeviceConstants | None = None
+    """The host values that the callable copies to the device."""
     baseline: PlainRun = field(default_factory=PlainRun)
     filled: dict[int, int] = field(default_factory=dict)
+    """Storage -> input index of a 0-dim host tensor that is copied there."""
     observer: Observer = field(init=False)
     returned: Returned = field(default_factory=Returned)
     effects: StateEffects = field(default_factory=StateEffects)
     missing_inputs: list[Slot] = field(default_factory=list)
+    """Slots that have to be inputs of the next attempt."""
     host_inputs: list[object] = field(default_factory=list)
-    reads: Reads | None = None
-    marks: dict[int, Check] = field(default_factory=dict)
-    staged: Staged = field(init=False)
+    """The host values that compiled code got."""
+    reads: Reads | None = None  # of the callable, this run included, if it was watched
+    marks: dict[int, Check] = field(default_factory=dict)  # see `marks_read`
+    staged: Staged = field(init=False)  # the contents of slots that the caller replaces
 
     def __post_init__(self) -> None:
         brought = self.job.brought

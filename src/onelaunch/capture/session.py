@@ -154,11 +154,8 @@ class CaptureSession:
         return found
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
-        """Have the next attempt take numbers for constants.
-
-        Raises:
-            Unfollowed: there are arguments among them.
-        """
+        """Have the next attempt take numbers for constants. Raises `Unfollowed`: there are
+        arguments among them."""
         following = self.job.following
         positions = [i for i in following.arguments if i in escaped]
         self.job.following = following.without(escaped)
@@ -170,11 +167,7 @@ class CaptureSession:
     def _retry_without_stand_ins(self, run: CaptureRun) -> NoReturn:
         """Have the next attempt run without stand-ins, as a baseline for the attempt after it. If
         there was a baseline already, numbers become constants: those that the differing operation
-        takes; all of them, if it takes none, or the baseline differed too.
-
-        Raises:
-            Retry: always.
-        """
+        takes; all of them, if it takes none, or the baseline differed too."""
         if self._baseline.ledger is None:
             self._baseline.due = True
         else:
@@ -234,11 +227,8 @@ class CaptureSession:
     def _try_once(
         self, tree: Tree, tensors: Sequence[Tensor], started: float
     ) -> tuple[CapturedCall, PassedOn]:
-        """Capture once, and undo everything if that fails.
-
-        Raises:
-            Retry: this attempt found out a fact that the next has to know.
-        """
+        """Capture once, and undo everything if that fails. Raises `Retry`: this attempt found out a
+        fact that the next has to know."""
         job, driver, device = self.job, self.job.driver, self.job.device
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
@@ -326,12 +316,8 @@ class CaptureSession:
             self._retry_without_stand_ins(run)
 
     def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
-        """Compare the host values that compiled code got with those of the run before.
-
-        Raises:
-            Retry: they differ.
-            CaptureError: OL117, they differ each time.
-        """
+        """Compare the host values that compiled code got with those of the run before. Raises
+        `Retry`: they differ; `CaptureError`, OL117: they differ each time."""
         if self.job.accesses is None:
             return
         self._host_inputs = run.host_inputs
@@ -364,12 +350,8 @@ class CaptureSession:
             raise Retry("an optimizer made in the call outlives it")
 
     def _count(self, run: CaptureRun) -> NoReturn:
-        """Have the next attempt count the numbers that optimizers move on.
-
-        Raises:
-            Retry: always, but for a refusal.
-            CaptureError: OL120, OL122, no recording can count a number.
-        """
+        """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
+        number that no recording can count."""
         job, counted = self.job, self.job.following.counted
         known = {slot.id for slot in counted} | self._constant
         for change in run.effects.moved:
@@ -381,11 +363,8 @@ class CaptureSession:
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:
-        """Return the numbers that each call reads.
-
-        Raises:
-            Retry: some are constants, or need other scalars.
-        """
+        """Return the numbers that each call reads. Raises `Retry`: some are constants, or need
+        other scalars."""
         numbers, job = run.numbers, self.job
         if self._baseline.due:
             assert run.observer.ledger is not None
@@ -423,11 +402,8 @@ class CaptureSession:
 
     def _difference_or_retry(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
         """Return the difference from the run before, unless different guarded values explain it.
-
-        Raises:
-            Retry: the run before found state of another size. The next attempt is compared with
-                this one.
-        """
+        Raises `Retry`: the run before found state of another size. The next attempt is compared
+        with this one."""
         job, differs = self.job, run.differs or self._baseline.differs
         earlier = job.earlier
         brought = run.numbers.brought  # to the device, which did not need them in the run before

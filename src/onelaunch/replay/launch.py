@@ -26,7 +26,6 @@ from onelaunch.capture.io_plan import (
     Lasting,
     Output,
     Own,
-    OwnGroup,
     OwnView,
 )
 from onelaunch.capture.recording import CapturedCall, StateOutput
@@ -102,7 +101,7 @@ def _take_writes(source: GeneratedFunction, targets: list[str]) -> list[str]:
         if not set(captured.writes.inputs) & set(group.members):
             continue
         leaf = source.inputs[group.members[0]]
-        if group.travel == Travel.COPY:
+        if captured.inputs.travel(group) == Travel.COPY:
             buffer = f"w{index}"
             source.line(f"{buffer} = {_empty(source, group.region.nbytes)}")
             spec = captured.inputs.specs[group.members[0]]
@@ -143,7 +142,7 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
     """Allocate memory for a group of results, and return its name."""
     driver, outputs = source.captured.driver, source.captured.outputs
     group, members = outputs.groups[index], outputs.of_group(index)
-    base = next((member for member in members if _is_whole(member[1], group)), None)
+    base = next((member for member in members if group.is_whole(member[1])), None)
     requires_grad = any(output.spec.requires_grad for _, output in members)
     name = f"g{index}"
     # The callable may turn inference mode on or off for itself.
@@ -168,7 +167,9 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
         of = name
         if output.is_view and requires_grad and not output.spec.requires_grad:
             of = f"{name}.detach()"  # a view of a tensor with a node would require grad, too
-        view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
+        assert isinstance(output.memory, Own)
+        offset = output.memory.start - group.start
+        view = source.name("view", viewer(output.spec, offset, output.is_view))
         source.line(f"o{number} = {view}({of})", depth)
     return name
 
@@ -192,18 +193,6 @@ def _sizes(output: Output) -> str:
         else:
             factors.append(f"({size})" if " " in size else size)
     return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
-
-
-def _offset(output: Output, group: OwnGroup) -> int:
-    assert isinstance(output.memory, Own)
-    return output.memory.start - group.start
-
-
-def _is_whole(output: Output, group: OwnGroup) -> bool:
-    """Return whether a result is its group's whole memory, and no view."""
-    spec, nbytes = output.spec, group.stop - group.start
-    covers = spec.dense and spec.extent_bytes == nbytes and _offset(output, group) == 0
-    return covers and not (output.is_view or spec.conj or spec.neg)
 
 
 def _caller_result(source: GeneratedFunction, output: Output, names: dict[int, str]) -> str:

@@ -122,7 +122,7 @@ class Recorder:
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         refresh_mode_flag()
-        distributed.shutdown.watch(owner, captured.graph)
+        distributed.reset_before_shutdown(owner, captured.graph)
         entry = self._entry(attempt, job, captured, reason)
         entry.undo = session.undo
         if request_tensors:

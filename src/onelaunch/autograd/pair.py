@@ -34,7 +34,6 @@ from onelaunch.autograd.node import (
     Saved,
     SavedOver,
     launched,
-    launched_directly,
 )
 from onelaunch.autograd.order import InOrder
 from onelaunch.call.wrappers import is_wrapped
@@ -129,18 +128,9 @@ class AutogradPair:
         return None if token is None else InFlightForward(token)
 
     @property
-    def where(self) -> str | None:
-        """The line where the callable begins."""
-        return self.static.forward.where
-
-    @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
         found = self.static.overwritten
         return [(place, found.statics[place]) for place in found.places]
-
-    @property
-    def writes_saved(self) -> bool:
-        return bool(self.static.overwritten.saved)
 
     @property
     def in_flight(self) -> bool:
@@ -156,12 +146,9 @@ class AutogradPair:
     ) -> tuple[Tensor, ...]:
         """Return the results of one launch, as results of a node of autograd. `forwards`: gets the
         in-flight forward of each node."""
-        node = (self, in_flight, made, watched)
         forwards.append(in_flight)
-        leaves = self._leaves.of(inputs)
-        if not self.direct:
-            return launched(node, *leaves)
-        return launched_directly(node, self.anchors.of_this_stream(), *leaves)
+        anchor = (self.anchors.of_this_stream(),) if self.direct else ()
+        return launched((self, in_flight, made, watched), *anchor, *self._leaves.of(inputs))
 
     def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
         """Return `attach`, or a variant that makes a node for each of the components."""
@@ -183,13 +170,11 @@ class AutogradPair:
         forwards: list[InFlightForward],
     ) -> tuple[Tensor, ...]:
         results, leaves = list(made), self._leaves.of(inputs)
+        anchor = (self.anchors.of_this_stream(),) if self.direct else ()
         for component in nodes:
             node, wanted = component.of(in_flight, made, leaves, watched)
             forwards.append(node[1])
-            if self.direct:
-                found = launched_directly(node, self.anchors.of_this_stream(), *wanted)
-            else:
-                found = launched(node, *wanted)
+            found = launched(node, *anchor, *wanted)
             for place, t in zip(component.results, found, strict=True):
                 results[place] = t
         return tuple(results)
@@ -245,10 +230,6 @@ class AutogradPair:
             return found
         found = self._launched(kind, grads, moved)
         return self.static.run(grads, moved) if found is None else found
-
-    @property
-    def width(self) -> int:
-        return len(self.arguments) + len(self.parameters)
 
     def edited(
         self,

@@ -110,8 +110,7 @@ def rebinds(
             fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
             held = slot.via if slot.is_item else slot
             place = None if held is None else changed_at(codes, held.word, held.is_item)
-            made = observer.memory.made_at(tensors[0]) if tensors else None
-            where = made if place is None else str(place)
+            where = place or (observer.memory.made_at(tensors[0]) if tensors else None)
             raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
         yield slot, new
 

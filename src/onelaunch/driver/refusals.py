@@ -66,7 +66,7 @@ class DrawsAfterAll(CaptureError):
 
 def drawn_after_all(place: Place | None) -> DrawsAfterAll:
     """Make the refusal for a line of user code, or for none."""
-    return DrawsAfterAll("OL106", "a random number is drawn", where=place and str(place))
+    return DrawsAfterAll("OL106", "a random number is drawn", where=place)
 
 
 class OperatorRefusal(NamedTuple):

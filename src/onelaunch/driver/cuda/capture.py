@@ -447,8 +447,7 @@ def _explain(error: RuntimeError) -> CaptureError | None:
     """Make the CaptureError for a refusal of the device; None for errors of other origin."""
     if isinstance(error, GraphError):
         return None
-    place = user_frame(error.__traceback__)
-    where = None if place is None else str(place)
+    where = user_frame(error.__traceback__)
     message = str(error).partition("\n")[0]
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return CaptureError("OL111", message, where=where)

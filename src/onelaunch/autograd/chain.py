@@ -27,20 +27,16 @@ NewPool = Callable[[Driver, torch.device], DevicePool]
 
 
 class Link:
-    """The part of a chain on one device: the memory and stream that its recordings share.
-
-    Attributes:
-        forwards, backwards: the pools.
-        stream: the stream of all captures and eager backwards. CUDA's allocator returns freed
-            memory only to the stream that had it.
-        lock: held from the check that a launch overwrites nothing until it is queued.
-    """
+    """The part of a chain on one device: the memory and stream that its recordings share."""
 
     def __init__(self, driver: Driver, device: torch.device, new_pool: NewPool) -> None:
         self.forwards = new_pool(driver, device)
         self.backwards = new_pool(driver, device)
         self.stream = stream_of(self, driver, device)
+        """The stream of all captures and eager backwards: CUDA's allocator returns freed memory
+        only to the stream that had it."""
         self.lock = threading.RLock()
+        """A lock held from the check that a launch overwrites nothing until it is queued."""
         self._later: list[list[Lease]] = []
         """The leases of later forwards, for each forward in the order of capture."""
         self._captured = 0

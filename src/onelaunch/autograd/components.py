@@ -86,12 +86,9 @@ class ComponentNode:
         again: bool,
     ) -> list[Tensor | None]:
         """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
-
-        Args:
-            changed: positions of watched tensors that were changed in place.
-            moved: (position, tensor) of watched tensors with other memory.
-            again: whether a backward over this forward wrote to its saved tensors.
-        """
+        `changed`: positions of watched tensors that were changed in place. `moved`: (position,
+        tensor) of those with other memory. `again`: whether a backward over this forward wrote to
+        its saved tensors."""
         inputs, of, whole = self._component.inputs, self._component.watched, self._whole
         width = len(whole.arguments) + len(whole.parameters)
         asked = [False] * width + list(wanted[len(inputs) :])

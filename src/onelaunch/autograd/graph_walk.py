@@ -126,7 +126,6 @@ class CapturedGraph:
         return list(found.values())
 
     def _read(self, node: Node, name: str) -> Sequence[object]:
-        """Return the values that a node saved under a name."""
         try:
             value = getattr(node, name)
         except RuntimeError as error:

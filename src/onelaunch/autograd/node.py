@@ -78,7 +78,6 @@ class Lease:
 
     @property
     def taken(self) -> bool:
-        """True if somebody has it."""
         return self.take() is None
 
 

@@ -184,13 +184,9 @@ class AutogradPair:
     def reach(
         self, in_place: InPlace, readable: Mapping[int, SavedOver], inputs: Collection[int]
     ) -> None:
-        """Let backwards reach the caller's memory too, where that is proven.
-
-        Args:
-            readable: position of a watched input that a backward can read there -> tensors saved
-                over it.
-            inputs: indices of the forward's inputs that its launches do not copy.
-        """
+        """Let backwards reach the caller's memory too, where that is proven. `readable`: position
+        of a watched input that a backward can read there -> tensors saved over it. `inputs`:
+        indices of the forward's inputs that its launches do not copy."""
         self._in_place = in_place
         found = {at: over for at, over in readable.items() if self.watched.inputs[at] in inputs}
         self.uncopied = found
@@ -428,7 +424,6 @@ class ForwardGraph:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the forward and of the captured backwards."""
         backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
         return self._graph.memory_bytes + backwards
 

@@ -124,7 +124,6 @@ class _LeafFindingEngine(EngineSubstitute):
     """An engine that finds leaves without edges."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `torch.autograd.backward`."""
         inputs: Sequence[Any] = args[4] if len(args) > 4 else kwargs.get("inputs", ())
         if not inputs and not _C._len_torch_function_stack():  # nearly all
             return self.engine.run_backward(*args, **kwargs)
@@ -184,7 +183,6 @@ def _leaf(end: Any) -> Tensor | None:
 
 @functools.cache
 def _install() -> None:
-    """Replace autograd's engine, for the process."""
     wrap_engine(_LeafFindingEngine)
 
 

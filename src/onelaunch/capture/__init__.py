@@ -9,10 +9,8 @@ callee.py       the callable, and the roots of the state that it reaches
 rolled_back.py  runs whose effects are undone
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
-leaves.py       leaves of autograd graphs, and results whose backward has run
 effects.py      the state that each replay writes, gradients among it
 checks.py       refusals, before and after the run, of effects that no replay could repeat
-marks.py        attributes of arguments that are tensors
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold
 survivors.py    tensors of a run that something still holds afterwards

@@ -94,7 +94,6 @@ class Callee:
         return self.root[1]
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
-        """Return the named roots of the state that a call reaches."""
         objects = [(path, c.value) for path, c in call_constants(flat.tree) if not c.is_plain]
         return [self.root, *objects]
 
@@ -117,7 +116,6 @@ class Callee:
 
     @property
     def codes(self) -> Collection[CodeType]:
-        """The code objects that past runs executed."""
         return () if self.reads is None else self.reads.codes
 
     def forget(self, values: Iterable[object]) -> None:
@@ -198,7 +196,6 @@ class Callee:
         self._seen_at.add(_layouts(flat.tensors))
 
     def store_reads(self, watch: FrameWatch | None) -> None:
-        """Store the reads of a finished run."""
         self.reads = None if watch is None else watch.seen
         self._gave_work_to_thread = None if watch is None else watch.handed_on
         self._failed = None if watch is None else watch.failed

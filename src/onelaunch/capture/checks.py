@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on, tree_difference
-from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, unflatten
+from onelaunch.call.tree import (
+    Constant,
+    Flat,
+    Tree,
+    constants,
+    flatten_call,
+    is_code,
+    is_plain,
+    unflatten,
+)
 from onelaunch.call.wrappers import is_compound, local
-from onelaunch.capture.io_plan import Argument, Held, Inputs, Outputs
+from onelaunch.capture.io_plan import (
+    Argument,
+    ArgumentView,
+    Held,
+    HeldView,
+    Inputs,
+    Output,
+    Outputs,
+    Own,
+)
+from onelaunch.capture.recording import NeedsGrad
+from onelaunch.driver.protocol import Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError, describe_type
-from onelaunch.frames.peek import METHODS, object_of
-from onelaunch.source import changed_at, loaded_at
-from onelaunch.state.slots import MISSING, Slot, gradient_of
+from onelaunch.frames.peek import METHODS, attributes_of, object_of
+from onelaunch.frames.reads import Reads
+from onelaunch.source import changed_at, loaded_at, user_frame
+from onelaunch.state.slots import MISSING, Slot, gradient_of, node_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
 class RunArguments(NamedTuple):
-    """The arguments of a run under capture."""
-
     tree: Tree
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -223,3 +244,134 @@ def refuse_uncovered(
                 raise CaptureError("OL105", what, where=where, fix=WRITE_IN_PLACE)
             what = f"`{slot.name}` keeps a tensor made in the call"
             raise CaptureError("OL105", what, where=observer.memory.made_at(t))
+
+
+# Leaves of autograd graphs, and results of a whole step: their graphs are used up in it.
+
+
+class BackwardInside(Exception):
+    """The callable ran a backward itself, or made a leaf for one."""
+
+
+@contextmanager
+def leaves_refused() -> Generator[None]:
+    """Refuse (OL113) an in-place operation that autograd forbids in a capture alone, on a stand-in.
+    Stand-ins for arguments and parameters are leaves, where eager may have none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "a leaf Variable that requires grad" not in str(error):
+            raise
+        place = user_frame(error.__traceback__)
+        what = "a tensor that requires grad is changed in place"
+        raise CaptureError("OL113", what, where=place) from error
+
+
+def refuse_leaves_of_host(plan: Inputs) -> None:
+    """Refuse (OL103) arguments that require grad and are copied to the device."""
+    for index in plan.going(Travel.FILL):
+        if plan.tensors[index].requires_grad:
+            fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
+            what = f"an argument, {plan.specs[index]}, is copied to the device"
+            raise CaptureError("OL103", f"{what}, and its gradient back", fix=fix)
+
+
+def mark_freed(
+    outputs: Outputs,
+    results: Sequence[Tensor],
+    stored: Iterable[tuple[Slot, Flat]],
+    observer: Observer,
+    held: Mapping[int, Sequence[Tensor]],
+) -> None:
+    """Mark results, and tensors in slots, whose backward has run inside. Raises `NeedsGrad`: a
+    tensor still needs a backward, and is more than a view of the caller's memory."""
+    graded = any(output.spec.requires_grad for output in outputs.made)
+    ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
+    slots = [(t, slot) for slot, part in stored for t in part.tensors]
+    for t, slot in [*((t, None) for t in results), *slots]:
+        output = outputs.made[outputs.numbers[id(t)]]
+        owned = isinstance(output.memory, Own)
+        output.freed = owned and is_freed(t)
+        if output.spec.requires_grad and not output.freed and (owned or not is_pure_view(t, ends)):
+            raise NeedsGrad(None if slot is None else (slot.name, observer.memory.made_at(t)))
+
+
+def is_made_leaf(output: Output, t: Tensor, plan: Inputs) -> bool:
+    """Return whether the call made a leaf over older memory, `x.detach().requires_grad_()`. Under
+    `no_grad` a view of a tensor that requires grad looks the same."""
+    match output.memory:
+        case ArgumentView(index, _):
+            owner = plan.specs[index].requires_grad
+        case HeldView(tensor, _):
+            owner = tensor.requires_grad
+        case _:
+            return False
+    return output.spec.requires_grad and t.is_leaf and not (t._is_view() and owner)
+
+
+# Attributes that code put on arguments that are tensors, `x.doubled = True`.
+
+Check = Callable[[Tensor], bool]
+
+
+def give_marks(statics: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+    for static, t in zip(statics, originals, strict=False):
+        attributes = attributes_of(t)
+        if attributes and static is not t:
+            vars(static).update(attributes)
+
+
+def marks_read(
+    reads: Reads,
+    statics: Sequence[Tensor],
+    originals: Sequence[Tensor],
+    paths: Sequence[str],
+    codes: Collection[CodeType],
+) -> dict[int, Check]:
+    """Return input index -> check that an argument has the attributes read in the capture. If
+    the user's code tells leaves from results, an argument that requires grad must be as then.
+    Refuse (OL105) a value that can change by itself, as a tensor's."""
+    checks: dict[int, Check] = {}
+    inputs = zip(statics, originals, paths, strict=False)
+    asks = reads.names(_OF_LEAVES)
+    for index, (static, t, path) in enumerate(inputs):
+        leaf = static.is_leaf if asks and t.requires_grad else None
+        if leaf is not None:
+            checks[index] = lambda t, leaf=leaf: t.is_leaf is leaf
+        owner = reads.of(static)
+        if owner is None or static is t:
+            continue
+        attributes = attributes_of(t) or {}
+        every = owner.opaque or owner.asked
+        values = {k: Constant(v) for k, v in attributes.items() if every or k in owner.names}
+        for name, value in values.items():
+            if not value.is_plain:
+                where = loaded_at(codes, name)
+                what = f"`{path}.{name}`, an attribute of an argument, is read in the call"
+                raise CaptureError("OL105", what, where=where, why=_READ_ONCE, fix=_AS_ARGUMENT)
+        checks[index] = _check(values, None if every else frozenset(owner.names), leaf)
+    return checks
+
+
+_OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
+"""Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
+
+
+def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool | None) -> Check:
+    """Return a check of the attributes `names`, or of all: 0.1 us if there are none. `leaf`: what a
+    tensor's `is_leaf` must be, if that matters."""
+
+    def kept(t: Tensor) -> bool:
+        if leaf is not None and t.is_leaf is not leaf:
+            return False
+        now = t.__dict__
+        if not values:
+            return not now if names is None else names.isdisjoint(now)
+        found = now.keys() if names is None else names & now.keys()
+        return found == values.keys() and all(c.matches(now[k]) for k, c in values.items())
+
+    return kept
+
+
+_READ_ONCE = "a replay would use what hung on the tensor of the capture"
+_AS_ARGUMENT = "pass it as an argument beside the tensor"

@@ -183,11 +183,8 @@ def _region(t: Tensor) -> Region:
 
 
 def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> Backend:
-    """Return the backend whose code a driver records.
-
-    Args:
-        mode, options: as `torch.compile` takes them, for Inductor.
-    """
+    """Return the backend whose code a driver records. `mode`, `options`: as `torch.compile` takes
+    them, for Inductor."""
     return eager_aten if driver.compiler == "aten" else inductor(mode, options)
 
 

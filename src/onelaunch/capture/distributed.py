@@ -120,7 +120,7 @@ def _forget_step(root: Any) -> None:
     for state in root._state_ctx.all_states:
         _clear(state, ("_modules_to_run_forward",))
         state._training_state = type(state._training_state).IDLE
-        for group in _groups_of(state):
+        for group in _groups(state):
             gathered = group._all_gather_result
             if gathered is not None and group.device.type == "cpu":
                 work = gathered.all_gather_work
@@ -165,7 +165,7 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     parts = [part for part in sharded_values(reached) if spread(part) == "FSDP2"]
-    return any(group.is_unsharded for part in parts for group in _groups(part))
+    return any(group.is_unsharded for part in parts for group in _groups(_state(part)))
 
 
 _callables: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -219,21 +219,17 @@ def spread(part: object) -> str | None:
 
 
 def initialized() -> bool:
-    """Return whether this process belongs to a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _reshards(part: Any) -> bool:
     """Return whether an FSDP2 module frees its parameters between forward and backward."""
-    return any(group.post_forward_mesh_info for group in _groups(part))
+    return any(group.post_forward_mesh_info for group in _groups(_state(part)))
 
 
-def _groups(part: Any) -> list[Any]:
-    """Return the groups of parameters that an FSDP2 module gathers and frees at once."""
-    return _groups_of(_state(part))
-
-
-def _groups_of(state: Any) -> list[Any]:
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that an FSDP2 module, of this state, gathers and frees at
+    once."""
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

@@ -21,29 +21,20 @@ _C: Any = torch._C
 
 
 class ExpectedInputs(NamedTuple):
-    """Conditions on the inputs of a recording: the call's tensors, then tensors in slots.
-
-    Attributes:
-        number: the number of inputs.
-        twice: input index -> the first input that is the same tensor.
-        tensors: the check in C++ of type, dispatch keys, dtype, device, sizes, strides and
-            `requires_grad` of all other inputs.
-        addresses: index of an input that is read in place -> its address.
-        kept: input index -> the argument that the callable keeps.
-        movable: indices of the inputs that may lie elsewhere in each call.
-        overlapping: the search for memory that movable inputs share with each other, or with memory
-            that the graph uses by address; None if any overlap will do.
-        overlaps: the result of `overlapping` in the capture.
-    """
+    """Conditions on the inputs of a recording: the call's tensors, then tensors in slots."""
 
     number: int
-    twice: dict[int, int]
+    twice: dict[int, int]  # input index -> the first input that is the same tensor
     tensors: Any
-    addresses: dict[int, int]
-    kept: dict[int, Tensor]
-    movable: Sequence[int]
+    """The check in C++ of type, dispatch keys, dtype, device, sizes, strides and `requires_grad` of
+    all other inputs."""
+    addresses: dict[int, int]  # index of an input that is read in place -> its address
+    kept: dict[int, Tensor]  # input index -> the argument that the callable keeps
+    movable: Sequence[int]  # indices of the inputs that may lie elsewhere in each call
     overlapping: Overlaps | None
-    overlaps: object
+    """The search for memory that movable inputs share with each other, or with memory that the
+    graph uses by address; None if any overlap will do."""
+    overlaps: object  # the result of `overlapping` in the capture
 
     @classmethod
     def of(cls, captured: CapturedCall) -> ExpectedInputs:

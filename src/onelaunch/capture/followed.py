@@ -188,7 +188,6 @@ class FollowedNumbers:
 
     @staticmethod
     def none() -> FollowedNumbers:
-        """Return the numbers of a recording that follows none."""
         return FollowedNumbers(Numbers.none(), None, ())
 
     def __bool__(self) -> bool:

@@ -22,7 +22,7 @@ from onelaunch.autograd.pair import AutogradPair, Watched
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import TensorSpec, lies_on, overlaps_itself
 from onelaunch.call.tree import first_places, unique
-from onelaunch.capture.checks import WRITE_IN_PLACE
+from onelaunch.capture.checks import WRITE_IN_PLACE, BackwardInside
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import (
     ArgumentView,
@@ -34,7 +34,6 @@ from onelaunch.capture.io_plan import (
     OwnView,
     own,
 )
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import error_here
@@ -59,8 +58,6 @@ class _SeenByBackward(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The autograd side of one capture."""
-
     driver: Driver
     device: torch.device
     apart: Callable[[], DevicePool]

@@ -436,13 +436,9 @@ def own(driver: Driver, plan: Outputs, t: Tensor) -> Own:
     return Own(len(plan.groups) - 1, region.start)
 
 
-def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
-    """Return the indices of groups that the callable wrote into."""
-    return [
-        index
-        for index, group in enumerate(plan.groups)
-        if group.buffer is not None and driver.storage(group.buffer) in observer.memory.written
-    ]
+def written_groups(driver: Driver, plan: Inputs, among: Collection[int]) -> list[Group]:
+    """Return the groups with memory in `among`, the storages that the callable wrote into."""
+    return [g for g in plan.groups if g.buffer is not None and driver.storage(g.buffer) in among]
 
 
 def output_ports(
@@ -452,8 +448,8 @@ def output_ports(
     for index, group in [(i, group) for i, group in enumerate(outputs.groups) if not group.stays]:
         buffer = driver.alias(group.example, torch.uint8, (group.stop - group.start,), (1,), 0)
         capture.output(buffer, 0, varying_group(outputs, index))
-    for index in written_groups(driver, plan, observer):
-        group, travel = plan.groups[index], plan.travel(plan.groups[index])
+    for group in written_groups(driver, plan, observer.memory.written):
+        travel = plan.travel(group)
         if travel == Travel.FILL:
             raise CaptureError("OL104", "a 0-dim host argument is written")
         assert group.buffer is not None

@@ -11,7 +11,14 @@ from torch import Tensor
 from onelaunch.autograd.graph_walk import viewed
 from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unique
-from onelaunch.capture.checks import refuse_made_parameters, refuse_parts, refuse_uncovered
+from onelaunch.capture.checks import (
+    BackwardInside,
+    is_made_leaf,
+    mark_freed,
+    refuse_made_parameters,
+    refuse_parts,
+    refuse_uncovered,
+)
 from onelaunch.capture.effects import (
     counted_numbers,
     growing_containers,
@@ -23,7 +30,6 @@ from onelaunch.capture.effects import (
     refuse_reordered,
 )
 from onelaunch.capture.io_plan import Argument, CannotPadInside, Lasting, Outputs, Own, plan_outputs
-from onelaunch.capture.leaves import BackwardInside, is_made_leaf, mark_freed
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.identity import id
@@ -37,8 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Returned:
-    """The result of a run."""
-
     tensors: Any = None
     staying: list[Tensor] = field(default_factory=list)
     """The tensors that stay in the recording's memory."""
@@ -49,8 +53,6 @@ class Returned:
 
 @dataclass(slots=True, eq=False)
 class StateEffects:
-    """The effects of a run on the state."""
-
     after: StateWalk | None = None  # the state after the run
     changes: list[Change] = field(default_factory=list)  # from the state before
     state: list[StateOutput] = field(default_factory=list)
@@ -65,8 +67,6 @@ class StateEffects:
 
 
 class _Stored(NamedTuple):
-    """A value that the run stored, and its parts."""
-
     slot: Slot
     value: object
     flat: Flat
@@ -114,7 +114,6 @@ def _stored(
 def _outputs(
     run: CaptureRun, flat: Flat, stored: Sequence[tuple[Slot, object]], every: Sequence[Tensor]
 ) -> Outputs:
-    """Plan the memory of all results."""
     job, snapshot, plan, observer = run.job, run.snapshot, run.plan, run.observer
     forward, lasting = job.forward, set[int]()
     if forward is None:
@@ -164,7 +163,6 @@ def _keep_graphs(
 def _moved_numbers(
     run: CaptureRun, known: Mapping[int, Same], identities: Identities
 ) -> Sequence[StateOutput]:
-    """Return the numbers of the state that each replay moves on."""
     counted, walk = run.numbers.counted(), run.snapshot.walk
     # Another run may change a value that this run left equal.
     stores = [slot for slot, step in counted.values() if not isinstance(step, int)]

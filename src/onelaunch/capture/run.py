@@ -18,9 +18,15 @@ from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
 from onelaunch.capture import distributed
 from onelaunch.capture.checks import (
+    BackwardInside,
+    Check,
     RunArguments,
+    give_marks,
+    leaves_refused,
+    marks_read,
     refuse_attributes,
     refuse_gradients,
+    refuse_leaves_of_host,
     refuse_opaque,
     refuse_parts,
 )
@@ -29,8 +35,6 @@ from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
 from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
-from onelaunch.capture.marks import Check, give_marks, marks_read
 from onelaunch.capture.numbers import Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results
 from onelaunch.capture.recording import NeedsGrad
@@ -68,8 +72,6 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 
 @dataclass(slots=True, eq=False)
 class CaptureRun:
-    """One run of the callable under capture: its inputs and its effects."""
-
     job: CaptureJob
     snapshot: StateSnapshot  # the state before the run
     plan: Inputs  # how the inputs reach it

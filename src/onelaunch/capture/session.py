@@ -14,12 +14,11 @@ from torch import Tensor
 from onelaunch.beside import is_beside, make_way
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
-from onelaunch.capture.checks import refuse_compound_leaves
+from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.job import CaptureJob
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad

@@ -180,7 +180,7 @@ def _is_only_read(holder: object, here: Sequence[object]) -> bool:
 def _writes_shared(run: CaptureRun) -> bool:
     """Return whether the callable writes to arguments that share memory and require grad."""
     plan = run.plan
-    written = [plan.groups[i] for i in written_groups(run.job.driver, plan, run.observer)]
+    written = written_groups(run.job.driver, plan, run.observer.memory.written)
     shared = [group.members for group in written if len(group.members) > 1]
     return any(plan.specs[index].requires_grad for members in shared for index in members)
 

@@ -189,7 +189,6 @@ class Operator:
 
 
 def group_of(value: Any) -> Any:
-    """Return the process group that an argument of a collective names, or None."""
     if isinstance(value, torch.ScriptObject):
         kind: Any = value
         is_group = kind._type().qualified_name().endswith(".ProcessGroup")

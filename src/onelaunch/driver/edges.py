@@ -45,7 +45,6 @@ class NodeGroup:
     hidden: list[Access] = field(default_factory=list[Access])
 
     def touched(self) -> list[Access]:
-        """List all accesses; none if they are unknown."""
         return [] if self.accesses is None else [*self.accesses, *self.hidden]
 
 
@@ -187,7 +186,6 @@ class Kept:
             self._nbytes -= nbytes
 
     def clear(self) -> None:
-        """Let it all be freed."""
         self._memory.clear()
         self._nbytes = 0
 

@@ -23,14 +23,9 @@ class HostFactories(UnnoticedMode):
     """A mode that makes tensors of Python numbers on the host, and copies them by an operation that
     modes see. Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor
     and a copy, and autograd keeps the copy. In a capture the `Observer` swaps it for a copy that
-    the recording keeps; see `watch.lifted`.
-
-    Args:
-        device: the device of the copies.
-        whole: True if a backward, if there is one, runs while the mode is on.
-        masks: whether the host counts its own masks, and the device's masks are filled. Compiled
-            code has ways of its own.
-    """
+    the recording keeps; see `watch.lifted`. `whole`: True if a backward, if there is one, runs
+    while the mode is on. `masks`: whether the host counts its own masks, and the device's masks are
+    filled. Compiled code has ways of its own."""
 
     concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__, *_ALIGN})
 
@@ -173,7 +168,6 @@ def _fills(value: Tensor, x: Tensor, mask: Tensor) -> bool:
 
 
 def _row(value: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of each place of a mask."""
     if value.numel() == 1:
         return value.to(x.device).view(())
     return value[0] if value.dim() > x.dim() - mask.dim() else value

@@ -35,13 +35,9 @@ class HostDraws(Protocol):
 
 
 class HostGenerator:
-    """The use of the host's default generator by one run, on the driver's device.
-
-    Args:
-        drawn: the draws of the run so far, which each replay repeats.
-        note: notes a refusal, which the callable may catch.
-        line: gives the line for a refusal by its code, after the run.
-    """
+    """The use of the host's default generator by one run, on the driver's device. `note`: notes a
+    refusal, which the callable may catch. `line`: gives the line for a refusal by its code, after
+    the run."""
 
     def __init__(
         self,
@@ -61,8 +57,10 @@ class HostGenerator:
         """Refuse what the run does to it, but for draws, which are taken back at the end. A state
         that the run has saved is not set in truth: the draws alone move the generator."""
         try:
+            # `watching_seeds` misses it, as Dynamo turns the interpreter's hooks off around it.
+            seeds = partial(self._seed_all, torch.cuda.manual_seed_all)
             states = substituted(torch, self._here, self._save, self._restore)
-            with self._refusing_seeds(), states:
+            with replaced(torch.cuda, manual_seed_all=seeds), states:
                 yield
             if self._reached() != len(self._drawn.draws):
                 raise CaptureError("OL106", _ELSEWHERE, where=self._line("OL106"))
@@ -70,20 +68,12 @@ class HostGenerator:
             if self._drawn.host_state is not None:
                 put_back(self._drawn.host_state, self._drawn.draws)
 
-    @contextmanager
-    def _refusing_seeds(self) -> Generator[None]:
+    def _seed_all(self, own: Callable[[int], None], seed: int) -> None:
         """Refuse `torch.cuda.manual_seed_all`, which `torch.manual_seed` calls under any name that
-        it is known by. `watching_seeds` misses it, as Dynamo turns the interpreter's hooks off
-        around it. Captures are made one at a time."""
-        own = torch.cuda.manual_seed_all
-
-        def manual_seed_all(seed: int) -> None:
-            if self._here() and not is_tracing(sys._getframe(1)):
-                raise self._note(error_here("OL106", _SEEDED))
-            own(seed)
-
-        with replaced(torch.cuda, manual_seed_all=manual_seed_all):
-            yield
+        it is known by."""
+        if self._here() and not is_tracing(sys._getframe(1)):
+            raise self._note(error_here("OL106", _SEEDED))
+        own(seed)
 
     def _here(self, *_: object, **__: object) -> bool:
         """Tell whether it is the run that calls: its thread, or autograd's."""

@@ -134,7 +134,6 @@ _LONG = 32  # the length of a list that is never taken for a tuple
 
 
 def _is_sequence(value: Any) -> bool:
-    """Return whether a value is a list, a tuple, a range or an array."""
     if isinstance(value, Tensor) or not hasattr(value, "__array__"):
         return isinstance(value, list | tuple | range)
     return getattr(value, "ndim", 0) > 0

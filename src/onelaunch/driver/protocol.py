@@ -123,7 +123,6 @@ class Lanes(Protocol):
 
     def note(self, call: OperatorCall) -> None:
         """Note what the operation that just ran touched."""
-        ...
 
 
 class Capture(Protocol):
@@ -154,17 +153,14 @@ class Capture(Protocol):
             displacement: bytes from the start of the copy to `source`'s first element.
             varying: for ``"pad"``: the growth of a smaller, contiguous source to the buffer.
         """
-        ...
 
     def staged(self) -> None:
         """Declare that all inputs are there; operations recorded from now on read them. Once."""
-        ...
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
         address ``target.data_ptr() - displacement``, after everything recorded so far. With
         `varying`: the first rows, as many as the target, which is contiguous, has."""
-        ...
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
         """Tell where memory comes from."""
@@ -207,7 +203,6 @@ class ScalarPatch(Protocol):
     def write(self, numbers: Sequence[float]) -> None:
         """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us
         for each kernel that holds one."""
-        ...
 
 
 class Launch(Protocol):
@@ -219,24 +214,15 @@ class Launch(Protocol):
 class Graph(Protocol):
     """One instantiated recording."""
 
-    @property
-    def travels(self) -> tuple[Travel, ...]:
-        """The way of each input port's bytes."""
-        ...
-
-    @property
-    def rebound(self) -> frozenset[int]:
-        """The output ports that kernels write in the caller's memory; all others are copied."""
-        ...
+    travels: tuple[Travel, ...]  # the way of each input port's bytes
+    rebound: frozenset[int]
+    """The output ports that kernels write in the caller's memory; all others are copied."""
+    schedule: Schedule | None
+    """The lanes of its operations; None if each node waits for the one before it."""
 
     @property
     def nodes(self) -> int:
         """Number of nodes (kernels and copies) that one launch runs."""
-        ...
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The lanes of its operations; None if each node waits for the one before it."""
         ...
 
     @property
@@ -264,7 +250,6 @@ class Graph(Protocol):
         Raises:
             Released: the recording was reset, or has `lost` what it needs.
         """
-        ...
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
@@ -282,7 +267,6 @@ class Graph(Protocol):
 
     def reset(self) -> None:
         """Free the recording; a launch after that is an error. Idempotent."""
-        ...
 
 
 class Driver(Protocol):
@@ -362,7 +346,6 @@ class Driver(Protocol):
 
     def join(self, streams: Sequence[object]) -> None:
         """Let the capture under way end after the work of these streams in it, if there is any."""
-        ...
 
     def new_stream(self, device: torch.device) -> object:
         """Make a stream that nobody else works on, to run and capture on; None: no streams."""
@@ -449,8 +432,6 @@ class Driver(Protocol):
 
     def synchronize(self, device: torch.device) -> None:
         """Wait for the device."""
-        ...
 
     def finish(self, device: torch.device) -> None:
         """Wait for this thread's stream, also while another thread captures."""
-        ...

@@ -70,8 +70,6 @@ def drawn_after_all(place: Place | None) -> DrawsAfterAll:
 
 
 class OperatorRefusal(NamedTuple):
-    """The reason why one operation cannot be captured."""
-
     code: str
     fix: str | None  # the code to write instead; None: that of the code
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None

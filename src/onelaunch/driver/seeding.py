@@ -215,7 +215,6 @@ class _Watch(NamedTuple):
 
 
 def _place(frame: FrameType) -> list[object]:
-    """Return the instruction that has called a function of `random`."""
     by = frame.f_back
     return [] if by is None else [id(by), by.f_code, by.f_lasti]
 

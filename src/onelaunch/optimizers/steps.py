@@ -107,20 +107,16 @@ def _is_patchable(value: object) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """The optimizer steps of one capture.
-
-    Args:
-        kept: returns the keys of an optimizer's groups whose numbers stay constants.
-        capturable: see `Driver.demands_capturable`.
-        lasts: returns whether an optimizer outlives the call, as far as known. One that the
-            callable makes and drops is not held, and its numbers are constants like others.
-        stored: (id of a group, key) of numbers that steps set themselves, as far as known.
-    """
+    """The optimizer steps of one capture."""
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
-    capturable: bool = False
+    """Returns the keys of an optimizer's groups whose numbers stay constants."""
+    capturable: bool = False  # see `Driver.demands_capturable`
     lasts: Callable[[Optimizer], bool] = lambda _: True
+    """Returns whether an optimizer outlives the call, as far as known. One that the callable makes
+    and drops is not held, and its numbers are constants like others."""
     stored: set[tuple[int, str]] = field(default_factory=set)
+    """(id of a group, key) of numbers that steps set themselves, as far as known."""
     stand_in: Callable[[NumberPlace], object] = NumberPlace.read
     """Returns the stand-in for a number."""
     optimizers: list[Optimizer] = field(default_factory=list)

@@ -222,7 +222,6 @@ def _caller_result(source: GeneratedFunction, output: Output, names: dict[int, s
 
 
 def _bump_written(source: GeneratedFunction) -> None:
-    """Count the writes, as eager would have."""
     captured = source.captured
     for name in [source.inputs[i] for i in captured.writes.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")

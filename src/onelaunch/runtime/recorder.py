@@ -15,10 +15,10 @@ from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
+from onelaunch.capture.checks import BackwardInside
 from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Unfollowed
 from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting

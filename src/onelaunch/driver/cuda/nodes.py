@@ -312,7 +312,6 @@ def destroy(node: int) -> None:
 
 
 def set_enabled(executable: int, node: int, enabled: bool) -> None:
-    """Let launches run a node, or pass over it."""
     exec_ = _cu().CUgraphExec(executable)
     _call("cuGraphNodeSetEnabled", exec_, _node(node), int(enabled))
 
@@ -337,18 +336,15 @@ def _node(node: int) -> Any:
 
 
 class CopyNode:
-    """A memcpy node with its own parameters, whose addresses can be set in an executable graph.
-
-    Attributes:
-        fields: the parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`.
-        linear: true if it copies one run of bytes, which the driver demands for an update.
-    """
+    """A memcpy node with its own parameters, whose addresses can be set in an executable graph."""
 
     def __init__(self, node: int) -> None:
         self.node = node
         self._parameters = _call("cuGraphMemcpyNodeGetParams", _node(node))
         self.fields = Memcpy.from_address(self._parameters.getPtr())
+        """The parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`."""
         self.linear = self.fields.Height <= 1 and self.fields.Depth <= 1
+        """True if it copies one run of bytes, which the driver demands for an update."""
 
     def source(self) -> ctypes.c_uint64:
         """View `fields.srcDevice` as a word."""
@@ -421,7 +417,6 @@ class KernelNode:
 
 
 def arguments(node: int) -> Sequence[bytes] | None:
-    """Read the arguments of a kernel node alone; see `KernelNode.read`."""
     return _arguments(_call("cuGraphKernelNodeGetParams", _node(node)))
 
 

@@ -101,7 +101,6 @@ class Found:
 
     @property
     def outputs(self) -> list[int]:
-        """The outputs among the ports."""
         return [number for number in self.ports if number >= len(self.graph.inputs)]
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:

@@ -105,11 +105,8 @@ def capture_stream(index: int) -> torch.cuda.Stream:
 
 
 def new_stream(index: int) -> torch.cuda.Stream:
-    """Make a stream of a device that nobody else has; it lives as long as the process.
-
-    Raises:
-        CaptureError: OL109, nothing can be recorded on this machine.
-    """
+    """Make a stream of a device that nobody else has; it lives as long as the process. Refuse
+    (OL109) a machine where nothing can be recorded."""
     if not capabilities().records:
         raise CaptureError("OL109", f"no graph can be changed here: {capabilities().why_not}")
     with torch.cuda.device(index):

@@ -18,12 +18,11 @@ from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
-from onelaunch.capture.job import CaptureJob
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
-from onelaunch.capture.run import CaptureRun, Retry
+from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
 from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll

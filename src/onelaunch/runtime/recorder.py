@@ -16,12 +16,11 @@ from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import BackwardInside
-from onelaunch.capture.expected_inputs import ExpectedInputs
 from onelaunch.capture.io_plan import CannotPadInside
-from onelaunch.capture.job import CaptureJob, NeedsTheCaller
 from onelaunch.capture.numbers import Following, Unfollowed
-from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
+from onelaunch.capture.recording import CapturedCall, ExpectedInputs, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
+from onelaunch.capture.run import CaptureJob, NeedsTheCaller
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import InPlace
 from onelaunch.errors import CaptureError, letting_go

@@ -103,9 +103,8 @@ class StaticGraph:
         self, changed: Collection[int], moved: Moved, grads: Gradients, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the gradients of the wanted inputs as eager gives them, after edits. Raises
-        torch's `RuntimeError` if they depend on a tensor changed in place, with its storage in
-        `changed`. `moved`: of tensors that got other memory, or that the recording does not
-        copy."""
+        torch's `RuntimeError` if they depend on a tensor with its storage in `changed`. `moved`: of
+        tensors that got other memory, or that the recording does not copy."""
         saved = CapturedGraph(self.outputs).saved()
         if saved is None and changed:  # a node does not list its tensors: assume all
             raise RuntimeError(MODIFIED)

@@ -60,9 +60,8 @@ class Link:
         return in_order
 
     def backward(self, backward: Backward) -> Callable[[Gradients], list[Tensor | None] | None]:
-        """Return the launch of the backward captured last in `backwards`. It returns None while
-        somebody holds gradients that it would overwrite: its own, or those of a backward captured
-        later."""
+        """Return the launch of the backward captured last. It returns None while somebody holds
+        gradients that it would overwrite: its own, or those of a backward captured later."""
         place = self._captured
         self._captured += 1
 

@@ -219,9 +219,8 @@ class Callee:
     def driver_and_device(
         self, flat: Flat, reached: ReachableState | None = None
     ) -> tuple[Driver, torch.device]:
-        """Return the driver and device of a call. The device is an accelerator's if an argument,
-        parameter or buffer is there, or if the last run of the call worked there; see
-        `ran_elsewhere`."""
+        """Return the driver and device of a call: an accelerator's if an argument, parameter or
+        buffer is there, or if the last run of the call worked there; see `ran_elsewhere`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             state = reached or self.reached(flat)

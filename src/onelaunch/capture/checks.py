@@ -127,9 +127,8 @@ def refuse_gradients(
     codes: Collection[CodeType],
     read: bool,
 ) -> None:
-    """Refuse gradients of arguments. Each launch has other arguments, and the callable sees only
-    the recording's memory. `read`: True before the run, for gradients that it may read; False after
-    it, for new ones."""
+    """Refuse gradients of arguments, as the callable sees only the recording's memory. `read`: True
+    before the run, for gradients that it may read; False after it, for new ones."""
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue
@@ -143,9 +142,8 @@ def refuse_gradients(
 
 
 def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
-    """Refuse results other than tensors and plain values: they would be shared between calls. Code,
-    modules and generators in `known`, ids of objects from before the call, are returned as they
-    are."""
+    """Refuse results other than tensors and plain values: they would be shared between calls. Code
+    and modules in `known`, ids of objects from before the call, are returned as they are."""
     for path, constant in constants(tree):
         value = constant.value
         lasts = is_code(value) or isinstance(value, nn.Module)

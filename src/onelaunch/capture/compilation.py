@@ -248,8 +248,7 @@ def _recorded_backward() -> Generator[None]:
 @contextmanager
 def _session() -> Generator[None]:
     """Have torch say that it compiles, as Dynamo does itself in newer releases. In torch 2.11 a
-    compiled function raises where another thread compiles: a trace is taken for its own thread's.
-    """
+    compiled function raises where another thread compiles: it takes a trace for its own."""
     compiler: Any = torch.compiler
     if hasattr(compiler, "_compile_session_context"):
         yield
@@ -262,9 +261,8 @@ def _session() -> Generator[None]:
 
 
 def failed_in_capture(error: Exception) -> CaptureError:
-    """Return the refusal of compiled code that fails under capture alone. AOTAutograd's code does
-    so for arguments that share memory and require grad: their stand-ins are no views of each
-    other."""
+    """Return the refusal of compiled code that fails under capture alone, as AOTAutograd's does for
+    arguments that share memory and require grad: their stand-ins are no views of each other."""
     line = str(error).partition("\n")[0]
     what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
     refusal = CaptureError("OL109", what)

@@ -320,10 +320,9 @@ def lasting_gradients(
     hidden: Sequence[Slot],
     device: torch.device,
 ) -> set[int]:
-    """Return the ids of gradients that may stay in the recording's memory. No replay copies them: a
-    ResNet-50 has 161. A gradient does not stay if the callable also returns it or stores it
-    elsewhere: there it must outlast the next call. Nor does a gradient in a `hidden` slot, which
-    the next call gets as an input and may write."""
+    """Return the ids of gradients that may stay in the recording's memory, which no replay copies.
+    A gradient does not stay if the callable also returns or stores it: there it must outlast the
+    next call. Nor does one in a `hidden` slot, which the next call gets as an input."""
     read = {slot.id for slot in hidden}
     gradients: list[Tensor] = []
     others: list[Tensor] = []

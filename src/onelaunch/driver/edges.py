@@ -35,8 +35,7 @@ _GENERATOR = Access(0, 1, True)  # stands for the generators: no memory is at su
 @dataclass
 class NodeGroup:
     """The nodes `[first, last)` of one operation, which stay a chain. `accesses`: what they touch;
-    None if that is unknown: everything else waits. `hidden`: memory that they may write besides, as
-    a workspace."""
+    None, and all else waits, if that is unknown. `hidden`: what they may write besides."""
 
     first: int
     last: int
@@ -51,8 +50,7 @@ class NodeGroup:
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
     """List what an operation touches by its schema, once it has returned: its arguments, and the
     whole memory of its results. Operations that draw random numbers touch the generator. None for
-    an operation that is not torch's, or that goes to other processes. `region`: see
-    `Driver.region`."""
+    an operation that is not torch's, or that goes to other processes."""
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
         return None

@@ -152,9 +152,8 @@ def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:
 
 
 def _fills(value: Tensor, x: Tensor, mask: Tensor) -> bool:
-    """Return whether each place of a mask gets the same value: a number or a row. Torch would make
-    a tensor of a number, or read it there on the host. The gradient of a value would be summed in
-    another order than eager's."""
+    """Return whether each place of a mask gets the same value: a number or a row. The gradient of a
+    value would be summed in another order than eager's."""
     if value.dtype != x.dtype or (value.requires_grad and torch.is_grad_enabled()):
         return False
     if value.numel() == 1:
@@ -181,9 +180,8 @@ def _is_gathered(index: Any) -> bool:
 
 
 def _brought(index: Any, device: torch.device, alike: bool) -> Any:
-    """Return an index with its lists, arrays and host tensors replaced by tensors on the device.
-    The index itself if there are none. `alike`: whether host tensors and masks stay, as autograd
-    saves them unchanged."""
+    """Return an index with tensors on the device for its lists, arrays and host tensors; itself if
+    it has none. `alike`: whether host tensors and masks stay, as autograd saves them unchanged."""
     given = parts_of(index)
     parts: list[Any] = []
     for part in given:

@@ -186,9 +186,8 @@ Ambiguities = frozenset[tuple[int, ...]]  # places in the arguments of recorded 
 
 
 class AmbiguousMatch(Exception):
-    """A value that looks like one of the numbers, and may be half an address. `places`: its places.
-    They hold the numbers if another recording, with other numbers, has matches at the same
-    places."""
+    """A value that looks like one of the numbers, and may be half an address. Its `places` hold the
+    numbers if another recording, with other numbers, has matches there, too."""
 
     def __init__(self, places: Ambiguities) -> None:
         super().__init__(f"{len(places)} numbers may be halves of addresses")

@@ -192,8 +192,7 @@ class Steps:
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """Return `slots` without numbers that each call reads, and without numbers of optimizers
-        that do not step here, unless the callable's own code names them. `writes`: returns whether
-        the call wrote a tensor's memory."""
+        that do not step here, unless the callable's own code names them."""
         optimizers = [
             value  # one under construction has no groups yet
             for _, value in before.slots.values()

@@ -27,9 +27,8 @@ _NEEDED = (
 
 
 class Setter(NamedTuple):
-    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. The call
-    returns a tuple of one code, zero if it worked. `memory` keeps the target of the arguments'
-    pointers."""
+    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. It returns
+    a tuple of one code, zero if it worked. `memory`: what the arguments point at."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]

@@ -99,8 +99,7 @@ def raw_stream(device: torch.device) -> int:
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
     """Return the stream of every warm-up and capture of a device, which nobody else has. Torch
-    hands out 32 streams in turn. Another thread may work on any of them, and its work would be
-    captured too."""
+    hands out 32 streams in turn: another thread's work there would be captured too."""
     return new_stream(index)
 
 

@@ -141,9 +141,9 @@ class Forward:
     def read_after(
         self, plan: Inputs, outside: Collection[int]
     ) -> tuple[list[Tensor], dict[int, SavedOver]] | None:
-        """Return the tensors that a backward reads, or None if they are not known: tensors in the
-        recording's memory, and inputs that it can read where the caller has them, by position among
-        the watched tensors. `outside`: storages of tensors from before the capture."""
+        """Return the tensors that a backward reads, or None if they are not known. The first are in
+        the recording's memory, the second inputs that it can read where the caller has them, by
+        position among the watched. `outside`: storages of tensors from before the capture."""
         graph, pair = CapturedGraph(self.pair.static.outputs), self.pair
         saved = graph.saved()
         if saved is None or graph.packs or graph.spoiled or self._link or pair.components:

@@ -31,12 +31,10 @@ class Component(NamedTuple):
 
 
 class ComponentNode:
-    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`. `count`: the
-    number of all results."""
+    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`."""
 
-    def __init__(self, whole: AutogradPair, component: Component, count: int) -> None:
+    def __init__(self, whole: AutogradPair, component: Component) -> None:
         self._whole = whole
-        self._count = count
         self._component = component
         self.results = component.results
         self.watched_results = component.watched_results
@@ -98,7 +96,7 @@ class ComponentNode:
         return self._own(whole.edited(places, elsewhere, self._padded(grads), asked, again))
 
     def _padded(self, grads: Gradients) -> Gradients:
-        padded: list[Tensor | None] = [None] * self._count
+        padded: list[Tensor | None] = [None] * len(self._whole.results)
         for place, g in zip(self.results, grads, strict=True):
             padded[place] = g
         return padded

@@ -15,7 +15,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -136,41 +135,27 @@ class AutogradPair:
     def in_flight(self) -> bool:
         return self.lease.taken
 
+    def nodes(self) -> list[ComponentNode]:
+        """Return a node for each of the components, if there are several."""
+        return [ComponentNode(self, component) for component in self.components]
+
     def attach(
         self,
         in_flight: InFlightForward,
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
-        watched: Any,
-        forwards: list[InFlightForward],
-    ) -> tuple[Tensor, ...]:
-        """Return the results of one launch, as results of a node of autograd. `forwards`: gets the
-        in-flight forward of each node."""
-        forwards.append(in_flight)
-        anchor = (self.anchors.of_this_stream(),) if self.direct else ()
-        return launched((self, in_flight, made, watched), *anchor, *self._leaves.of(inputs))
-
-    def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
-        """Return `attach`, or a variant that makes a node for each of the components."""
-        if not self.components:
-            return self.attach
-        count = len(self.results)
-        return partial(
-            self._attach_components,
-            [ComponentNode(self, component, count) for component in self.components],
-        )
-
-    def _attach_components(
-        self,
-        nodes: Sequence[ComponentNode],
-        in_flight: InFlightForward,
-        made: tuple[Tensor, ...],
-        inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
         forwards: list[InFlightForward],
+        nodes: Sequence[ComponentNode],
     ) -> tuple[Tensor, ...]:
-        results, leaves = list(made), self._leaves.of(inputs)
+        """Return the results of one launch, as results of a node of autograd, or of each of the
+        `nodes`. `forwards`: gets the in-flight forward of each."""
+        leaves = self._leaves.of(inputs)
         anchor = (self.anchors.of_this_stream(),) if self.direct else ()
+        if not nodes:
+            forwards.append(in_flight)
+            return launched((self, in_flight, made, watched), *anchor, *leaves)
+        results = list(made)
         for component in nodes:
             node, wanted = component.of(in_flight, made, leaves, watched)
             forwards.append(node[1])
@@ -190,12 +175,6 @@ class AutogradPair:
         self._in_place = in_place
         found = {at: over for at, over in readable.items() if self.watched.inputs[at] in inputs}
         self.uncopied = found
-
-    @property
-    def viewed(self) -> set[int]:
-        """Indices of uncopied inputs whose views are saved. Whatever such an argument becomes, a
-        backward reads the memory that it had."""
-        return {self.watched.inputs[at] for at in self.uncopied if at not in self.saved.inputs}
 
     def _there(self, at: int, t: Tensor) -> Moved:
         """Return pairs for the saved tensors over a watched input: theirs, and the caller's

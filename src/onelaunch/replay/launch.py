@@ -122,20 +122,21 @@ def _attach(source: GeneratedFunction, pair: AutogradPair, names: dict[int, str]
     inputs = source.inputs
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
-    viewed = pair.viewed
-    watched = tuple_of(
-        [f"{inputs[i]}.detach()" if i in viewed else inputs[i] for i in pair.watched.inputs]
-    )
+    # Of an uncopied input with saved views: whatever the argument becomes, a backward reads the
+    # memory that it had.
+    viewed = pair.uncopied.keys() - pair.saved.inputs.keys()
+    given = enumerate(inputs[i] for i in pair.watched.inputs)
+    watched = tuple_of([f"{t}.detach()" if at in viewed else t for at, t in given])
     watched += tuple_of([source.name("saved", t) for t in pair.watched.tensors])
     watched += tuple_of([names[number] for number in pair.watched.plain])
     if pair.saved.inputs:
         places = [f"{inputs[pair.watched.inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
         source.line(f"flight.places = [{', '.join(places)}]")
-    attach = source.name("attach", pair.attacher())
+    attach = source.name("attach", pair.attach)
+    nodes = source.name("nodes", pair.nodes())
     source.line("forwards = []")
-    source.line(
-        f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}), forwards)"
-    )
+    given = f"flight, ({results}), ({arguments}), ({watched}), forwards, {nodes}"
+    source.line(f"({results}) = {attach}({given})")
 
 
 def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) -> str:

@@ -98,8 +98,7 @@ _spares: dict[torch.device, list[object]] = {}
 
 
 def stream_of(owner: object, driver: Driver, device: torch.device) -> object:
-    """Return a stream that nothing else uses while `owner` lives. CUDA never destroys streams, so
-    they are reused."""
+    """Return a stream for an owner's life. CUDA never destroys one: it is used again."""
     spares = _spares.setdefault(device, [])
     stream = spares.pop() if spares else driver.new_stream(device)
     weakref.finalize(owner, spares.append, stream).atexit = False

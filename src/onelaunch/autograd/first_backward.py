@@ -90,15 +90,13 @@ class FirstBackward:
         return () if self._watch is None else self._watch.reads.codes
 
     def generators(self, before: StateWalk) -> HostGenerators:
-        """Return the generators that a capture may draw from. Refuse (OL117) a run that has
-        advanced an iterator."""
+        """Return the generators to watch. Refuse (OL117) a run that advanced an iterator."""
         if self._advanced is not None:
             raise self._advanced
         return HostGenerators((slot.name, value) for slot, value in before.slots.values())
 
     def refuse_drawn(self, generators: HostGenerators) -> None:
-        """Refuse (OL117) a backward that draws from a generator of Python's or NumPy's: no replay
-        does."""
+        """Refuse (OL117) a backward that draws from Python's or NumPy's generators."""
         reads = None if self._watch is None else self._watch.seen
         fn = self._roots[0][1] if self._roots else None
         generators.refuse_drawn(fn, reads, lambda _: ())

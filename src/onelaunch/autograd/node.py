@@ -104,8 +104,7 @@ class InFlightForward:
         self.released = False
         self.overwritten = False  # True once a backward wrote to a saved tensor of the forward
         self.watched: tuple[Tensor, ...] = ()
-        """The caller's tensors that eager would have saved, with their version counters in
-        `versions`."""
+        """The caller's tensors that eager would have saved, at these `versions`."""
         self.versions: list[int] = []
         self.places: list[int] = []
         """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""

@@ -177,8 +177,7 @@ class AutogradPair:
         self.uncopied = found
 
     def _there(self, at: int, t: Tensor) -> Moved:
-        """Return pairs for the saved tensors over a watched input: theirs, and the caller's
-        memory."""
+        """Return pairs of the saved tensors over a watched input, and the caller's memory."""
         if at in self.saved.inputs:
             return [(self.saved.inputs[at], t)]
         first = t.storage_offset()

@@ -224,8 +224,7 @@ def refuse_hooks_run(leaf: Tensor, backward: int) -> None:
 
 
 def _cells_of(hook: object) -> dict[str, Any]:
-    """Return the variables of a hook of several tensors, `register_multi_grad_hook`; nothing for
-    another hook."""
+    """Return the variables of `register_multi_grad_hook`'s hook; of others nothing."""
     if not isinstance(hook, FunctionType) or not hook.__code__.co_qualname.startswith(_MULTI):
         return {}
     cells = (cell.cell_contents for cell in hook.__closure__ or ())

@@ -34,16 +34,9 @@ Layouts = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 
 class Callee:
-    """A callable, as it is called and as it is captured.
-
-    Args:
-        fn: the callable as the caller calls it.
-        compile: whether the capture runs Inductor's version; see `compilation`.
-        dynamic: whether Inductor makes one version for all sizes.
-        parallel: whether its kernels may run at the same time.
-        root: name and object where the search for state begins. The object is `fn`, or the module
-            whose forward `fn` is.
-    """
+    """A callable, as it is called and as it is captured. `compile`, `dynamic`, `parallel`: see
+    `compilation.compiled`. `root`: name and object where the search for state begins; `fn`, or the
+    module whose forward `fn` is."""
 
     def __init__(
         self,
@@ -209,8 +202,7 @@ class Callee:
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
     ) -> bool:
-        """Return whether a capture, which made the changes `found`, read more than all runs before
-        it."""
+        """Return whether a capture read more than all runs before it."""
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree

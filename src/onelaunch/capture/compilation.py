@@ -24,8 +24,7 @@ _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
-"""Inductor's options by which no result takes the memory of another, whose readers it would wait
-for."""
+"""Inductor's options by which no result takes, and waits for, another's memory."""
 _MOST = 200
 """The most characters of an error's first line."""
 _COMPILES = 1 << 16
@@ -183,8 +182,7 @@ def _region(t: Tensor) -> Region:
 
 
 def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> Backend:
-    """Return the backend whose code a driver records. `mode`, `options`: as `torch.compile` takes
-    them, for Inductor."""
+    """Return the backend whose code a driver records; Inductor's with these options."""
     return eager_aten if driver.compiler == "aten" else inductor(mode, options)
 
 

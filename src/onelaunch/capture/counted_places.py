@@ -162,8 +162,7 @@ def _place_of(x: Tensor, index: Any) -> _Place | None:
 
 
 def _span(part: Any) -> tuple[Number, int, bool] | None:
-    """Return the number that a part of an index begins at, its length, and whether it is a
-    slice."""
+    """Return an index's number, its length, and whether that is a slice's."""
     if _counted(part) is not None:
         return part, 1, False
     if type(part) is not slice or part.step is not None:

@@ -228,8 +228,7 @@ def _reshards(part: Any) -> bool:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Return the groups of parameters that an FSDP2 module, of this state, gathers and frees at
-    once."""
+    """Return the groups of parameters that FSDP2 gathers and frees at once."""
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 

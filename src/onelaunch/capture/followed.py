@@ -271,8 +271,7 @@ def _proven(
 def _tried(
     driver: Driver, device: torch.device, pool: DevicePool, operation: Operation
 ) -> Excluded | None:
-    """Return the numbers that a recording of an operation does not serve; None if it cannot follow
-    any."""
+    """Return the numbers that a recording does not serve; None if it follows none."""
     ambiguities = Ambiguous()
     for seed in range(SEEDS):
         # What other threads draw meanwhile would be drawn again.
@@ -344,8 +343,7 @@ class _Trial:
     def _is_followed(
         self, patch: ScalarPatch, graph: Graph, result: Any, numbers: Sequence[float]
     ) -> bool:
-        """Return whether a launch with these numbers gives eager's bits; no if eager refuses
-        them."""
+        """Return whether a launch with these numbers gives eager's bits."""
         self._restore()
         try:
             called = functools.partial(self._called, numbers)

@@ -94,8 +94,7 @@ class Forward:
 
     @contextmanager
     def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
-        """Return a context for the run: stand-ins replace tensors that require grad, and no hooks
-        run."""
+        """Put stand-ins in place of tensors that require grad, and let no hooks run."""
         values = [(slot.name, value) for slot, value in before.slots.values()]
         modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)

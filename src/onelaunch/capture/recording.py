@@ -186,8 +186,7 @@ class CapturedCall:
     optimizers: list[Optimizer]
     """The optimizers that step in the call."""
     draws: list[Callable[[], object]]
-    """Draws of the call from the host's default generator, whose results the device does not
-    use."""
+    """Draws from the host's default generator whose results the device does not use."""
     statics: list[Tensor]
     """Captured results that stay in the recording's memory, under ``outputs="static"``."""
     lasting: list[Tensor]
@@ -276,8 +275,7 @@ class ExpectedInputs(NamedTuple):
         return [value for i, value in enumerate(values) if i not in self.twice]
 
     def unlike(self, tensors: Sequence[Tensor], names: Sequence[str]) -> str | None:
-        """Describe how inputs, by their names, differ from the captured inputs; None if they do
-        not."""
+        """Describe how inputs differ from the captured inputs; None if they do not."""
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
         given = self.checked(tensors)

@@ -56,8 +56,7 @@ class CaptureSession:
     _state_inputs: list[Slot] = field(default_factory=list)
     """State that is passed like arguments, because the callable replaces it."""
     _constant: set[tuple[int, Any]] = field(default_factory=set)
-    """(id of a group, key) of optimizers' numbers that no recording follows, and the like for
-    slots."""
+    """(id of a group, or holder, key) of numbers that no recording follows."""
     _stored: set[tuple[int, str]] = field(default_factory=set)
     """The same of numbers that steps set themselves, in any attempt."""
     _retries: list[str] = field(default_factory=list)
@@ -121,8 +120,7 @@ class CaptureSession:
         return captured
 
     def _lesson(self, error: Exception) -> str | None:
-        """Have the next attempt do without the cause of a failure, and name it. None if another
-        attempt would fail likewise."""
+        """Have the next attempt do without a failure's cause, and name it; None: it cannot."""
         if isinstance(error, DrawsAfterAll) and not (self.job.draws or is_beside()):
             self.job.draws = True
             return "it draws random numbers"
@@ -152,8 +150,7 @@ class CaptureSession:
         return found
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
-        """Have the next attempt take numbers for constants. Raises `Unfollowed`: there are
-        arguments among them."""
+        """Have the next attempt take numbers for constants; `Unfollowed` if by argument."""
         following = self.job.following
         positions = [i for i in following.arguments if i in escaped]
         self.job.following = following.without(escaped)
@@ -195,8 +192,7 @@ class CaptureSession:
         return next((difference.refusal() for difference in differences), None)
 
     def _as_written(self, error: CaptureError) -> CaptureError:
-        """Return the refusal of the user's line, where a device refused the code compiled for
-        it."""
+        """Return the refusal of the user's line, where a device refused compiled code."""
         known = self.job.accesses
         if known is None or known.suspected is None or known.refused is not None:
             return error
@@ -361,8 +357,7 @@ class CaptureSession:
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:
-        """Return the numbers that each call reads. Raises `Retry`: some are constants, or need
-        other scalars."""
+        """Return the numbers that each call reads; `Retry` if they need another attempt."""
         numbers, job = run.numbers, self.job
         if self._baseline.due:
             assert run.observer.ledger is not None

@@ -219,8 +219,7 @@ class Dealer:
         return min(range(LANES), key=self.last.__getitem__)
 
     def ran(self, call: OperatorCall, lane: int | None) -> None:
-        """Record the call that `lane` was last asked about: it has work of the device. `lane` is
-        None if it used none."""
+        """Record the call that `lane` was last asked about; None if it used no lane."""
         read = set(call.storages.values())
         if lane is not None:
             self.last[lane] = len(self._behind)

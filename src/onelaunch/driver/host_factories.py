@@ -36,8 +36,7 @@ class HostFactories(UnnoticedMode):
         self._whole = whole
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's, by way of the host if it makes a tensor; see
-        `UnnoticedMode`."""
+        """Run a function of torch's, by way of the host if it makes a tensor."""
         if func is Tensor.__setitem__ or func in _PUTS:
             done = self._filled(func, args, kwargs)
             if done is not None:
@@ -100,8 +99,7 @@ class HostFactories(UnnoticedMode):
         return not self._whole and torch.is_grad_enabled() and _saving_hooks(False) is not None
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
-        """Return the new tensor's device, if it is our device and the data are no tensor; or
-        None."""
+        """Return the new tensor's device, if it is ours and the data are no tensor."""
         method = func is Tensor.new_tensor
         data = args[method] if len(args) > method else next(iter(kwargs.values()))
         if isinstance(data, Tensor):

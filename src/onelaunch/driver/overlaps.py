@@ -34,8 +34,7 @@ class Overlaps:
 
 
 def joined(driver: Driver, tensors: Sequence[Tensor]) -> list[int]:
-    """Return for each tensor the first tensor that it shares memory with, through others too, or
-    itself."""
+    """Return for each tensor the first that it shares memory with, through others too."""
     first = list(range(len(tensors)))
     for i, j, _ in Overlaps(driver)(*tensors):
         low, high = sorted((first[i], first[j]))

@@ -60,8 +60,7 @@ class InPlace(NamedTuple):
 
 
 class Released(RuntimeError):
-    """A launch of a recording that another thread reset, or that has `lost` something. The caller
-    looks further."""
+    """A launch of a recording that another thread reset, or that has `lost` something."""
 
 
 class Region(NamedTuple):
@@ -77,8 +76,7 @@ class Region(NamedTuple):
         return self.stop - self.start
 
     def is_sparse(self, t: Tensor) -> bool:
-        """Return whether most of a memcpy of these bytes, which `t` touches, would be gaps. A
-        strided `copy_` moves less then."""
+        """Return whether most of a memcpy of these bytes, which `t` touches, is gaps."""
         return self.nbytes > max(2 * t.numel() * t.element_size(), 512)
 
     def overlaps(self, other: Region) -> bool:
@@ -172,8 +170,7 @@ class Rewind(Protocol):
 
     @property
     def done(self) -> bool:
-        """True if the last capture is final; else its graph is no good, and another has to
-        follow."""
+        """True if the last capture is final; else another has to follow."""
         ...
 
     @property
@@ -280,8 +277,7 @@ class Driver(Protocol):
     """The compiler with code that is recorded like torch's own; None: no compiler."""
 
     demands_capturable: bool
-    """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
-    optimizer."""
+    """True if torch refuses, in a capture, an optimizer that is not marked capturable."""
 
     float32_rounding: float  # relative difference between two float32 kernels that compute the same
 

@@ -43,8 +43,7 @@ def replaced(owner: Any, **functions: Callable[..., Any]) -> Generator[None]:
 
 
 class SharedSubstitutes:
-    """Substitutes for functions of a module, which several threads may need at once. `own`: the
-    module's own functions, by name."""
+    """Substitutes for functions of a module, which several threads may need at once."""
 
     def __init__(self, module: Any, **functions: Callable[..., Any]) -> None:
         self._module, self._functions = module, functions
@@ -112,8 +111,7 @@ def substituted(
 
 @contextmanager
 def watching_resizes(resized: Callable[[torch.UntypedStorage, int], object]) -> Generator[None]:
-    """Call ``resized(storage, nbytes)`` before this thread resizes a storage. To be used by one
-    thread at a time."""
+    """Call ``resized(storage, nbytes)`` before this thread, one at a time, resizes a storage."""
     thread = threading.get_ident()
 
     def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:

@@ -250,8 +250,7 @@ class Steps:
         return [change for change in found if change.slot.id not in followed and is_moved(change)]
 
     def _holders(self) -> tuple[dict[int, Optimizer], set[int]]:
-        """Return id -> optimizer for the objects in which optimizers keep numbers, and the ids of
-        their groups."""
+        """Return id -> optimizer for where optimizers keep numbers, and ids of groups."""
         held = {id(part): o for o in self.optimizers for part in _parts(o)}
         return held, {id(group) for o in self.optimizers for group in o.param_groups}
 

@@ -41,8 +41,7 @@ _C: Any = torch._C
 
 
 def write_launch(source: GeneratedFunction, title: str) -> list[str]:
-    """Allocate the caller's results, launch, and name each result. `title`: the name of the
-    recording in a trace."""
+    """Allocate the caller's results, launch under a title, and name each result."""
     captured, inputs = source.captured, source.inputs
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []

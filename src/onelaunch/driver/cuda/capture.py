@@ -325,8 +325,7 @@ def _run(
 
 @contextlib.contextmanager
 def _explained(draws: bool = True) -> Generator[None]:
-    """Raise a CaptureError for what the device refuses. `draws`: the graph has the default
-    generator."""
+    """Raise a CaptureError for a refusal of the device. `draws`: see `CudaRecorder`."""
     try:
         yield
     except RuntimeError as error:

@@ -59,8 +59,7 @@ class Direct(NamedTuple):
 
 @dataclass
 class Wiring:
-    """The places where each launch writes the caller's addresses. The lists may change between
-    launches."""
+    """The places, which may change, where each launch writes the caller's addresses."""
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict)
     write_ends: dict[int, CopyEnd] = field(default_factory=dict)

@@ -390,8 +390,7 @@ class KernelNode:
         return ctypes.c_uint64.from_buffer(self.blocks[block], offset)
 
     def setter(self, executable: int | None) -> Setter:
-        """Prepare the call that takes the words of `blocks` to an executable graph; with None to
-        the graph itself."""
+        """Prepare the call that takes `blocks` to an executable graph, or None: the graph."""
         cu = _cu()
         old = _call("cuGraphKernelNodeGetParams", _node(self.node))
         new = cu.CUDA_KERNEL_NODE_PARAMS()

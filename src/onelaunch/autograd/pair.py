@@ -27,13 +27,7 @@ from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.first_backward import FirstBackward
 from onelaunch.autograd.graph_walk import packing_hooks
-from onelaunch.autograd.node import (
-    InFlightForward,
-    Lease,
-    Saved,
-    SavedOver,
-    launched,
-)
+from onelaunch.autograd.node import InFlightForward, Lease, Saved, SavedOver, launched
 from onelaunch.autograd.order import InOrder
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import DevicePool, Graph, InPlace, Launch, Released, Travel

@@ -15,7 +15,7 @@ from torch import Tensor, manual_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.driver.aten import operator
-from onelaunch.driver.host_generator import HostGenerator
+from onelaunch.driver.host_generator import watching_host_generator
 from onelaunch.errors import CaptureError
 
 
@@ -45,7 +45,7 @@ class Admitting(TorchDispatchMode):
 def run() -> Generator[Admitting]:
     driver: Any = SimpleNamespace(capturing=lambda: False)
     admitting = Admitting()
-    watched = HostGenerator(driver, admitting, admitting.note, lambda code: "a line").watched()
+    watched = watching_host_generator(driver, admitting, admitting.note, lambda code: "a line")
     with watched, admitting:
         yield admitting
 

@@ -34,8 +34,7 @@ _INSIDE = "leaf variable has been moved into the graph interior"
 
 
 def takes_directly(t: Tensor) -> bool:
-    """Return whether only AccumulateGrad uses the gradient of `t`: a leaf without hooks on it or
-    its node."""
+    """Return whether `t` is a leaf without hooks on it or on its node."""
     return is_leaf(t) and not has_hooks(t) and not any(node_hooks([t]))
 
 
@@ -85,8 +84,7 @@ def wanted_gradients(node: Any, direct: Sequence[Tensor]) -> list[bool]:
 def give_directly(
     node: Any, anchors: Anchors, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> None:
-    """Give leaves their gradients from a node over an anchor, as far as this backward wants
-    them."""
+    """Give leaves their gradients, as far as this backward wants them."""
     wanted = wanted_now()
     if wanted is None:
         if _is_backward(node):

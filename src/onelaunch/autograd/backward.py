@@ -102,14 +102,9 @@ class StaticGraph:
     def edited(
         self, changed: Collection[int], moved: Moved, grads: Gradients, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """Return the gradients of the wanted inputs as eager gives them, after edits.
-
-        Args:
-            changed: storages, in the recording, of tensors changed in place.
-            moved: of tensors that got other memory, or that the recording does not copy.
-        Raises:
-            RuntimeError: torch's, if they depend on a tensor changed in place.
-        """
+        """Return the gradients of the wanted inputs as eager gives them, after edits. Raises
+        torch's `RuntimeError` if they depend on a tensor with its storage in `changed`. `moved`: of
+        tensors that got other memory, or that the recording does not copy."""
         saved = CapturedGraph(self.outputs).saved()
         if saved is None and changed:  # a node does not list its tensors: assume all
             raise RuntimeError(MODIFIED)

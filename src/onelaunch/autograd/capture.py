@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,14 +39,6 @@ from onelaunch.watch.observer import Observer
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
 
 
-class _Effects(NamedTuple):
-    """The effects of a backward that ran under capture; see `Backward`."""
-
-    written: list[Tensor]
-    handed: list[tuple[int, Tensor]]
-    verdict: BackwardComparison | None
-
-
 @dataclass(eq=False)
 class _Capturing:
     """A backward under capture, in one attempt or several; see `capture_backward`."""
@@ -62,7 +53,9 @@ class _Capturing:
     before: StateWalk | None
     parallel: Parallel
     draws: bool  # True if a run drew from the device's default generator
-    effects: _Effects = field(init=False)  # the effects of the last run
+    written: list[Tensor] = field(init=False)  # the effects of the last run; see `Backward`
+    handed: list[tuple[int, Tensor]] = field(init=False)
+    verdict: BackwardComparison | None = field(init=False)
 
     def body(self, capture: Capture) -> list[Tensor | None]:
         static, grads, driver = self.static, self.grads, self.static.driver
@@ -92,20 +85,18 @@ class _Capturing:
                 [None if g is None else own_memory(g, observer, driver, taken) for g in found]
             )
         observer.ledger = compared
-        verdict = None
+        self.verdict = None
         if self.first_run is not None and self.before is not None:
-            verdict = BackwardComparison(observer, self.first_run, self.before)
+            self.verdict = BackwardComparison(observer, self.first_run, self.before)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)
-        handed = [(i, t) for i, t in enumerate(own) if driver.storage(t) in observer.memory.written]
-        counted = observer.memory.version_bumped - static.overwritten.saved
-        written = [
-            t
-            for s, t in observer.memory.written.items()
-            if s in counted and not observer.memory.known(t)
+        memory = observer.memory
+        self.handed = [(i, t) for i, t in enumerate(own) if driver.storage(t) in memory.written]
+        counted = memory.version_bumped - static.overwritten.saved
+        self.written = [
+            t for s, t in memory.written.items() if s in counted and not memory.known(t)
         ]
-        self.effects = _Effects(written, handed, verdict)
         if self.kept:
             return made
         for g in made:
@@ -144,7 +135,7 @@ class _Capturing:
                     raise
                 let_go(error)
                 continue
-            verdict = self.effects.verdict
+            verdict = self.verdict
             if rollback is not None and verdict is not None and verdict.difference is not None:
                 rollback.restore()  # it serves no call: eager runs
             if rewind.done:
@@ -203,7 +194,7 @@ def capture_backward(
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():
         graph, made = capturing.recorded(rewind)
-        written, handed, verdict = capturing.effects
+        written, handed, verdict = capturing.written, capturing.handed, capturing.verdict
         if in_place is not None and not rewind.used and not handed:
             filled = [g for g in made if g is not None] if kept else []
             inputs = InPlace(in_place.inputs)

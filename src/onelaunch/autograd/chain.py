@@ -27,20 +27,16 @@ NewPool = Callable[[Driver, torch.device], DevicePool]
 
 
 class Link:
-    """The part of a chain on one device: the memory and stream that its recordings share.
-
-    Attributes:
-        forwards, backwards: the pools.
-        stream: the stream of all captures and eager backwards. CUDA's allocator returns freed
-            memory only to the stream that had it.
-        lock: held from the check that a launch overwrites nothing until it is queued.
-    """
+    """The part of a chain on one device: the memory and stream that its recordings share."""
 
     def __init__(self, driver: Driver, device: torch.device, new_pool: NewPool) -> None:
         self.forwards = new_pool(driver, device)
         self.backwards = new_pool(driver, device)
         self.stream = stream_of(self, driver, device)
+        """The stream of all captures and eager backwards: CUDA's allocator returns freed memory
+        only to the stream that had it."""
         self.lock = threading.RLock()
+        """A lock held from the check that a launch overwrites nothing until it is queued."""
         self._later: list[list[Lease]] = []
         """The leases of later forwards, for each forward in the order of capture."""
         self._captured = 0
@@ -64,9 +60,8 @@ class Link:
         return in_order
 
     def backward(self, backward: Backward) -> Callable[[Gradients], list[Tensor | None] | None]:
-        """Return the launch of the backward captured last in `backwards`. It returns None while
-        somebody holds gradients that it would overwrite: its own, or those of a backward captured
-        later."""
+        """Return the launch of the backward captured last. It returns None while somebody holds
+        gradients that it would overwrite: its own, or those of a backward captured later."""
         place = self._captured
         self._captured += 1
 
@@ -103,8 +98,7 @@ _spares: dict[torch.device, list[object]] = {}
 
 
 def stream_of(owner: object, driver: Driver, device: torch.device) -> object:
-    """Return a stream that nothing else uses while `owner` lives. CUDA never destroys streams, so
-    they are reused."""
+    """Return a stream for an owner's life. CUDA never destroys one: it is used again."""
     spares = _spares.setdefault(device, [])
     stream = spares.pop() if spares else driver.new_stream(device)
     weakref.finalize(owner, spares.append, stream).atexit = False

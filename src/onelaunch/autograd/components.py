@@ -31,16 +31,14 @@ class Component(NamedTuple):
 
 
 class ComponentNode:
-    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`. `count`: the
-    number of all results."""
+    """A component of a recording, as an in-flight forward sees it; see `AutogradPair`."""
 
-    def __init__(self, whole: AutogradPair, component: Component, count: int) -> None:
+    def __init__(self, whole: AutogradPair, component: Component) -> None:
         self._whole = whole
-        self._count = count
         self._component = component
         self.results = component.results
         self.watched_results = component.watched_results
-        self.direct, self.anchors = whole.direct, whole.anchors
+        self.static, self.direct, self.anchors = whole.static, whole.direct, whole.anchors
         self.saves = component.saves
         self.uncopied: dict[int, SavedOver] = {}
         saved = whole.saved.inputs
@@ -55,8 +53,7 @@ class ComponentNode:
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
     ) -> tuple[
-        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
-        list[Tensor],
+        tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]
     ]:
         """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([made[place] for place in self.results])
@@ -67,26 +64,12 @@ class ComponentNode:
         return (self, in_flight, results, watched_here), wanted
 
     @property
-    def where(self) -> str | None:
-        return self._whole.where
-
-    @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
         """(position, the recording's copy) of tensors that a backward was seen to write. Positions
         count the watched tensors, then the watched results."""
         written = {id(static) for _, static in self._whole.overwritten}
         here = enumerate(self._component.statics)
         return [(place, static) for place, static in here if id(static) in written]
-
-    @property
-    def writes_saved(self) -> bool:
-        """True if a backward was seen to write to a saved tensor of the forward."""
-        return self._whole.writes_saved
-
-    @property
-    def width(self) -> int:
-        """Number of inputs of the node, without its anchor."""
-        return len(self._component.inputs)
 
     def backward(self, grads: Gradients, given: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradients of its inputs and direct leaves; `given` are the uncopied inputs."""
@@ -101,21 +84,19 @@ class ComponentNode:
         again: bool,
     ) -> list[Tensor | None]:
         """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
-
-        Args:
-            changed: positions of watched tensors that were changed in place.
-            moved: (position, tensor) of watched tensors with other memory.
-            again: whether a backward over this forward wrote to its saved tensors.
-        """
-        asked = [False] * self._whole.width + list(wanted[self.width :])
-        for place, want in zip(self._component.inputs, wanted, strict=False):
+        `changed`: positions of watched tensors that were changed in place. `moved`: (position,
+        tensor) of those with other memory. `again`: whether a backward over this forward wrote to
+        its saved tensors."""
+        inputs, of, whole = self._component.inputs, self._component.watched, self._whole
+        width = len(whole.arguments) + len(whole.parameters)
+        asked = [False] * width + list(wanted[len(inputs) :])
+        for place, want in zip(inputs, wanted, strict=False):
             asked[place] = want
-        of = self._component.watched
         places, elsewhere = [of[p] for p in changed], [(of[p], t) for p, t in moved]
-        return self._own(self._whole.edited(places, elsewhere, self._padded(grads), asked, again))
+        return self._own(whole.edited(places, elsewhere, self._padded(grads), asked, again))
 
     def _padded(self, grads: Gradients) -> Gradients:
-        padded: list[Tensor | None] = [None] * self._count
+        padded: list[Tensor | None] = [None] * len(self._whole.results)
         for place, g in zip(self.results, grads, strict=True):
             padded[place] = g
         return padded

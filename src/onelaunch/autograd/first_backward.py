@@ -67,7 +67,6 @@ class FirstBackward:
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Return a context for the run."""
         iterators = iterators_of(walk(self._roots)) if self._roots else []
         with nullcontext() if self._watch is None else self._watch.watching():
             yield
@@ -91,28 +90,19 @@ class FirstBackward:
         return () if self._watch is None else self._watch.reads.codes
 
     def generators(self, before: StateWalk) -> HostGenerators:
-        """Return the generators that a capture may draw from.
-
-        Raises:
-            CaptureError: OL117, the run has advanced an iterator.
-        """
+        """Return the generators to watch. Refuse (OL117) a run that advanced an iterator."""
         if self._advanced is not None:
             raise self._advanced
         return HostGenerators((slot.name, value) for slot, value in before.slots.values())
 
     def refuse_drawn(self, generators: HostGenerators) -> None:
-        """Refuse a backward that draws from a generator of Python's or NumPy's: no replay does.
-
-        Raises:
-            CaptureError: OL117.
-        """
+        """Refuse (OL117) a backward that draws from Python's or NumPy's generators."""
         reads = None if self._watch is None else self._watch.seen
         fn = self._roots[0][1] if self._roots else None
         generators.refuse_drawn(fn, reads, lambda _: ())
 
     def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse a backward that changes state, or stores a tensor: no replay does. Raises
-        `CaptureError`: OL118."""
+        """Refuse (OL118) a backward that changes state, or stores a tensor: no replay does."""
         if before.is_current() and Use.NONE not in before.used.values():
             return
         after = self.state()
@@ -141,12 +131,9 @@ class FirstBackward:
 
 
 class BackwardComparison:
-    """The comparison of a captured backward with the run before it.
-
-    Attributes:
-        guard: the check that the state it read is unchanged.
-        changed: the name of state that it read and that the run before found otherwise, or None.
-    """
+    """The comparison of a captured backward with the run before it. `guard`: the check that the
+    state it read is unchanged. `changed`: the name of state that it read and that the run before
+    found otherwise, or None."""
 
     def __init__(self, observer: Observer, first_run: FirstBackward, before: StateWalk) -> None:
         assert observer.ledger is not None

@@ -126,7 +126,6 @@ class CapturedGraph:
         return list(found.values())
 
     def _read(self, node: Node, name: str) -> Sequence[object]:
-        """Return the values that a node saved under a name."""
         try:
             value = getattr(node, name)
         except RuntimeError as error:
@@ -276,8 +275,7 @@ def viewed(t: Tensor) -> Tensor | None:
 
 
 def is_one_of_several(t: Tensor) -> bool:
-    """Return whether `t` is, or views, one of several views of one operation, which nobody may
-    write."""
+    """Return whether `t` is of several views of one operation, which nobody may write."""
     node: Node = t.grad_fn
     while node is not None and node.name() in _VIEWS:
         if node.name().startswith(("Split", "Unbind")):

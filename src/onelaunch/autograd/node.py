@@ -78,7 +78,6 @@ class Lease:
 
     @property
     def taken(self) -> bool:
-        """True if somebody has it."""
         return self.take() is None
 
 
@@ -105,8 +104,7 @@ class InFlightForward:
         self.released = False
         self.overwritten = False  # True once a backward wrote to a saved tensor of the forward
         self.watched: tuple[Tensor, ...] = ()
-        """The caller's tensors that eager would have saved, with their version counters in
-        `versions`."""
+        """The caller's tensors that eager would have saved, at these `versions`."""
         self.versions: list[int] = []
         self.places: list[int] = []
         """Addresses of the tensors of `Saved.inputs` at the call, set by the call path."""
@@ -123,7 +121,8 @@ class InFlightForward:
 
 
 class _Launched(torch.autograd.Function):
-    """The node of a forward that was launched."""
+    """The node of a forward that was launched. Its first input is an anchor if its backward adds to
+    the gradients of leaves."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -145,18 +144,10 @@ class _Launched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (None, *_gradients(ctx, grads))
-
-
-class _LaunchedDirectly(torch.autograd.Function):
-    """The node whose backward adds to the gradients of leaves; its first input is an anchor."""
-
-    forward = staticmethod(_Launched.forward)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         pair: RecordedForward = ctx.pair
         found = _gradients(ctx, grads)
+        if not pair.direct:
+            return (None, *found)
         first = len(found) - len(pair.direct)
         give_directly(ctx, pair.anchors, pair.direct, found[first:])
         return (None, None, *found[:first])
@@ -164,7 +155,6 @@ class _LaunchedDirectly(torch.autograd.Function):
 
 # `Function.apply` without its check for functorch, under which no call is launched: 3 us less.
 launched: Any = cast(Any, super(torch.autograd.Function, _Launched)).apply
-launched_directly: Any = cast(Any, super(torch.autograd.Function, _LaunchedDirectly)).apply
 
 
 def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
@@ -188,10 +178,10 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
     for place, static in pair.overwritten:  # what it wrote to the recording's copies
         there = [*in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
         hand_over(static, there[place])
-    in_flight.overwritten = pair.writes_saved
+    in_flight.overwritten = bool(pair.static.overwritten.saved)
     if torch.is_grad_enabled():
         by = [*in_flight.inputs, *(g for g in grads if g is not None)]
-        found = _once(found, by, pair.where)
+        found = _once(found, by, pair.static.forward.where)
     if pair.saves and not _keep_graph():
         in_flight.release()
     return found

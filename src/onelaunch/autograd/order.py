@@ -21,13 +21,9 @@ Node = Any
 
 
 class InOrder:
-    """The inputs of a recording's node, in each call.
-
-    Args:
-        outputs: the results where the captured graph begins.
-        ends: the leaves where it ends, in the order of the inputs.
-        parameters: the inputs that are the same in each call, which come last.
-    """
+    """The inputs of a recording's node, in each call. `outputs`: the results where the captured
+    graph begins. `ends`: the leaves where it ends, in the order of the inputs. `parameters`: the
+    inputs that are the same in each call, which come last."""
 
     def __init__(
         self, outputs: Sequence[Tensor], ends: Sequence[Tensor], parameters: Sequence[Tensor]

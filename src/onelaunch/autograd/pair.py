@@ -15,7 +15,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +27,7 @@ from onelaunch.autograd.chain import Link
 from onelaunch.autograd.components import Component, ComponentNode
 from onelaunch.autograd.first_backward import FirstBackward
 from onelaunch.autograd.graph_walk import packing_hooks
-from onelaunch.autograd.node import (
-    InFlightForward,
-    Lease,
-    Saved,
-    SavedOver,
-    launched,
-    launched_directly,
-)
+from onelaunch.autograd.node import InFlightForward, Lease, Saved, SavedOver, launched
 from onelaunch.autograd.order import InOrder
 from onelaunch.call.wrappers import is_wrapped
 from onelaunch.driver.protocol import DevicePool, Graph, InPlace, Launch, Released, Travel
@@ -129,67 +121,39 @@ class AutogradPair:
         return None if token is None else InFlightForward(token)
 
     @property
-    def where(self) -> str | None:
-        """The line where the callable begins."""
-        return self.static.forward.where
-
-    @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
         found = self.static.overwritten
         return [(place, found.statics[place]) for place in found.places]
 
     @property
-    def writes_saved(self) -> bool:
-        return bool(self.static.overwritten.saved)
-
-    @property
     def in_flight(self) -> bool:
         return self.lease.taken
+
+    def nodes(self) -> list[ComponentNode]:
+        """Return a node for each of the components, if there are several."""
+        return [ComponentNode(self, component) for component in self.components]
 
     def attach(
         self,
         in_flight: InFlightForward,
         made: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
-        watched: Any,
-        forwards: list[InFlightForward],
-    ) -> tuple[Tensor, ...]:
-        """Return the results of one launch, as results of a node of autograd. `forwards`: gets the
-        in-flight forward of each node."""
-        node = (self, in_flight, made, watched)
-        forwards.append(in_flight)
-        leaves = self._leaves.of(inputs)
-        if not self.direct:
-            return launched(node, *leaves)
-        return launched_directly(node, self.anchors.of_this_stream(), *leaves)
-
-    def attacher(self) -> Callable[..., tuple[Tensor, ...]]:
-        """Return `attach`, or a variant that makes a node for each of the components."""
-        if not self.components:
-            return self.attach
-        count = len(self.results)
-        return partial(
-            self._attach_components,
-            [ComponentNode(self, component, count) for component in self.components],
-        )
-
-    def _attach_components(
-        self,
-        nodes: Sequence[ComponentNode],
-        in_flight: InFlightForward,
-        made: tuple[Tensor, ...],
-        inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
         forwards: list[InFlightForward],
+        nodes: Sequence[ComponentNode],
     ) -> tuple[Tensor, ...]:
-        results, leaves = list(made), self._leaves.of(inputs)
+        """Return the results of one launch, as results of a node of autograd, or of each of the
+        `nodes`. `forwards`: gets the in-flight forward of each."""
+        leaves = self._leaves.of(inputs)
+        anchor = (self.anchors.of_this_stream(),) if self.direct else ()
+        if not nodes:
+            forwards.append(in_flight)
+            return launched((self, in_flight, made, watched), *anchor, *leaves)
+        results = list(made)
         for component in nodes:
             node, wanted = component.of(in_flight, made, leaves, watched)
             forwards.append(node[1])
-            if self.direct:
-                found = launched_directly(node, self.anchors.of_this_stream(), *wanted)
-            else:
-                found = launched(node, *wanted)
+            found = launched(node, *anchor, *wanted)
             for place, t in zip(component.results, found, strict=True):
                 results[place] = t
         return tuple(results)
@@ -199,26 +163,15 @@ class AutogradPair:
     def reach(
         self, in_place: InPlace, readable: Mapping[int, SavedOver], inputs: Collection[int]
     ) -> None:
-        """Let backwards reach the caller's memory too, where that is proven.
-
-        Args:
-            readable: position of a watched input that a backward can read there -> tensors saved
-                over it.
-            inputs: indices of the forward's inputs that its launches do not copy.
-        """
+        """Let backwards reach the caller's memory too, where that is proven. `readable`: position
+        of a watched input that a backward can read there -> tensors saved over it. `inputs`:
+        indices of the forward's inputs that its launches do not copy."""
         self._in_place = in_place
         found = {at: over for at, over in readable.items() if self.watched.inputs[at] in inputs}
         self.uncopied = found
 
-    @property
-    def viewed(self) -> set[int]:
-        """Indices of uncopied inputs whose views are saved. Whatever such an argument becomes, a
-        backward reads the memory that it had."""
-        return {self.watched.inputs[at] for at in self.uncopied if at not in self.saved.inputs}
-
     def _there(self, at: int, t: Tensor) -> Moved:
-        """Return pairs for the saved tensors over a watched input: theirs, and the caller's
-        memory."""
+        """Return pairs of the saved tensors over a watched input, and the caller's memory."""
         if at in self.saved.inputs:
             return [(self.saved.inputs[at], t)]
         first = t.storage_offset()
@@ -245,10 +198,6 @@ class AutogradPair:
             return found
         found = self._launched(kind, grads, moved)
         return self.static.run(grads, moved) if found is None else found
-
-    @property
-    def width(self) -> int:
-        return len(self.arguments) + len(self.parameters)
 
     def edited(
         self,
@@ -447,7 +396,6 @@ class ForwardGraph:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the forward and of the captured backwards."""
         backwards = sum(b.graph.memory_bytes for b in self._pair.backwards())
         return self._graph.memory_bytes + backwards
 

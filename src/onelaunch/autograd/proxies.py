@@ -28,13 +28,8 @@ from onelaunch.watch.observer import Observer
 
 
 class ProxyLeaves:
-    """The proxy leaves of one capture; in the slots while the context is active.
-
-    Args:
-        before: the state before the capture.
-        device: the recording's; tensors elsewhere get no proxy.
-        but: slots that are inputs of the recording already.
-    """
+    """The proxy leaves of one capture; in the slots while the context is active. Tensors on other
+    devices get none, nor do slots in `but`, inputs of the recording already."""
 
     def __init__(self, before: StateWalk, device: torch.device, but: Sequence[Slot]) -> None:
         inputs = {slot.id for slot in but}
@@ -93,7 +88,6 @@ class ProxyLeaves:
         return self._real.get(id(t), t)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return (proxy, tensor), each tensor once."""
         for proxy in self._proxies.values():
             yield proxy, self._real[id(proxy)]
 
@@ -116,7 +110,6 @@ class ProxyLeaves:
         return None
 
     def name(self, proxy: Tensor) -> str:
-        """Return the name of a slot that held a proxy."""
         real = self.real(proxy)
         return next((slot.name for slot, t, _ in self._slots if t is real), "a tensor")
 

@@ -124,7 +124,6 @@ class _LeafFindingEngine(EngineSubstitute):
     """An engine that finds leaves without edges."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `torch.autograd.backward`."""
         inputs: Sequence[Any] = args[4] if len(args) > 4 else kwargs.get("inputs", ())
         if not inputs and not _C._len_torch_function_stack():  # nearly all
             return self.engine.run_backward(*args, **kwargs)
@@ -184,7 +183,6 @@ def _leaf(end: Any) -> Tensor | None:
 
 @functools.cache
 def _install() -> None:
-    """Replace autograd's engine, for the process."""
     wrap_engine(_LeafFindingEngine)
 
 
@@ -226,8 +224,7 @@ def refuse_hooks_run(leaf: Tensor, backward: int) -> None:
 
 
 def _cells_of(hook: object) -> dict[str, Any]:
-    """Return the variables of a hook of several tensors, `register_multi_grad_hook`; nothing for
-    another hook."""
+    """Return the variables of `register_multi_grad_hook`'s hook; of others nothing."""
     if not isinstance(hook, FunctionType) or not hook.__code__.co_qualname.startswith(_MULTI):
         return {}
     cells = (cell.cell_contents for cell in hook.__closure__ or ())

@@ -1,22 +1,18 @@
 """The capture of a call: one watched run becomes one CapturedCall.
 
 session.py      CaptureSession: attempts at one capture until one succeeds
-job.py          CaptureJob: a callable and how a call of it is to be captured
-run.py          CaptureRun: one run under capture, its inputs and its effects
+run.py          CaptureJob, how a call is to be captured; CaptureRun, one run of it
 outcome.py      what a run returned and changed, and how each replay does the same
 compilation.py  code of torch.compile as a recording needs it
 callee.py       the callable, and the roots of the state that it reaches
 rolled_back.py  runs whose effects are undone
 io_plan.py      how the tensors of a call reach a recording, and its results the caller
 forward.py      the autograd side of a capture: proxy leaves in, a node out
-leaves.py       leaves of autograd graphs, and results whose backward has run
 effects.py      the state that each replay writes, gradients among it
 checks.py       refusals, before and after the run, of effects that no replay could repeat
-marks.py        attributes of arguments that are tensors
 hooks.py        hooks inside the callable, whose Python no replay repeats
 distributed.py  modules that span several processes: the parts that a recording can hold
 survivors.py    tensors of a run that something still holds afterwards
-expected_inputs.py  what a recording expects of its inputs, as data
 result.py       the CapturedCall made from the findings of a run
 counted_places.py  numbers that the callable moves on, as tensors of the device
 numbers.py      the numbers that each call of a recording reads: arguments, state, learning rates

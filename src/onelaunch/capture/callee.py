@@ -34,16 +34,9 @@ Layouts = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 
 class Callee:
-    """A callable, as it is called and as it is captured.
-
-    Args:
-        fn: the callable as the caller calls it.
-        compile: whether the capture runs Inductor's version; see `compilation`.
-        dynamic: whether Inductor makes one version for all sizes.
-        parallel: whether its kernels may run at the same time.
-        root: name and object where the search for state begins. The object is `fn`, or the module
-            whose forward `fn` is.
-    """
+    """A callable, as it is called and as it is captured. `compile`, `dynamic`, `parallel`: see
+    `compilation.compiled`. `root`: name and object where the search for state begins; `fn`, or the
+    module whose forward `fn` is."""
 
     def __init__(
         self,
@@ -94,7 +87,6 @@ class Callee:
         return self.root[1]
 
     def roots(self, flat: Flat) -> list[tuple[str, object]]:
-        """Return the named roots of the state that a call reaches."""
         objects = [(path, c.value) for path, c in call_constants(flat.tree) if not c.is_plain]
         return [self.root, *objects]
 
@@ -117,7 +109,6 @@ class Callee:
 
     @property
     def codes(self) -> Collection[CodeType]:
-        """The code objects that past runs executed."""
         return () if self.reads is None else self.reads.codes
 
     def forget(self, values: Iterable[object]) -> None:
@@ -218,7 +209,6 @@ class Callee:
         self._seen_at.add(_layouts(flat.tensors))
 
     def store_reads(self, watch: FrameWatch | None) -> None:
-        """Store the reads of a finished run."""
         self.reads = None if watch is None else watch.seen
         self._gave_work_to_thread = None if watch is None else watch.handed_on
         self._failed = None if watch is None else watch.failed
@@ -232,11 +222,7 @@ class Callee:
     def read_more(
         self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
     ) -> bool:
-        """Return whether a capture read more than all runs before it.
-
-        Args:
-            found: the changes that the capture made.
-        """
+        """Return whether a capture read more than all runs before it."""
         more = reads_more(reached.roots, self.reads, before, found)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
@@ -245,9 +231,8 @@ class Callee:
     def driver_and_device(
         self, flat: Flat, reached: ReachableState | None = None
     ) -> tuple[Driver, torch.device]:
-        """Return the driver and device of a call. The device is an accelerator's if an argument,
-        parameter or buffer is there, or if the last run of the call worked there; see
-        `ran_elsewhere`."""
+        """Return the driver and device of a call: an accelerator's if an argument, parameter or
+        buffer is there, or if the last run of the call worked there; see `ran_elsewhere`."""
         driver, device = select(flat.tensors)
         if device.type == "cpu":
             state = reached or self.reached(flat)
@@ -262,13 +247,8 @@ class Callee:
     def ran_elsewhere(
         self, flat: Flat, taken: torch.device, result: object, left: ReachableState | None = None
     ) -> bool:
-        """Return whether a run worked on another device than expected, and note the device.
-
-        Args:
-            taken: the expected device.
-            result: the result of the run.
-            left: the state after the run.
-        """
+        """Return whether a run worked on another device than `taken`, and note the device. `left`:
+        the state after the run."""
         key = _given(flat)
         if taken != _CPU and key not in self._seen:
             return False  # its arguments or state have shown the device

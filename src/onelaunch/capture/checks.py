@@ -4,46 +4,57 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.call.kinds import kinds_in
 from onelaunch.call.spec import lies_on, tree_difference
-from onelaunch.call.tree import Tree, constants, flatten_call, is_code, is_plain, unflatten
+from onelaunch.call.tree import (
+    Constant,
+    Flat,
+    Tree,
+    constants,
+    flatten_call,
+    is_code,
+    is_plain,
+    unflatten,
+)
 from onelaunch.call.wrappers import is_compound, local
 from onelaunch.capture.io_plan import (
     Argument,
+    ArgumentView,
     Held,
+    HeldView,
     Inputs,
+    Output,
     Outputs,
+    Own,
 )
+from onelaunch.capture.recording import NeedsGrad
+from onelaunch.driver.protocol import Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError, describe_type
-from onelaunch.frames.peek import METHODS, object_of
-from onelaunch.source import changed_at, loaded_at
-from onelaunch.state.slots import MISSING, Slot, gradient_of
+from onelaunch.frames.peek import METHODS, attributes_of, object_of
+from onelaunch.frames.reads import Reads
+from onelaunch.source import changed_at, loaded_at, user_frame
+from onelaunch.state.slots import MISSING, Slot, gradient_of, node_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.observer import Observer
 
 
 class RunArguments(NamedTuple):
-    """The arguments of a run under capture.
-
-    Attributes:
-        statics: their tensors, in the recording's memory.
-        before: (address, graph) of each tensor before the run.
-    """
-
     tree: Tree
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     paths: Sequence[str]
-    statics: Sequence[Tensor]
-    before: Sequence[tuple[int, object]]
+    statics: Sequence[Tensor]  # their tensors, in the recording's memory
+    before: Sequence[tuple[int, object]]  # the (address, graph) of each tensor before the run
 
     @staticmethod
     def of(tree: Tree, statics: Sequence[Tensor]) -> RunArguments:
@@ -53,15 +64,25 @@ class RunArguments(NamedTuple):
         return RunArguments(tree, args, kwargs, paths, statics, before)
 
     def check(self, plan: Inputs, observer: Observer, codes: Collection[CodeType]) -> None:
-        """Refuse changes other than writes into tensors, after the run.
-
-        Args:
-            codes: the code that the callable runs.
-        """
-        args = self.args, self.kwargs
-        _refuse_changed(self.tree, args, self.statics, plan, observer, codes)
-        refuse_gradients(self.paths, self.statics, plan, codes, read=False)
-        for t, spec, (address, graph) in zip(self.statics, plan.specs, self.before, strict=False):
+        """Refuse changes other than writes into tensors, after the run."""
+        tree, statics = self.tree, self.statics
+        flat = flatten_call(self.args, self.kwargs, kinds_in(tree))
+        pairs = zip(flat.paths, flat.tensors, statics, strict=False)
+        changed = next((path for path, a, b in pairs if a is not b), None)
+        if flat.tree != tree:
+            changed = tree_difference(tree, flat.tree)[0]
+        if changed is not None:
+            what = f"the callable changed a container among its arguments, `{changed}`"
+            raise CaptureError("OL105", what, fix=_ON_A_COPY)
+        for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
+            if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
+                what = f"`{path}`, {spec}, became {list(t.shape)}"
+                raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
+        for path, t, original in zip(flat.paths, flat.tensors, plan.tensors, strict=False):
+            if t is not original:
+                refuse_attributes([(path, t)], codes, vars(original))
+        refuse_gradients(self.paths, statics, plan, codes, read=False)
+        for t, spec, (address, graph) in zip(statics, plan.specs, self.before, strict=False):
             if t.data_ptr() != address:
                 where = observer.memory.reshaped_at(t)
                 raise CaptureError("OL107", "an argument was given other memory", where=where)
@@ -71,39 +92,6 @@ class RunArguments(NamedTuple):
 
 
 _GRADED = "call under `torch.no_grad()`, if no backward follows; or return a copy, `x = x.clone()`"
-
-
-def _refuse_changed(
-    tree: Tree,
-    now: Any,
-    statics: Sequence[Tensor],
-    plan: Inputs,
-    observer: Observer,
-    codes: Collection[CodeType],
-) -> None:
-    """Refuse changes of the arguments other than writes into tensors.
-
-    Args:
-        codes: the code that the callable runs.
-    """
-    flat = flatten_call(now[0], now[1], kinds_in(tree))
-    pairs = zip(flat.paths, flat.tensors, statics, strict=False)
-    changed = next((path for path, a, b in pairs if a is not b), None)
-    if flat.tree != tree:
-        changed = tree_difference(tree, flat.tree)[0]
-    if changed is not None:
-        what = f"the callable changed a container among its arguments, `{changed}`"
-        raise CaptureError("OL105", what, fix=_ON_A_COPY)
-    for path, t, spec in zip(flat.paths, statics, plan.specs, strict=False):
-        if t.shape != spec.shape or t.stride() != spec.stride or t.dtype != spec.dtype:
-            what = f"`{path}`, {spec}, became {list(t.shape)}"
-            raise CaptureError("OL107", what, where=observer.memory.reshaped_at(t))
-    given = zip(flat.paths, flat.tensors, plan.tensors, strict=False)
-    for path, t, original in given:
-        if t is not original:
-            refuse_attributes([(path, t)], codes, vars(original))
-
-
 _ON_A_COPY = (
     "return what is stored there; or graph a function that changes a copy and returns it, `lambda "
     "batch: f(copy.copy(batch))`"
@@ -115,13 +103,7 @@ def refuse_attributes(
     codes: Collection[CodeType],
     given: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Refuse attributes that the callable set on tensors: a replay gives others.
-
-    Args:
-        tensors: paths, and tensors that were made in the capture.
-        codes: the code that the callable runs.
-        given: the attributes that they came with.
-    """
+    """Refuse attributes that the callable set on tensors: a replay gives others."""
     for path, t in tensors:
         now = {**dict.fromkeys(given, MISSING), **vars(t)}
         names = [k for k, value in now.items() if value is not given.get(k, MISSING)]
@@ -144,14 +126,8 @@ def refuse_gradients(
     codes: Collection[CodeType],
     read: bool,
 ) -> None:
-    """Refuse gradients of arguments. Each launch has other arguments, and the callable sees only
-    the recording's memory.
-
-    Args:
-        paths: the paths of the arguments.
-        codes: the code that the callable runs.
-        read: True before the run: refuse gradients that it may read. False after: refuse new ones.
-    """
+    """Refuse gradients of arguments, as the callable sees only the recording's memory. `read`: True
+    before the run, for gradients that it may read; False after it, for new ones."""
     for path, static, t in zip(paths, statics, plan.tensors, strict=False):
         if static is t or not static.is_leaf:  # the caller's own; or one that gets no gradient
             continue
@@ -165,12 +141,8 @@ def refuse_gradients(
 
 
 def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
-    """Refuse results other than tensors and plain values: they would be shared between calls.
-
-    Args:
-        known: ids of objects from before the call. Code, modules and generators may be returned as
-            they are.
-    """
+    """Refuse results other than tensors and plain values: they would be shared between calls. Code
+    and modules in `known`, ids of objects from before the call, are returned as they are."""
     for path, constant in constants(tree):
         value = constant.value
         lasts = is_code(value) or isinstance(value, nn.Module)
@@ -232,9 +204,8 @@ def refuse_compound_leaves(before: StateWalk) -> None:
         return
     for slot, t in before.slots.values():
         if is_compound(t) and before.is_read(slot) and t.requires_grad:
-            what = (
-                f"`{slot.name}`, {describe_type(t)}, requires grad and is made of several tensors"
-            )
+            kind = describe_type(t)
+            what = f"`{slot.name}`, {kind}, requires grad and is made of several tensors"
             raise CaptureError("OL114", what, why=_UNSEEN, fix=_FROZEN)
 
 
@@ -259,11 +230,7 @@ def refuse_uncovered(
     device: torch.device,
     codes: Collection[CodeType],
 ) -> None:
-    """Refuse tensors of the recording in places that no replay renews.
-
-    Args:
-        codes: the code that the callable runs.
-    """
+    """Refuse tensors of the recording in places that no replay renews."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
         if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
@@ -274,3 +241,134 @@ def refuse_uncovered(
                 raise CaptureError("OL105", what, where=where, fix=WRITE_IN_PLACE)
             what = f"`{slot.name}` keeps a tensor made in the call"
             raise CaptureError("OL105", what, where=observer.memory.made_at(t))
+
+
+# Leaves of autograd graphs, and results of a whole step: their graphs are used up in it.
+
+
+class BackwardInside(Exception):
+    """The callable ran a backward itself, or made a leaf for one."""
+
+
+@contextmanager
+def leaves_refused() -> Generator[None]:
+    """Refuse (OL113) an in-place operation that autograd forbids in a capture alone, on a stand-in.
+    Stand-ins for arguments and parameters are leaves, where eager may have none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "a leaf Variable that requires grad" not in str(error):
+            raise
+        place = user_frame(error.__traceback__)
+        what = "a tensor that requires grad is changed in place"
+        raise CaptureError("OL113", what, where=place) from error
+
+
+def refuse_leaves_of_host(plan: Inputs) -> None:
+    """Refuse (OL103) arguments that require grad and are copied to the device."""
+    for index in plan.going(Travel.FILL):
+        if plan.tensors[index].requires_grad:
+            fix = "keep it on the device, `torch.tensor(0.5, device=x.device, requires_grad=True)`"
+            what = f"an argument, {plan.specs[index]}, is copied to the device"
+            raise CaptureError("OL103", f"{what}, and its gradient back", fix=fix)
+
+
+def mark_freed(
+    outputs: Outputs,
+    results: Sequence[Tensor],
+    stored: Iterable[tuple[Slot, Flat]],
+    observer: Observer,
+    held: Mapping[int, Sequence[Tensor]],
+) -> None:
+    """Mark results, and tensors in slots, whose backward has run inside. Raises `NeedsGrad`: a
+    tensor still needs a backward, and is more than a view of the caller's memory."""
+    graded = any(output.spec.requires_grad for output in outputs.made)
+    ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
+    slots = [(t, slot) for slot, part in stored for t in part.tensors]
+    for t, slot in [*((t, None) for t in results), *slots]:
+        output = outputs.made[outputs.numbers[id(t)]]
+        owned = isinstance(output.memory, Own)
+        output.freed = owned and is_freed(t)
+        if output.spec.requires_grad and not output.freed and (owned or not is_pure_view(t, ends)):
+            raise NeedsGrad(None if slot is None else (slot.name, observer.memory.made_at(t)))
+
+
+def is_made_leaf(output: Output, t: Tensor, plan: Inputs) -> bool:
+    """Return whether the call made a leaf over older memory, `x.detach().requires_grad_()`. Under
+    `no_grad` a view of a tensor that requires grad looks the same."""
+    match output.memory:
+        case ArgumentView(index, _):
+            owner = plan.specs[index].requires_grad
+        case HeldView(tensor, _):
+            owner = tensor.requires_grad
+        case _:
+            return False
+    return output.spec.requires_grad and t.is_leaf and not (t._is_view() and owner)
+
+
+# Attributes that code put on arguments that are tensors, `x.doubled = True`.
+
+Check = Callable[[Tensor], bool]
+
+
+def give_marks(statics: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+    for static, t in zip(statics, originals, strict=False):
+        attributes = attributes_of(t)
+        if attributes and static is not t:
+            vars(static).update(attributes)
+
+
+def marks_read(
+    reads: Reads,
+    statics: Sequence[Tensor],
+    originals: Sequence[Tensor],
+    paths: Sequence[str],
+    codes: Collection[CodeType],
+) -> dict[int, Check]:
+    """Return input index -> check that an argument has the attributes read in the capture. If
+    the user's code tells leaves from results, an argument that requires grad must be as then.
+    Refuse (OL105) a value that can change by itself, as a tensor's."""
+    checks: dict[int, Check] = {}
+    inputs = zip(statics, originals, paths, strict=False)
+    asks = reads.names(_OF_LEAVES)
+    for index, (static, t, path) in enumerate(inputs):
+        leaf = static.is_leaf if asks and t.requires_grad else None
+        if leaf is not None:
+            checks[index] = lambda t, leaf=leaf: t.is_leaf is leaf
+        owner = reads.of(static)
+        if owner is None or static is t:
+            continue
+        attributes = attributes_of(t) or {}
+        every = owner.opaque or owner.asked
+        values = {k: Constant(v) for k, v in attributes.items() if every or k in owner.names}
+        for name, value in values.items():
+            if not value.is_plain:
+                where = loaded_at(codes, name)
+                what = f"`{path}.{name}`, an attribute of an argument, is read in the call"
+                raise CaptureError("OL105", what, where=where, why=_READ_ONCE, fix=_AS_ARGUMENT)
+        checks[index] = _check(values, None if every else frozenset(owner.names), leaf)
+    return checks
+
+
+_OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
+"""Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
+
+
+def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool | None) -> Check:
+    """Return a check of the attributes `names`, or of all: 0.1 us if there are none. `leaf`: what a
+    tensor's `is_leaf` must be, if that matters."""
+
+    def kept(t: Tensor) -> bool:
+        if leaf is not None and t.is_leaf is not leaf:
+            return False
+        now = t.__dict__
+        if not values:
+            return not now if names is None else names.isdisjoint(now)
+        found = now.keys() if names is None else names & now.keys()
+        return found == values.keys() and all(c.matches(now[k]) for k, c in values.items())
+
+    return kept
+
+
+_READ_ONCE = "a replay would use what hung on the tensor of the capture"
+_AS_ARGUMENT = "pass it as an argument beside the tensor"

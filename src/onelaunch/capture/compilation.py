@@ -24,8 +24,7 @@ _C: Any = torch._C
 Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
-"""Inductor's options by which no result takes the memory of another, whose readers it would wait
-for."""
+"""Inductor's options by which no result takes, and waits for, another's memory."""
 _MOST = 200
 """The most characters of an error's first line."""
 _COMPILES = 1 << 16
@@ -34,11 +33,7 @@ run it eagerly. Our own options bound the number of recordings."""
 
 
 def compiled(
-    fn: Callable[..., Any],
-    driver: Driver,
-    mode: bool | str,
-    dynamic: bool,
-    parallel: bool = False,
+    fn: Callable[..., Any], driver: Driver, mode: bool | str, dynamic: bool, parallel: bool = False
 ) -> Callable[..., Any]:
     """Return `fn` compiled for its device, to be called in warm-ups and captures.
 
@@ -53,8 +48,8 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
-        own = _own(graph)
-        sizes, run_graph = _sizes(graph), compiled_graph(graph, inputs, backend)[0]
+        own, sizes = _own(graph), _sizes(graph)
+        run_graph = compiled_graph(graph, inputs, backend)[0]
         written = _written_inputs()
 
         def noted(*args: Any) -> Any:
@@ -187,11 +182,7 @@ def _region(t: Tensor) -> Region:
 
 
 def backend_of(driver: Driver, mode: str | None, options: Mapping[str, Any]) -> Backend:
-    """Return the backend whose code a driver records.
-
-    Args:
-        mode, options: as `torch.compile` takes them, for Inductor.
-    """
+    """Return the backend whose code a driver records; Inductor's with these options."""
     return eager_aten if driver.compiler == "aten" else inductor(mode, options)
 
 
@@ -255,8 +246,7 @@ def _recorded_backward() -> Generator[None]:
 @contextmanager
 def _session() -> Generator[None]:
     """Have torch say that it compiles, as Dynamo does itself in newer releases. In torch 2.11 a
-    compiled function raises where another thread compiles: a trace is taken for its own thread's.
-    """
+    compiled function raises where another thread compiles: it takes a trace for its own."""
     compiler: Any = torch.compiler
     if hasattr(compiler, "_compile_session_context"):
         yield
@@ -269,9 +259,8 @@ def _session() -> Generator[None]:
 
 
 def failed_in_capture(error: Exception) -> CaptureError:
-    """Return the refusal of compiled code that fails under capture alone. AOTAutograd's code does
-    so for arguments that share memory and require grad: their stand-ins are no views of each
-    other."""
+    """Return the refusal of compiled code that fails under capture alone, as AOTAutograd's does for
+    arguments that share memory and require grad: their stand-ins are no views of each other."""
     line = str(error).partition("\n")[0]
     what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
     refusal = CaptureError("OL109", what)

@@ -130,23 +130,14 @@ class CountedPlaces(UnnoticedMode):
 
 
 class _Place(NamedTuple):
-    """A place in a tensor that begins at a number which is moved on.
-
-    Attributes:
-        first: the number.
-        rows: the length of the slice.
-        sliced: False if the place is the number alone, so that its dimension goes.
-        dim: the dimension of the tensor that it is in.
-        others: the index with all of that dimension.
-        seen_dim: the same dimension of ``x[others]``.
-    """
+    """A place in a tensor that begins at a number which is moved on."""
 
     first: Number
-    rows: int
-    sliced: bool
-    dim: int
-    others: tuple[Any, ...]
-    seen_dim: int
+    rows: int  # the length of the slice
+    sliced: bool  # False if the place is the number alone, so that its dimension goes
+    dim: int  # the dimension of the tensor that it is in
+    others: tuple[Any, ...]  # the index with all of that dimension
+    seen_dim: int  # the same dimension of ``x[others]``
 
 
 def _place_of(x: Tensor, index: Any) -> _Place | None:
@@ -171,8 +162,7 @@ def _place_of(x: Tensor, index: Any) -> _Place | None:
 
 
 def _span(part: Any) -> tuple[Number, int, bool] | None:
-    """Return the number that a part of an index begins at, its length, and whether it is a
-    slice."""
+    """Return an index's number, its length, and whether that is a slice's."""
     if _counted(part) is not None:
         return part, 1, False
     if type(part) is not slice or part.step is not None:

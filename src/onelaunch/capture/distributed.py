@@ -27,7 +27,8 @@ FSDP_WARMUP = 2
 """The calls before a capture with FSDP. The first makes the state of FSDP and optimizers. DTensor
 looks up the sharding of each operation once, the last of them in the second call."""
 
-_STEP = (
+_INSIDE = (
+    "DistributedDataParallel(ol.graph(module)), the graph inside; or "
     "graph the whole step: @ol.graph def step(x, y): optimizer.zero_grad(); "
     "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); return loss"
 )
@@ -43,11 +44,7 @@ _SHARDED = ("FSDP1", "FSDP2")
 
 
 def refuse_module(module: nn.Module) -> None:
-    """Refuse a module that synchronises gradients itself, or has such a submodule.
-
-    Raises:
-        GraphError: OL130.
-    """
+    """Refuse (OL130) a module that synchronises gradients itself, or has such a submodule."""
     refused = refused_pair(module.modules())
     if refused is not None:
         raise GraphError(refused.code, refused.what, fix=refused.fix)
@@ -59,24 +56,18 @@ def sharded_values(reached: Callable[[], Iterable[object]]) -> list[object]:
 
 
 def refused_pair(reached: Iterable[object]) -> CaptureError | None:
-    """Return the refusal (OL130) of a forward whose backward is outside the callable, or None.
-
-    Args:
-        reached: the objects that the callable reaches.
-    """
+    """Return the refusal (OL130) of a forward whose backward is outside the callable, or None."""
     for part in reached:
         kind = spread(part)
         if kind is not None:
-            return CaptureError("OL130", _skipped(part), fix=_pair_fix(kind))
+            name = type(part).__name__
+            what = f"the gradients of a recorded pair would not pass through the hooks of `{name}`"
+            return CaptureError("OL130", what, fix=_INSIDE if kind == "DDP" else _WHOLE)
     return None
 
 
 def refused_step(reached: Sequence[object]) -> CaptureError | None:
-    """Return the refusal (OL130) of a whole step over these modules, or None.
-
-    Args:
-        reached: the objects that the callable reaches.
-    """
+    """Return the refusal (OL130) of a whole step over these modules, or None."""
     for option in ("static_graph", "find_unused_parameters") if torch.is_grad_enabled() else ():
         if any(spread(part) == "DDP" and getattr(part, option) for part in reached):
             what = f"`DistributedDataParallel(..., {option}=True)` in a recording"
@@ -110,9 +101,14 @@ def refused_ahead(reached: Sequence[object]) -> CaptureError | None:
 
 def abandon_step(reached: Iterable[object]) -> None:
     """Make FSDP2 forget a step that a failed capture broke off, and shard its parameters again."""
-    for part in reached if initialized() else ():
-        if spread(part) == "FSDP2" and _state(part)._is_root:
-            _forget_step(_state(part))
+    for root in _root_states(reached):
+        _forget_step(root)
+
+
+def _root_states(reached: Iterable[object]) -> list[Any]:
+    """Return FSDP2's state of each root module."""
+    parts = [part for part in reached if spread(part) == "FSDP2"] if initialized() else []
+    return [_state(part) for part in parts if _state(part)._is_root]
 
 
 def _forget_step(root: Any) -> None:
@@ -124,7 +120,7 @@ def _forget_step(root: Any) -> None:
     for state in root._state_ctx.all_states:
         _clear(state, ("_modules_to_run_forward",))
         state._training_state = type(state._training_state).IDLE
-        for group in _groups_of(state):
+        for group in _groups(state):
             gathered = group._all_gather_result
             if gathered is not None and group.device.type == "cpu":
                 work = gathered.all_gather_work
@@ -158,9 +154,7 @@ def _clear(owner: Any, names: Iterable[str]) -> None:
 def side_streams(reached: Iterable[object]) -> list[object]:
     """Return the streams of FSDP2's collectives. After their work FSDP2 makes them wait for the
     step's stream once more."""
-    roots = [part for part in reached if spread(part) == "FSDP2"] if initialized() else []
-    contexts = [_state(part)._comm_ctx for part in roots if _state(part)._is_root]
-    each = [value for context in contexts for value in vars(context).values()]
+    each = [value for root in _root_states(reached) for value in vars(root._comm_ctx).values()]
     return [value for value in each if isinstance(value, torch.Stream)]
 
 
@@ -171,46 +165,36 @@ def is_unsharded(reached: Callable[[], Iterable[object]]) -> bool:
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     parts = [part for part in sharded_values(reached) if spread(part) == "FSDP2"]
-    return any(group.is_unsharded for part in parts for group in _groups(part))
+    return any(group.is_unsharded for part in parts for group in _groups(_state(part)))
 
 
-class _Shutdown:
-    """The release of recordings before process groups end. `destroy_process_group` hangs until
-    every graph with a kernel of NCCL is freed. The function is wrapped when a recording is made
-    while there is a process group."""
-
-    def __init__(self) -> None:
-        self._callables: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Separate, because a recording may outlive its callable until cycles are collected.
-        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._wrapped = False
-
-    def watch(self, graphed: Any, graph: Any) -> None:
-        """Reset a callable and its new recording before process groups are destroyed.
-
-        Does nothing if there is no process group.
-        """
-        if not initialized():
-            return
-        self._callables.add(graphed)
-        self._graphs.add(graph)
-        if self._wrapped:
-            return
-        self._wrapped = True
-        destroy = torch.distributed.destroy_process_group
-
-        @functools.wraps(destroy)
-        def reset_and_destroy(group: Any = None) -> None:
-            for each in [*self._callables, *self._graphs]:
-                each.reset()
-            destroy(group)
-
-        places: tuple[Any, ...] = (torch.distributed, torch.distributed.distributed_c10d)
-        for module in places:
-            module.destroy_process_group = reset_and_destroy
+_callables: weakref.WeakSet[Any] = weakref.WeakSet()
+_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Their recordings, which may outlive a callable until cycles are collected."""
 
 
-shutdown = _Shutdown()
+def reset_before_shutdown(graphed: Any, graph: Any) -> None:
+    """Reset a callable and its new recording before process groups are destroyed, if there is one.
+    `destroy_process_group` hangs until every graph with a kernel of NCCL is freed."""
+    if initialized():
+        _callables.add(graphed)
+        _graphs.add(graph)
+        _wrap_shutdown()
+
+
+@functools.cache
+def _wrap_shutdown() -> None:
+    destroy = torch.distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def reset_and_destroy(group: Any = None) -> None:
+        for each in [*_callables, *_graphs]:
+            each.reset()
+        destroy(group)
+
+    places: tuple[Any, ...] = (torch.distributed, torch.distributed.distributed_c10d)
+    for module in places:
+        module.destroy_process_group = reset_and_destroy
 
 
 def least_warmup(reached: Iterable[object]) -> int:
@@ -235,34 +219,19 @@ def spread(part: object) -> str | None:
 
 
 def initialized() -> bool:
-    """Return whether this process belongs to a process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _reshards(part: Any) -> bool:
     """Return whether an FSDP2 module frees its parameters between forward and backward."""
-    return any(group.post_forward_mesh_info for group in _groups(part))
+    return any(group.post_forward_mesh_info for group in _groups(_state(part)))
 
 
-def _groups(part: Any) -> list[Any]:
-    """Return the groups of parameters that an FSDP2 module gathers and frees at once."""
-    return _groups_of(_state(part))
-
-
-def _groups_of(state: Any) -> list[Any]:
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP2 gathers and frees at once."""
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 
 
 def _state(part: Any) -> Any:
     return part._get_fsdp_state()
-
-
-def _skipped(part: object) -> str:
-    name = type(part).__name__
-    return f"the gradients of a recorded pair would not pass through the hooks of `{name}`"
-
-
-def _pair_fix(kind: str) -> str:
-    inside = "DistributedDataParallel(ol.graph(module)), the graph inside"
-    return f"{inside}; or {_STEP}" if kind == "DDP" else _WHOLE

@@ -40,12 +40,7 @@ from onelaunch.identity import id
 from onelaunch.source import Place, changed_at, is_users, line_of, loaded_at
 from onelaunch.state.dependencies import ordered
 from onelaunch.state.parts import is_written, parts_of_slot, whole_of
-from onelaunch.state.slots import (
-    MISSING,
-    Slot,
-    gradient_of,
-    same_gradients,
-)
+from onelaunch.state.slots import MISSING, Slot, gradient_of, same_gradients
 from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.watch.observer import Observer
 
@@ -78,20 +73,10 @@ def recurrent_state(
 
 
 def rebinds(
-    found: Sequence[Change],
-    before: StateWalk,
-    observer: Observer,
-    codes: Collection[CodeType],
+    found: Sequence[Change], before: StateWalk, observer: Observer, codes: Collection[CodeType]
 ) -> Iterator[tuple[Slot, object]]:
-    """Yield each slot that replays write, with the value from the capture.
-
-    Args:
-        codes: the code that the callable runs.
-
-    Raises:
-        CaptureError: OL105, a tensor in a place that no replay can write; OL118, objects change
-            places.
-    """
+    """Yield each slot that replays write, with the value from the capture. Refuse a tensor in a
+    place that no replay can write (OL105), and objects that change places (OL118)."""
     if not found:
         return
     held = (value for _, value in before.held.values() if value is not MISSING)
@@ -125,8 +110,7 @@ def rebinds(
             fix = f"return the tensor, and append it after the call: `{name}.append(fast(x))`"
             held = slot.via if slot.is_item else slot
             place = None if held is None else changed_at(codes, held.word, held.is_item)
-            made = observer.memory.made_at(tensors[0]) if tensors else None
-            where = made if place is None else str(place)
+            where = place or (observer.memory.made_at(tensors[0]) if tensors else None)
             raise CaptureError("OL105", what, where=where, fix=fix if grown else None)
         yield slot, new
 
@@ -148,11 +132,8 @@ def counted_numbers(
     """Return the numbers, flags and other values without tensors that each replay stores. A replay
     counts from the number that it finds, if the callable only counts up. Other values are stored as
     in the capture, for `dependencies` guards them: functions, objects in `known`, and objects made
-    anew as results are (see `flatten`).
-
-    Args:
-        stores: places of followed numbers that the run has stored to, perhaps what was there.
-    """
+    anew as results are (see `flatten`). `stores`: places of followed numbers that the run has
+    stored to, perhaps what was there."""
     changed = {change.slot.id: change for change in found}
     # The call made this object to replace another. Its slots are new with it, and no replay makes
     # the object, so nothing is stored into it.
@@ -207,14 +188,8 @@ def _lasts(tree: Tree, known: Collection[int]) -> bool:
 def growing_containers(
     found: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
 ) -> Growing:
-    """Return the containers that the callable only adds to. No replay does.
-
-    Args:
-        codes: the code that the callable runs.
-
-    Raises:
-        CaptureError: OL118, the callable also reads a container that grows or shrinks at each call.
-    """
+    """Return the containers that the callable only adds to. No replay does. Refuse (OL118) one that
+    it also reads, and that grows or shrinks at each call."""
     if not found:
         return Growing()
     names: dict[str, None] = {}
@@ -270,16 +245,9 @@ def refuse_renewed(
     written: Collection[object],
     codes: Collection[CodeType],
 ) -> None:
-    """Refuse to replace an object that the callable reads by an object with other data. No replay
-    makes the new object, so each would find the data of the capture.
-
-    Args:
-        written: the ids of the slots that each replay writes.
-        codes: the code that the callable runs.
-
-    Raises:
-        CaptureError: OL118.
-    """
+    """Refuse (OL118) to replace an object that the callable reads by an object with other data. No
+    replay makes the new object, so each would find the data of the capture. `written`: the ids of
+    the slots that each replay writes."""
     replaced = {c.slot.id for c in found if c.slot.id not in written and before.is_read(c.slot)}
     if not replaced:
         return
@@ -322,14 +290,8 @@ def _is_other_data(was: object, value: object) -> bool:
 def refuse_reordered(
     found: Sequence[Change], before: StateWalk, orders: Mapping[int, Sequence[object]]
 ) -> None:
-    """Refuse a new order of a dict that the callable reads as a whole, which no replay makes.
-
-    Args:
-        orders: id of a dict -> its keys before the run.
-
-    Raises:
-        CaptureError: OL118.
-    """
+    """Refuse (OL118) a new order of a dict that the callable reads as a whole, which no replay
+    makes. `orders`: id of a dict -> its keys before the run."""
     replaced = {change.slot.id for change in found}
     for slot, value in ordered(before, replaced):
         places = {key: place for place, key in enumerate(orders.get(id(value), ()))}
@@ -340,11 +302,7 @@ def refuse_reordered(
 
 
 def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> None:
-    """Refuse a new `__dict__` of an object, which no replay makes.
-
-    Raises:
-        CaptureError: OL118.
-    """
+    """Refuse (OL118) a new `__dict__` of an object, which no replay makes."""
     if not any("__dict__" in code.co_names for code in codes):
         return
     for owner, dicts in zip(before.owners, before.dicts, strict=True):
@@ -362,10 +320,9 @@ def lasting_gradients(
     hidden: Sequence[Slot],
     device: torch.device,
 ) -> set[int]:
-    """Return the ids of gradients that may stay in the recording's memory. No replay copies them: a
-    ResNet-50 has 161. A gradient does not stay if the callable also returns it or stores it
-    elsewhere: there it must outlast the next call. Nor does a gradient in a `hidden` slot, which
-    the next call gets as an input and may write."""
+    """Return the ids of gradients that may stay in the recording's memory, which no replay copies.
+    A gradient does not stay if the callable also returns or stores it: there it must outlast the
+    next call. Nor does one in a `hidden` slot, which the next call gets as an input."""
     read = {slot.id for slot in hidden}
     gradients: list[Tensor] = []
     others: list[Tensor] = []

@@ -94,7 +94,6 @@ class NumberTrials:
 
     seed: int = 0
     """Seed of the scalars."""
-    _proven: dict[str, Excluded | None] = field(default_factory=dict)
     _ambiguities: Ambiguous = field(default_factory=Ambiguous)
 
     @property
@@ -107,15 +106,11 @@ class NumberTrials:
     ) -> FollowedNumbers | None:
         """Return the followed numbers of a recording; None if its scalars are not all found, so
         that the capture is to be repeated with others. Numbers on which an operation depends in
-        another way escape.
-        """
+        another way escape."""
         excluded: list[Excluded] = []
         for number, operation in enumerate(numbers.operations):
             terms = [use.term for use in numbers.uses if use.operation == number]
-            key = operation.key()
-            if key not in self._proven:
-                self._proven[key] = _proven(driver, device, pool, operation)
-            proven = self._proven[key]
+            proven = _proven(driver, device, pool, operation)
             if proven is None:
                 for term in terms:
                     numbers.give_up(term)
@@ -136,22 +131,17 @@ class NumberTrials:
 
 
 class FollowedNumbers:
-    """The numbers that each call of a recording reads.
-
-    Attributes:
-        arguments: the positions of those among the arguments.
-        slots: the places of those in state that the caller varies.
-        counted: the places of numbers that each replay moves on.
-        keys: (id of a group, key) of those in optimizers' groups.
-    """
+    """The numbers that each call of a recording reads."""
 
     def __init__(
         self, numbers: Numbers, patch: ScalarPatch | None, excluded: Sequence[Excluded]
     ) -> None:
-        self.slots = numbers.following.slots
+        self.slots = numbers.following.slots  # the places of those in state that the caller varies
         self.counted = tuple(slot for slot, _ in numbers.counted().values())
-        self.arguments = numbers.following.arguments
+        """The places of numbers that each replay moves on."""
+        self.arguments = numbers.following.arguments  # the positions of those among the arguments
         self.keys = {(id(place.group), place.key) for place in numbers.groups}
+        """(id of a group, key) of those in optimizers' groups."""
         places = (*self.slots, *self.counted, *numbers.groups)
         self._readers = [place.reader for place in places]
         terms: dict[int, tuple[type | None, Excluded]] = {}
@@ -198,18 +188,15 @@ class FollowedNumbers:
 
     @staticmethod
     def none() -> FollowedNumbers:
-        """Return the numbers of a recording that follows none."""
         return FollowedNumbers(Numbers.none(), None, ())
 
     def __bool__(self) -> bool:
         return self._any
 
     def write_current(self, *arguments: object) -> bool:
-        """Write the numbers of a call into the recording; return whether it serves them.
-
-        0.1 us for each number, if they are the same objects as in the last call; else 0.5
-        us for each term and 1 us for each kernel.
-        """
+        """Write the numbers of a call into the recording; return whether it serves them. 0.1 us for
+        each number, if they are the same objects as in the last call; else 0.5 us for each term and
+        1 us for each kernel."""
         values, self._given = self._values(arguments), arguments
         if self._patch is None:
             return values is not None and self._computed(*values) is not None
@@ -226,11 +213,8 @@ class FollowedNumbers:
         return True
 
     def serves(self, *arguments: object) -> bool:
-        """Return whether the recording serves the numbers of a call, and write nothing.
-
-        Args:
-            arguments: the numbers among its arguments; those of the latest call if there are none.
-        """
+        """Return whether the recording serves the numbers of a call, and write nothing. Without
+        `arguments` those of the latest call count."""
         return self._scalars(self._values(arguments or self._given)) is not None
 
     def _values(self, arguments: Sequence[Any]) -> Sequence[Any] | None:
@@ -287,8 +271,7 @@ def _proven(
 def _tried(
     driver: Driver, device: torch.device, pool: DevicePool, operation: Operation
 ) -> Excluded | None:
-    """Return the numbers that a recording of an operation does not serve; None if it cannot follow
-    any."""
+    """Return the numbers that a recording does not serve; None if it follows none."""
     ambiguities = Ambiguous()
     for seed in range(SEEDS):
         # What other threads draw meanwhile would be drawn again.
@@ -335,11 +318,7 @@ class _Trial:
 
     def run(self, pool: DevicePool, ambiguities: Ambiguous) -> Excluded | None:
         """Return the numbers for which a recording gives other bits than eager; None if it does so
-        for any, or does not hold the numbers.
-
-        Raises:
-            AmbiguousMatch: see `Graph.scalar_patch`.
-        """
+        for any, or does not hold the numbers. Raises `AmbiguousMatch`: see `Graph.scalar_patch`."""
         stand_ins = [unmistakable(0.61, self._random) for _ in self._operation.kinds]
         self._driver.run_on_capture_stream(lambda: self._called(stand_ins), self._device)
         self._restore()
@@ -364,8 +343,7 @@ class _Trial:
     def _is_followed(
         self, patch: ScalarPatch, graph: Graph, result: Any, numbers: Sequence[float]
     ) -> bool:
-        """Return whether a launch with these numbers gives eager's bits; no if eager refuses
-        them."""
+        """Return whether a launch with these numbers gives eager's bits."""
         self._restore()
         try:
             called = functools.partial(self._called, numbers)
@@ -413,17 +391,11 @@ class _Trial:
 
 @dataclass(slots=True, eq=False)
 class PlainRun:
-    """A run without stand-ins for numbers, as the baseline of a run with stand-ins.
+    """A run without stand-ins for numbers, as the baseline of a run with stand-ins."""
 
-    Attributes:
-        due: True if the next attempt is this run.
-        ledger: its operations.
-        differs: its difference from the run before it.
-    """
-
-    due: bool = False
-    ledger: Ledger | None = None
-    differs: RunDifference | None = None
+    due: bool = False  # True if the next attempt is this run
+    ledger: Ledger | None = None  # its operations
+    differs: RunDifference | None = None  # its difference from the run before it
 
     def note(self, ledger: Ledger) -> None:
         self.due, self.ledger, self.differs = False, ledger, ledger.difference

@@ -16,18 +16,13 @@ from onelaunch.autograd.accumulate import takes_directly
 from onelaunch.autograd.backward import ForwardRun, StaticGraph
 from onelaunch.autograd.chain import Chain, Link, stream_of
 from onelaunch.autograd.components import Component
-from onelaunch.autograd.graph_walk import (
-    CapturedGraph,
-    is_one_of_several,
-    is_pure_view,
-    viewed,
-)
+from onelaunch.autograd.graph_walk import CapturedGraph, is_one_of_several, is_pure_view, viewed
 from onelaunch.autograd.node import Saved, SavedOver
 from onelaunch.autograd.pair import AutogradPair, Watched
 from onelaunch.autograd.proxies import NoHooks, ProxyLeaves, refuse_backward_hooks
 from onelaunch.call.spec import TensorSpec, lies_on, overlaps_itself
 from onelaunch.call.tree import first_places, unique
-from onelaunch.capture.checks import WRITE_IN_PLACE
+from onelaunch.capture.checks import WRITE_IN_PLACE, BackwardInside
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.io_plan import (
     ArgumentView,
@@ -39,7 +34,6 @@ from onelaunch.capture.io_plan import (
     OwnView,
     own,
 )
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
 from onelaunch.driver.refusals import error_here
@@ -64,33 +58,21 @@ class _SeenByBackward(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """The autograd side of one capture.
-
-    Args:
-        apart: makes a device pool that no other recording uses. Tensors saved for a backward must
-            outlive all launches in between, so each forward has one of its own.
-        keep_within: evicts until the limit of all pools is kept, but nothing of one pool; returns
-            False if that is impossible.
-        top: the module that is graphed; hooks on it run outside.
-        raises: whether a backward that cannot be captured is an error.
-        direct: whether the backward may write the gradients of parameters itself.
-        chain: the callables that run before and after it, and share its memory.
-    """
-
     driver: Driver
     device: torch.device
     apart: Callable[[], DevicePool]
+    """Makes a device pool that no other recording uses. Tensors saved for a backward must outlive
+    all launches in between, so each forward has one of its own."""
     keep_within: Callable[[DevicePool], bool]
-    top: object
-    raises: bool
-    direct: bool
-    chain: Chain | None = None
+    """Evicts until the limit of all pools is kept, but nothing of one pool; returns False if that
+    is impossible."""
+    top: object  # the module that is graphed; hooks on it run outside
+    raises: bool  # whether a backward that cannot be captured is an error
+    direct: bool  # whether the backward may write the gradients of parameters itself
+    chain: Chain | None = None  # callables that run before and after it, and share its memory
     pool: DevicePool = field(init=False)
-    stream: object = field(init=False)
-    """The stream of this recording or its chain, also for eager backwards over the captured
-    graph."""
-    rewind: Rewind | None = None
-    """The capture's rewind of the random state."""
+    stream: object = field(init=False)  # also for eager backwards over the captured graph
+    rewind: Rewind | None = None  # the capture's rewind of the random state
     holders: set[int] = field(default_factory=set)
     _proxies: ProxyLeaves | None = None
     _pair: AutogradPair | None = None
@@ -112,8 +94,7 @@ class Forward:
 
     @contextmanager
     def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
-        """Return a context for the run: stand-ins replace tensors that require grad, and no hooks
-        run."""
+        """Put stand-ins in place of tensors that require grad, and let no hooks run."""
         values = [(slot.name, value) for slot, value in before.slots.values()]
         modules = [(name, m) for name, m in values if isinstance(m, nn.Module)]
         refuse_backward_hooks((name, m) for name, m in modules if m is not self.top)
@@ -140,11 +121,8 @@ class Forward:
         self, observer: Observer, results: list[Tensor], arguments: Sequence[Tensor], plan: Inputs
     ) -> None:
         """Replace stand-ins by the callable's own tensors, in the results and in the observer.
-
-        Raises:
-            BackwardInside: a gradient was accumulated in the run.
-            CaptureError: OL105, a stand-in was given other memory; OL113.
-        """
+        Refuse a stand-in that was given other memory (OL105), and arguments changed in place
+        (OL113). Raises `BackwardInside`: a gradient was accumulated in the run."""
         assert self._proxies is not None
         moved = self._proxies.moved()
         if moved is not None:
@@ -163,12 +141,8 @@ class Forward:
         self, plan: Inputs, outside: Collection[int]
     ) -> tuple[list[Tensor], dict[int, SavedOver]] | None:
         """Return the tensors that a backward reads, or None if they are not known. The first are in
-        the recording's memory. The second are inputs that a backward can read where the caller has
-        them: position among the watched tensors -> saved tensor.
-
-        Args:
-            outside: storages of tensors from before the capture.
-        """
+        the recording's memory, the second inputs that it can read where the caller has them, by
+        position among the watched. `outside`: storages of tensors from before the capture."""
         graph, pair = CapturedGraph(self.pair.static.outputs), self.pair
         saved = graph.saved()
         if saved is None or graph.packs or graph.spoiled or self._link or pair.components:
@@ -291,12 +265,8 @@ class Forward:
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _SeenByBackward:
-        """Return the caller's tensors and the results that eager would save.
-
-        Args:
-            made: results of the node.
-            plain: result index -> result that needs no gradient.
-        """
+        """Return the caller's tensors and the results that eager would save. `made`: results of the
+        node. `plain`: result index -> result that needs no gradient."""
         saved = graph.saved()
         region = self.driver.region
         saves = True

@@ -25,15 +25,10 @@ _LIBRARIES = ("torch", "onelaunch")
 
 
 class HookInside(NamedTuple):
-    """A hook that ran in a capture.
+    """A hook that ran in a capture."""
 
-    Attributes:
-        name: its module or tensor, its kind and its function, for messages.
-        place: the line where it is defined; None for code without source.
-    """
-
-    name: str
-    place: Place | None
+    name: str  # its module or tensor, its kind and its function, for messages
+    place: Place | None  # the line where it is defined; None for code without source
 
 
 def hooks_inside(
@@ -44,15 +39,11 @@ def hooks_inside(
     forward: bool,
 ) -> tuple[HookInside, ...]:
     """Return the user's hooks that ran in a capture: replays run their operations, not their
-    Python. A search takes a microsecond for each module and leaf.
-
-    Args:
-        roots: the captured object, whose own hooks run around a replay; then arguments.
-        found: the changes that the callable made.
-        optimizers: the optimizers that stepped.
-        forward: whether the backward is outside, where hooks of parameters run as in eager.
-    """
-    backward = not forward and _runs_backward(before, found)
+    Python. A search takes a microsecond for each module and leaf. `roots`: the captured object,
+    whose own hooks run around a replay; then arguments. `forward`: whether the backward is outside,
+    where hooks of parameters run as in eager."""
+    changed = any(change.slot.key is gradient_of for change in found)
+    backward = not forward and torch.is_grad_enabled() and (before.runs_backward() or changed)
     kinds = (*_FORWARDS, *_BACKWARDS) if backward else _FORWARDS
     hooks: dict[str, Place | None] = {}
     for owner, kind, fn in (
@@ -64,12 +55,6 @@ def hooks_inside(
             place = line_of(fn)
             hooks[f"{owner}.{kind} {_named(fn, place)}"] = place
     return tuple(HookInside(name, place) for name, place in hooks.items())
-
-
-def _runs_backward(before: StateWalk, found: Sequence[Change]) -> bool:
-    """Return whether code or changes of the callable show a backward."""
-    named = before.runs_backward() or any(c.slot.key is gradient_of for c in found)
-    return torch.is_grad_enabled() and named
 
 
 Hook = tuple[str, str, Callable[..., object]]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.spec import TensorSpec, contiguous_stride
+from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Region, Travel
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import CaptureError
@@ -34,7 +35,6 @@ class Group:
 
     members: list[int]
     region: Region
-    travel: Travel
     buffer: Tensor | None = None
 
 
@@ -60,6 +60,10 @@ class Inputs:
         for index in numbers:
             self.travels[index] = Travel.HOST
 
+    def travel(self, group: Group) -> Travel:
+        """Return the way of a group: all of its members have the same."""
+        return self.travels[group.members[0]]
+
     def going(self, *ways: Travel) -> list[int]:
         """Return the indices of the inputs that travel in one of these ways."""
         return [i for i, how in enumerate(self.travels) if how in ways]
@@ -73,36 +77,31 @@ class Inputs:
 def plan_inputs(
     driver: Driver, tensors: Sequence[Tensor], device: torch.device, pinned: set[int]
 ) -> Inputs:
-    """Decide how each input travels.
-
-    Args:
-        tensors: the tensors of the call under capture.
-        device: the recording's device.
-        pinned: storages that the callable also reaches by address. An argument there is read in
-            place, and the recording fits only calls with this very memory.
-    """
+    """Decide how each input travels. An argument in `pinned`, storages that the callable also
+    reaches by address, is read in place: the recording fits only calls with this very memory."""
     travels: list[Travel] = []
     groups: list[Group] = []
     for index, t in enumerate(tensors):
         if t.device.type != device.type:
             travels.append(Travel.FILL if is_filled(t, device) else Travel.HOST)
             if travels[-1] == Travel.FILL:
-                groups.append(Group([index], Region(-1 - index, 0, t.element_size()), Travel.FILL))
+                groups.append(Group([index], Region(-1 - index, 0, t.element_size())))
             continue
         if t.device != device:
             raise CaptureError("OL109", f"tensors on {device} and on {t.device} in one call")
-        region = driver.region(t)
-        if region.storage in pinned:
-            travels.append(Travel.ADDRESS)
-            continue
-        travels.append(Travel.NODE)
-        _join(groups, index, region)
-    for group in groups:
-        first = group.members[0]
-        alone = group.travel == Travel.NODE and len(group.members) == 1
-        if alone and group.region.is_sparse(tensors[first]):
-            group.travel = travels[first] = Travel.COPY
-    return Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
+        travels.append(Travel.ADDRESS if driver.storage(t) in pinned else Travel.NODE)
+    plan = Inputs(list(tensors), [TensorSpec.of(t) for t in tensors], travels, groups)
+    members: dict[int, list[int]] = {}
+    nodes = plan.going(Travel.NODE)
+    for index, first in zip(nodes, joined(driver, [tensors[i] for i in nodes]), strict=True):
+        members.setdefault(first, []).append(index)
+    for several in members.values():
+        regions = [driver.region(tensors[index]) for index in several]
+        start, stop = min(r.start for r in regions), max(r.stop for r in regions)
+        groups.append(Group(several, Region(regions[0].storage, start, stop)))
+        if len(several) == 1 and regions[0].is_sparse(tensors[several[0]]):
+            travels[several[0]] = Travel.COPY
+    return plan
 
 
 def is_filled(t: Tensor, device: torch.device) -> bool:
@@ -117,23 +116,6 @@ def staged_bytes(driver: Driver, tensors: Sequence[Tensor], device: torch.device
     return [group.region.nbytes for group in groups]
 
 
-def _join(groups: list[Group], index: int, region: Region) -> None:
-    """Add an input to the groups, and merge all groups that then overlap."""
-    joined = Group([index], region, Travel.NODE)
-    while True:
-        other = next((g for g in groups if g.region.overlaps(joined.region)), None)
-        if other is None:
-            groups.append(joined)
-            return
-        groups.remove(other)
-        union = Region(
-            region.storage,
-            min(joined.region.start, other.region.start),
-            max(joined.region.stop, other.region.stop),
-        )
-        joined = Group(sorted(joined.members + other.members), union, Travel.NODE)
-
-
 def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device) -> list[Tensor]:
     """Make the buffers, add the input ports, and return the callable's tensor for each input."""
     statics: list[Tensor] = list(inputs.tensors)
@@ -146,7 +128,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
     for group in inputs.groups:
         first, start = group.members[0], group.region.start
         example = inputs.tensors[first]
-        if group.travel == Travel.FILL:
+        if inputs.travel(group) == Travel.FILL:
             group.buffer = buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
@@ -163,10 +145,9 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
                 made[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
         for member, t in zip(group.members, given, strict=True):
             statics[member] = made[id(t)]
-        if group.travel == Travel.COPY:
+        if inputs.travel(group) == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
-            group.travel = Travel.PAD
             capture.input(example, buffer, Travel.PAD, 0, inputs.varying[first])
         else:
             capture.input(example, buffer, Travel.NODE, driver.region(example).start - start)
@@ -244,25 +225,16 @@ class Lasting(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Memory of the recording, which each call copies to fresh memory with its `OwnGroup`.
-
-    Attributes:
-        group: the index of the group.
-        start: the first byte, in the storage of the group.
-    """
+    """Memory of the recording, which each call copies to fresh memory with its `OwnGroup`."""
 
     kind = "own"
-    group: int
-    start: int
+    group: int  # the index of the group
+    start: int  # the first byte, in the storage of the group
 
 
 class OwnView(NamedTuple):
-    """A view of another result, which comes out of a node of autograd.
-
-    Attributes:
-        result: the index of the other result.
-        offset: from the other result's first element.
-    """
+    """A view of another result, which comes out of a node of autograd, from an offset to its first
+    element."""
 
     kind = "own view"
     result: int
@@ -305,6 +277,14 @@ class OwnGroup:
     stop: int
     example: Tensor
     stays: bool = False  # in the recording's memory: ``outputs="static"``
+
+    def is_whole(self, output: Output) -> bool:
+        """Return whether a result of this group is all of its memory, and no view."""
+        assert isinstance(output.memory, Own)
+        spec = output.spec
+        covers = spec.dense and spec.extent_bytes == self.stop - self.start
+        plain = not (output.is_view or spec.conj or spec.neg)
+        return covers and plain and output.memory.start == self.start
 
 
 @dataclass(slots=True, eq=False)
@@ -357,13 +337,12 @@ def plan_outputs(
     state: Collection[int],
     viewed: Callable[[Tensor], Tensor | None],
 ) -> Outputs:
-    """Classify every tensor of the results.
+    """Classify every tensor that the callable returned or stored.
 
     Args:
-        results: the tensors that the callable returned or stored.
         held: storage -> tensors that exist outside the recording.
-        state: ids of the tensors that the callable reaches.
         lasting: ids of results that stay in the recording's memory, for each replay to write.
+        state: ids of the tensors that the callable reaches.
         viewed: see `graph_walk.viewed`.
     """
     plan = Outputs()
@@ -425,22 +404,17 @@ def _outside(
 
 
 def varying_group(plan: Outputs, index: int) -> Varying | None:
-    """Return how the sizes of a group of results vary; None if they do not.
-
-    Raises:
-        CannotPadInside: its results are views of each other, or not contiguous.
-    """
+    """Return how the sizes of a group of results vary; None if they do not. Raises
+    `CannotPadInside`: its results are views of each other, or not contiguous."""
     group = plan.groups[index]
     members = [output for _, output in plan.of_group(index)]
     follows = next((o.follows for o in members if o.follows), ())
     if not follows:
         return None
     spec = members[0].spec
-    whole = spec.dense and spec.extent_bytes == group.stop - group.start
-    plain = whole and not (members[0].is_view or spec.conj or spec.neg)
     dims = tuple(sorted(f.dim for f in follows))
     contiguous = spec.stride == contiguous_stride(spec.shape)
-    if len(members) > 1 or not plain or not contiguous or len(dims) > 2:
+    if len(members) > 1 or not group.is_whole(members[0]) or not contiguous or len(dims) > 2:
         raise CannotPadInside
     if any(f.more < 0 for f in follows):  # there may be no rows to copy
         raise CannotPadInside
@@ -462,33 +436,23 @@ def own(driver: Driver, plan: Outputs, t: Tensor) -> Own:
     return Own(len(plan.groups) - 1, region.start)
 
 
-def written_groups(driver: Driver, plan: Inputs, observer: Observer) -> list[int]:
-    """Return the indices of groups that the callable wrote into."""
-    return [
-        index
-        for index, group in enumerate(plan.groups)
-        if group.buffer is not None and driver.storage(group.buffer) in observer.memory.written
-    ]
+def written_groups(driver: Driver, plan: Inputs, among: Collection[int]) -> list[Group]:
+    """Return the groups with memory in `among`, the storages that the callable wrote into."""
+    return [g for g in plan.groups if g.buffer is not None and driver.storage(g.buffer) in among]
 
 
 def output_ports(
-    driver: Driver,
-    capture: Capture,
-    plan: Inputs,
-    outputs: Outputs,
-    observer: Observer,
+    driver: Driver, capture: Capture, plan: Inputs, outputs: Outputs, observer: Observer
 ) -> None:
     """Add the ports that copy results out, and written inputs back to the caller."""
     for index, group in [(i, group) for i, group in enumerate(outputs.groups) if not group.stays]:
         buffer = driver.alias(group.example, torch.uint8, (group.stop - group.start,), (1,), 0)
         capture.output(buffer, 0, varying_group(outputs, index))
-    for index in written_groups(driver, plan, observer):
-        group = plan.groups[index]
-        if group.travel == Travel.FILL:
+    for group in written_groups(driver, plan, observer.memory.written):
+        travel = plan.travel(group)
+        if travel == Travel.FILL:
             raise CaptureError("OL104", "a 0-dim host argument is written")
         assert group.buffer is not None
         example = plan.tensors[group.members[0]]
         displacement = driver.region(example).start - group.region.start
-        if group.travel == Travel.COPY:
-            displacement = 0
-        capture.output(group.buffer, displacement)
+        capture.output(group.buffer, 0 if travel == Travel.COPY else displacement)

@@ -12,6 +12,9 @@ from onelaunch.autograd.graph_walk import viewed
 from onelaunch.call.identity import Identities
 from onelaunch.call.tree import Flat, Same, Tree, flatten, unique
 from onelaunch.capture.checks import (
+    BackwardInside,
+    is_made_leaf,
+    mark_freed,
     refuse_made_parameters,
     refuse_parts,
     refuse_uncovered,
@@ -26,15 +29,7 @@ from onelaunch.capture.effects import (
     refuse_renewed,
     refuse_reordered,
 )
-from onelaunch.capture.io_plan import (
-    Argument,
-    CannotPadInside,
-    Lasting,
-    Outputs,
-    Own,
-    plan_outputs,
-)
-from onelaunch.capture.leaves import BackwardInside, is_made_leaf, mark_freed
+from onelaunch.capture.io_plan import Argument, CannotPadInside, Lasting, Outputs, Own, plan_outputs
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.identity import id
@@ -48,48 +43,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Returned:
-    """The result of a run.
-
-    Attributes:
-        tensors: its tensors.
-        staying: those that stay in the recording's memory.
-        tree: the structure around them.
-        output_indices: for each of them, the index of its output.
-    """
-
     tensors: Any = None
     staying: list[Tensor] = field(default_factory=list)
-    tree: Tree | None = None
-    output_indices: tuple[int, ...] = ()
+    """The tensors that stay in the recording's memory."""
+    tree: Tree | None = None  # the structure around the tensors
+    output_indices: tuple[int, ...] = ()  # for each tensor, the index of its output
     outputs: Outputs | None = None
 
 
 @dataclass(slots=True, eq=False)
 class StateEffects:
-    """The effects of a run on the state.
-
-    Attributes:
-        after: the state after the run.
-        changes: the changes from the state before.
-        state: the slots that each replay writes, with their values.
-        lasting: gradients that each replay writes in place.
-        moved: changes of optimizers' numbers that no replay would make.
-        growing: containers that grow at each call.
-        stored: ids of slots that the run was seen to store to.
-    """
-
-    after: StateWalk | None = None
-    changes: list[Change] = field(default_factory=list)
+    after: StateWalk | None = None  # the state after the run
+    changes: list[Change] = field(default_factory=list)  # from the state before
     state: list[StateOutput] = field(default_factory=list)
+    """The slots that each replay writes, with their values."""
     lasting: list[Tensor] = field(default_factory=list)
+    """Gradients that each replay writes in place."""
     moved: list[Change] = field(default_factory=list)
-    growing: Growing = field(default_factory=Growing)
+    """Changes of optimizers' numbers that no replay would make."""
+    growing: Growing = field(default_factory=Growing)  # containers that grow at each call
     stored: set[tuple[int, object]] = field(default_factory=set)
+    """Ids of slots that the run was seen to store to."""
 
 
 class _Stored(NamedTuple):
-    """A value that the run stored, and its parts."""
-
     slot: Slot
     value: object
     flat: Flat
@@ -98,13 +75,8 @@ class _Stored(NamedTuple):
 def plan_results(
     run: CaptureRun, flat: Flat, known: Mapping[int, Same], identities: Identities
 ) -> Outputs:
-    """Plan how the results reach the caller, and how stored values reach their slots.
-
-    Args:
-        flat: the result.
-        known: objects that a replay returns or stores as they are, by id.
-        identities: of the containers of the result.
-    """
+    """Plan how the results reach the caller, and how stored values reach their slots. `known`:
+    objects that a replay returns or stores as they are, by id."""
     stored = _stored(run, known, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
@@ -140,12 +112,8 @@ def _stored(
 
 
 def _outputs(
-    run: CaptureRun,
-    flat: Flat,
-    stored: Sequence[tuple[Slot, object]],
-    every: Sequence[Tensor],
+    run: CaptureRun, flat: Flat, stored: Sequence[tuple[Slot, object]], every: Sequence[Tensor]
 ) -> Outputs:
-    """Plan the memory of all results."""
     job, snapshot, plan, observer = run.job, run.snapshot, run.plan, run.observer
     forward, lasting = job.forward, set[int]()
     if forward is None:
@@ -195,7 +163,6 @@ def _keep_graphs(
 def _moved_numbers(
     run: CaptureRun, known: Mapping[int, Same], identities: Identities
 ) -> Sequence[StateOutput]:
-    """Return the numbers of the state that each replay moves on."""
     counted, walk = run.numbers.counted(), run.snapshot.walk
     # Another run may change a value that this run left equal.
     stores = [slot for slot, step in counted.values() if not isinstance(step, int)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, Tree
-from onelaunch.capture.expected_inputs import ExpectedInputs
+from onelaunch.call.tree import Flat, Tree, first_places
 from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
 from onelaunch.capture.scalar_trace import Step
+from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.driver.schedule import Schedule
+from onelaunch.sizes.dims import Varying
 from onelaunch.source import Place
+from onelaunch.state.counterparts import Counterparts
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.walk import Slot
 from onelaunch.watch.difference import RunDifference
@@ -27,6 +29,8 @@ from onelaunch.watch.ledger import Ledger
 
 if TYPE_CHECKING:
     from onelaunch.autograd.pair import AutogradPair
+
+_C: Any = torch._C
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +103,19 @@ class StateOutput(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """The calls that a recording serves.
+    """The calls that a recording serves."""
 
-    Attributes:
-        sizes: the recorded size of each bucketed dimension.
-        least: the smallest sizes that are padded to it.
-        places: argument index -> the bucketed dimension that each varying dimension follows.
-        around: the call path that pads before the launch; None if the launch always pads.
-        exact: the call path of calls of its own size.
-        checked: whether each call checks values of its own.
-        below: the call path of calls of smaller buckets, too, once that is proven.
-        tried: whether that was tried.
-    """
-
-    sizes: tuple[int, ...]
-    least: tuple[int, ...]
+    sizes: tuple[int, ...]  # the recorded size of each bucketed dimension
+    least: tuple[int, ...]  # the smallest sizes that are padded to it
     places: dict[int, tuple[int, ...]]
+    """Argument index -> the bucketed dimension that each varying dimension follows."""
     around: Callable[..., Any] | None = None
-    exact: Callable[..., Any] | None = None
-    checked: bool = False
+    """The call path that pads before the launch; None if the launch always pads."""
+    exact: Callable[..., Any] | None = None  # the call path of calls of its own size
+    checked: bool = False  # whether each call checks values of its own
     below: Callable[..., Any] | None = None
-    tried: bool = False
+    """The call path of calls of smaller buckets, too, once that is proven."""
+    tried: bool = False  # whether that was tried
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +131,10 @@ class Writes:
 
 
 class Growing(NamedTuple):
-    """Containers that the callable adds to, and replays do not.
-
-    Attributes:
-        names: their names.
-        place: the user's line that adds to one.
-    """
+    """Containers that the callable adds to, and replays do not."""
 
     names: tuple[str, ...] = ()
-    place: Place | None = None
+    place: Place | None = None  # the user's line that adds to one
 
 
 @dataclass(slots=True, eq=False)
@@ -195,8 +186,7 @@ class CapturedCall:
     optimizers: list[Optimizer]
     """The optimizers that step in the call."""
     draws: list[Callable[[], object]]
-    """Draws of the call from the host's default generator, whose results the device does not
-    use."""
+    """Draws from the host's default generator whose results the device does not use."""
     statics: list[Tensor]
     """Captured results that stay in the recording's memory, under ``outputs="static"``."""
     lasting: list[Tensor]
@@ -228,13 +218,88 @@ class CapturedCall:
         return [*self.changed_numbers, *self.followed.counted]
 
 
-class NeedsGrad(Exception):
-    """A sign that outputs require grad, so that a forward has to be captured instead.
+class ExpectedInputs(NamedTuple):
+    """Conditions on the inputs of a recording: the call's tensors, then tensors in slots."""
 
-    Attributes:
-        kept: the name of the slot with such a tensor, and the line that made the tensor; None for a
-            result of the callable.
-    """
+    number: int
+    twice: dict[int, int]  # input index -> the first input that is the same tensor
+    tensors: Any
+    """The check in C++ of type, dispatch keys, dtype, device, sizes, strides and `requires_grad` of
+    all other inputs."""
+    addresses: dict[int, int]  # index of an input that is read in place -> its address
+    kept: dict[int, Tensor]  # input index -> the argument that the callable keeps
+    movable: Sequence[int]  # indices of the inputs that may lie elsewhere in each call
+    overlapping: Overlaps | None
+    """The search for memory that movable inputs share with each other, or with memory that the
+    graph uses by address; None if any overlap will do."""
+    overlaps: object  # the result of `overlapping` in the capture
+
+    @classmethod
+    def of(cls, captured: CapturedCall) -> ExpectedInputs:
+        """Return the conditions of a recording, while it still has the tensors of its capture.
+        Arguments captured as one run of bytes must overlap as they did. Other overlaps matter only
+        if the graph writes to an argument, or to memory that it reads by address."""
+        inputs = captured.inputs
+        first = first_places(inputs.tensors)
+        twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
+        held = captured.guard.tensor_ids()
+        arguments = inputs.tensors[: captured.given]
+        movable = inputs.going(Travel.NODE, Travel.COPY, Travel.PAD)
+        fixed = list(captured.writes.tensors)
+        if captured.writes.inputs:
+            fixed = [t for t in captured.guard.tensors if t.device.type == captured.device.type]
+        writes = bool(captured.writes.inputs or captured.writes.tensors)
+        shared = any(len(group.members) > 1 for group in inputs.groups)
+        matters = movable and (shared or (writes and (len(movable) > 1 or fixed)))
+        overlapping = Overlaps(captured.driver, fixed) if matters else None
+        # `TensorGuards` refuses one tensor twice.
+        checked = [(i, t) for i, t in enumerate(inputs.tensors) if i not in twice]
+        return cls(
+            len(inputs.tensors),
+            twice,
+            _tensor_guards(checked, inputs.varying),
+            {i: inputs.tensors[i].data_ptr() for i in inputs.going(Travel.ADDRESS)},
+            {i: t for i, t in enumerate(arguments) if id(t) in held},
+            movable,
+            overlapping,
+            overlapping and overlapping(*(inputs.tensors[i] for i in movable)),
+        )
+
+    def transferred(self, parts: Counterparts) -> ExpectedInputs:
+        """Return the same conditions over other objects."""
+        # Memory keeps its place, and so does what it overlaps with.
+        return self._replace(kept={i: parts.of(t) for i, t in self.kept.items()})
+
+    def checked(self, values: Sequence[Any]) -> list[Any]:
+        """Return the inputs for `tensors` to check."""
+        return [value for i, value in enumerate(values) if i not in self.twice]
+
+    def unlike(self, tensors: Sequence[Tensor], names: Sequence[str]) -> str | None:
+        """Describe how inputs differ from the captured inputs; None if they do not."""
+        if len(tensors) != self.number:  # tensors that the callable keeps are missing
+            return None
+        given = self.checked(tensors)
+        found = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
+        return None if found is True else str(found)
+
+
+def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Varying]) -> Any:
+    sizes = strides = None
+    if varying:
+        moving = {i: how.dims for i, how in varying.items()}
+        sizes = [
+            [None if dim in moving.get(i, ()) else size for dim, size in enumerate(t.shape)]
+            for i, t in examples
+        ]
+        strides = [[None] * t.dim() if i in varying else list(t.stride()) for i, t in examples]
+    return _C._dynamo.guards.TensorGuards(
+        *(t for _, t in examples), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    )
+
+
+class NeedsGrad(Exception):
+    """A sign that outputs require grad, so that a forward has to be captured instead. `kept`: the
+    name of the slot with such a tensor, and the line that made the tensor; None for a result."""
 
     def __init__(self, kept: tuple[str, str | None] | None = None) -> None:
         super().__init__()
@@ -242,12 +307,7 @@ class NeedsGrad(Exception):
 
 
 def describe(
-    name: str,
-    captured: CapturedCall,
-    spec: CallSpec,
-    flat: Flat,
-    why: str,
-    kept_bytes: int,
+    name: str, captured: CapturedCall, spec: CallSpec, flat: Flat, why: str, kept_bytes: int
 ) -> Recording:
     """Return the facts and figures of a new recording, for users."""
     names = [*flat.paths, *(slot.name for slot in captured.hidden)]

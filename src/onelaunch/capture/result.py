@@ -30,18 +30,10 @@ from onelaunch.watch.ledger import optimizers_in
 
 
 def captured_call(
-    run: CaptureRun,
-    graph: Graph,
-    statics: list[Tensor],
-    started: float,
-    retries: Sequence[str],
+    run: CaptureRun, graph: Graph, statics: list[Tensor], started: float, retries: Sequence[str]
 ) -> CapturedCall:
-    """Return all that the call path needs of a capture that succeeded.
-
-    Args:
-        started: the beginning of the capture, by `time.perf_counter`.
-        retries: the reasons for the attempts after the first.
-    """
+    """Return all that the call path needs of a capture that succeeded, and that `started` at a time
+    of `time.perf_counter`. `retries`: the reasons for the attempts after the first."""
     job, plan, observer, walk = run.job, run.plan, run.observer, run.snapshot.walk
     forward, outputs = job.forward, run.returned.outputs
     assert outputs is not None
@@ -59,7 +51,7 @@ def captured_call(
         from onelaunch.autograd.pair import ForwardGraph  # inference needs none of it
 
         graph, statics = ForwardGraph(graph, forward.pair), []
-    optimizers = run.steps.optimizers if _is_watched(run) else _stepped(run)
+    optimizers = run.steps.optimizers if run.job.accesses is None else _stepped(run)
     counted = run.numbers.counted()
     roots = run.snapshot.reached.roots
     return CapturedCall(
@@ -103,10 +95,7 @@ def captured_call(
 
 def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateGuard, list[Tensor]]:
     """Return the guard of the state that the recording relies on, and tensors that it misses.
-
-    Args:
-        rebound: ids of the slots that each replay writes.
-    """
+    `rebound`: ids of the slots that each replay writes."""
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
@@ -134,7 +123,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     slots += slots_of(observer.host.read_state(), snapshot.walk.tensors())
     external = [t for tensors in observer.memory.external.values() for t in tensors]
     external += [value for _, value in slots if isinstance(value, Tensor)]
-    if _is_watched(run):  # of compiled code no step is seen
+    if run.job.accesses is None:  # of compiled code no step is seen
         slots = run.steps.dependencies(slots, snapshot.walk, _is_written(run))
     pinned = [plan.tensors[i] for i in plan.going(Travel.ADDRESS)]
     unmoved = laid_out(unique([*external, *pinned]), device)
@@ -148,11 +137,6 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     quiet = snapshot.walk.quiet.values()
     guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks, quiet)
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
-
-
-def _is_watched(run: CaptureRun) -> bool:
-    """Return whether operations were seen: compiled code hides its own."""
-    return run.job.accesses is None
 
 
 def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
@@ -170,17 +154,11 @@ def _writes(run: CaptureRun) -> Writes:
     driver, plan, observer = run.job.driver, run.plan, run.observer
     tensors = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
     bumped = [t for t in tensors if driver.storage(t) in observer.memory.version_bumped]
-    written: list[int] = []
-    counted: list[int] = []
-    for index in written_groups(driver, plan, observer):
-        group = plan.groups[index]
-        written += group.members
-        if (
-            group.buffer is not None
-            and driver.storage(group.buffer) in observer.memory.version_bumped
-        ):
-            counted += group.members
-    return Writes(tensors, sorted(written), bumped, sorted(counted))
+    inputs, bumped_inputs = (
+        sorted(i for group in written_groups(driver, plan, storages) for i in group.members)
+        for storages in (observer.memory.written, observer.memory.version_bumped)
+    )
+    return Writes(tensors, inputs, bumped, bumped_inputs)
 
 
 def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:

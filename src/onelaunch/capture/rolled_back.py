@@ -26,19 +26,15 @@ from onelaunch.watch.observer import Observer
 
 @dataclass(slots=True, eq=False)
 class Effects:
-    """The effects of a run under `observer`.
-
-    Attributes:
-        restore: puts Python's state back, before another run for the same call. Returns the walk of
-            the state by the reads of the run, where it was needed.
-        left: the last such walk.
-        found: the changed slots, known and restored after the run.
-    """
+    """The effects of a run under `observer`."""
 
     observer: Observer
     restore: Callable[[], StateWalk | None]
+    """Puts Python's state back, before another run for the same call. Returns the walk of the state
+    by the reads of the run, where it was needed."""
     found: list[Change] = field(default_factory=list)
-    left: StateWalk | None = None
+    """The changed slots, known and restored after the run."""
+    left: StateWalk | None = None  # the last walk that `restore` returned
 
 
 @contextmanager
@@ -49,11 +45,8 @@ def rolled_back(
     reached: ReachableState,
     reads: Callable[[], Reads | None],
 ) -> Generator[Effects]:
-    """Return a context for a run on `inputs` that restores everything at its end.
-
-    Args:
-        reads: returns the reads of the callable, this run included.
-    """
+    """Return a context for a run on `inputs` that restores everything at its end. `reads`: returns
+    the reads of the callable, this run included."""
     before = reached.walk()
     rollback = RunRollback(before)
     held = held_by(driver, device, before)
@@ -77,11 +70,8 @@ def rolled_back(
 
 
 def refuse_lasting(found: Sequence[Change]) -> None:
-    """Refuse lasting changes of a run: a capture ahead of the first call could not undo them.
-
-    Raises:
-        CaptureError: OL110, the callable stores something in Python state.
-    """
+    """Refuse (OL110) lasting changes of a run in Python's state: a capture ahead of the first call
+    could not undo them."""
     lasting = [c for c in found if c.slot.key is not gradient_of]
     if lasting:
         names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])

@@ -1,12 +1,13 @@
-"""One run of a callable under capture: its inputs, what it does, and what it leaves behind."""
+"""How a call is to be captured, and one run of it under capture: its inputs, what it does, and what
+it leaves behind."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +18,17 @@ from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
 from onelaunch.capture import distributed
+from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
+    BackwardInside,
+    Check,
     RunArguments,
+    give_marks,
+    leaves_refused,
+    marks_read,
     refuse_attributes,
     refuse_gradients,
+    refuse_leaves_of_host,
     refuse_opaque,
     refuse_parts,
 )
@@ -28,28 +36,30 @@ from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
-from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import BackwardInside, leaves_refused, refuse_leaves_of_host
-from onelaunch.capture.marks import Check, give_marks, marks_read
-from onelaunch.capture.numbers import Numbers, Unfollowed
+from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results
 from onelaunch.capture.recording import NeedsGrad
+from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_factories import HostFactories
-from onelaunch.driver.host_generator import HostGenerator
-from onelaunch.driver.protocol import Capture, Travel
-from onelaunch.driver.seeding import HostGenerators, watching_seeds
+from onelaunch.driver.host_generator import watching_host_generator
+from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
+from onelaunch.driver.schedule import Parallel
+from onelaunch.driver.seeding import SEEDING, HostGenerators, watching_seeds
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
 from onelaunch.identity import id
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
-from onelaunch.state.brought import Staged
-from onelaunch.state.snapshot import StateSnapshot
+from onelaunch.sizes.dims import SizeLink, Varying
+from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
+from onelaunch.state.brought import Brought, Staged
+from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
+    CompiledAccesses,
     noting_host_inputs,
     places,
     refuse_handed_on,
@@ -60,6 +70,57 @@ from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
+
+if TYPE_CHECKING:
+    from onelaunch.capture.forward import Forward
+
+
+class NeedsTheCaller(CaptureError):
+    """The refusal of a capture beside calls: it would put stand-ins into state that they read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("OL109", f"it is captured in the thread of a call: {what}")
+
+
+@dataclass(slots=True, eq=False)
+class CaptureJob:
+    """A callable and how a call of it is to be captured."""
+
+    driver: Driver
+    device: torch.device
+    pool: DevicePool  # of the recording's memory
+    apart: Callable[[], DevicePool]  # makes a device pool that no other recording uses
+    callee: Callee
+    reached: ReachableState  # the state that the callable reaches
+    static_outputs: bool  # whether results stay in the recording's memory
+    in_place: InPlace | None  # the memory of the caller that kernels are to reach, where they can
+    asking: CaptureAnswer
+    earlier: Ledger | None  # the operations of the run before, to compare with
+    differed_in_a_row: int | None  # captures that differed; None: differences are not refused
+    shrinks: bool  # whether state that grows was seen to be small again
+    accesses: CompiledAccesses | None
+    """The reads and writes of an eager run, for code whose operations cannot be watched."""
+    forward: Forward | None  # the autograd side of the capture, if the results require grad
+    given: Callable[[Callable[..., Any], torch.device], Callable[..., Any]]
+    """A function of the callable and the device: the callable as the capture runs it."""
+    varying: Mapping[int, Varying]
+    """Argument index -> how an argument that may be smaller in a call varies."""
+    follows: Sequence[tuple[SizeLink, ...]]
+    """Dimensions of each tensor of the result that follow sizes of arguments."""
+    following: Following
+    """Numbers that the caller was seen to vary, or the callable to move on, without constants."""
+    brought: tuple[Brought, ...]  # state that the caller replaces between calls: inputs
+    parallel: Parallel  # see `Driver.capture`
+    draws: bool  # whether a run has drawn from the device's default generator
+
+    def line(self, code: str = "") -> str | None:
+        """Return the place of a refusal without a line. It is the line that does such things, else
+        the beginning of the callable. If the code is torch's, it is the line that calls it."""
+        place = loaded_at(self.callee.codes, "checkpoint") if code == "OL116" else None
+        if code == "OL105":
+            place = argument_changed_at(self.callee.fn)
+        place = place or line_of(self.callee.fn, SEEDING if code == "OL106" else None)
+        return str(place) if place else user_line()
 
 
 class Retry(Exception):
@@ -72,42 +133,27 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 
 @dataclass(slots=True, eq=False)
 class CaptureRun:
-    """One run of the callable under capture: its inputs and its effects.
-
-    Attributes:
-        snapshot: the state before the run.
-        plan: how the inputs reach it.
-        steps: the optimizer steps in it.
-        numbers: the numbers that it follows.
-        baseline: the run without stand-ins to compare with.
-        state_inputs: slots of the last inputs.
-        constants: the host values that the callable copies to the device.
-        filled: storage -> input index of a 0-dim host tensor that is copied there.
-        returned: its result.
-        effects: its effects on the state.
-        missing_inputs: slots that have to be inputs of the next attempt.
-        host_inputs, marks: the host values that compiled code got; see `marks_read`.
-        reads: the reads of the callable, this run included, if it was watched.
-        staged: the contents of slots that the caller replaces.
-    """
-
     job: CaptureJob
-    snapshot: StateSnapshot
-    plan: Inputs
-    steps: Steps
-    numbers: Numbers
-    state_inputs: Sequence[Slot] = ()
+    snapshot: StateSnapshot  # the state before the run
+    plan: Inputs  # how the inputs reach it
+    steps: Steps  # the optimizer steps in it
+    numbers: Numbers  # the numbers that it follows
+    state_inputs: Sequence[Slot] = ()  # slots of the last inputs
     constants: DeviceConstants | None = None
+    """The host values that the callable copies to the device."""
     baseline: PlainRun = field(default_factory=PlainRun)
     filled: dict[int, int] = field(default_factory=dict)
+    """Storage -> input index of a 0-dim host tensor that is copied there."""
     observer: Observer = field(init=False)
     returned: Returned = field(default_factory=Returned)
     effects: StateEffects = field(default_factory=StateEffects)
     missing_inputs: list[Slot] = field(default_factory=list)
+    """Slots that have to be inputs of the next attempt."""
     host_inputs: list[object] = field(default_factory=list)
-    reads: Reads | None = None
-    marks: dict[int, Check] = field(default_factory=dict)
-    staged: Staged = field(init=False)
+    """The host values that compiled code got."""
+    reads: Reads | None = None  # of the callable, this run included, if it was watched
+    marks: dict[int, Check] = field(default_factory=dict)  # see `marks_read`
+    staged: Staged = field(init=False)  # the contents of slots that the caller replaces
 
     def __post_init__(self) -> None:
         brought = self.job.brought
@@ -340,4 +386,4 @@ class CaptureRun:
         if job.driver.computes_on_host:
             return nullcontext()
         admission, note = observer.admission, observer.note_refusal
-        return HostGenerator(job.driver, admission, note, job.line).watched()
+        return watching_host_generator(job.driver, admission, note, job.line)

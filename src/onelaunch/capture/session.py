@@ -14,17 +14,15 @@ from torch import Tensor
 from onelaunch.beside import is_beside, make_way
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
-from onelaunch.capture.checks import refuse_compound_leaves
+from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
-from onelaunch.capture.job import CaptureJob
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Numbers, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
-from onelaunch.capture.run import CaptureRun, Retry
+from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
 from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
@@ -58,8 +56,7 @@ class CaptureSession:
     _state_inputs: list[Slot] = field(default_factory=list)
     """State that is passed like arguments, because the callable replaces it."""
     _constant: set[tuple[int, Any]] = field(default_factory=set)
-    """(id of a group, key) of optimizers' numbers that no recording follows, and the like for
-    slots."""
+    """(id of a group, or holder, key) of numbers that no recording follows."""
     _stored: set[tuple[int, str]] = field(default_factory=set)
     """The same of numbers that steps set themselves, in any attempt."""
     _retries: list[str] = field(default_factory=list)
@@ -123,8 +120,7 @@ class CaptureSession:
         return captured
 
     def _lesson(self, error: Exception) -> str | None:
-        """Have the next attempt do without the cause of a failure, and name it. None if another
-        attempt would fail likewise."""
+        """Have the next attempt do without a failure's cause, and name it; None: it cannot."""
         if isinstance(error, DrawsAfterAll) and not (self.job.draws or is_beside()):
             self.job.draws = True
             return "it draws random numbers"
@@ -154,11 +150,7 @@ class CaptureSession:
         return found
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
-        """Have the next attempt take numbers for constants.
-
-        Raises:
-            Unfollowed: there are arguments among them.
-        """
+        """Have the next attempt take numbers for constants; `Unfollowed` if by argument."""
         following = self.job.following
         positions = [i for i in following.arguments if i in escaped]
         self.job.following = following.without(escaped)
@@ -170,11 +162,7 @@ class CaptureSession:
     def _retry_without_stand_ins(self, run: CaptureRun) -> NoReturn:
         """Have the next attempt run without stand-ins, as a baseline for the attempt after it. If
         there was a baseline already, numbers become constants: those that the differing operation
-        takes; all of them, if it takes none, or the baseline differed too.
-
-        Raises:
-            Retry: always.
-        """
+        takes; all of them, if it takes none, or the baseline differed too."""
         if self._baseline.ledger is None:
             self._baseline.due = True
         else:
@@ -204,8 +192,7 @@ class CaptureSession:
         return next((difference.refusal() for difference in differences), None)
 
     def _as_written(self, error: CaptureError) -> CaptureError:
-        """Return the refusal of the user's line, where a device refused the code compiled for
-        it."""
+        """Return the refusal of the user's line, where a device refused compiled code."""
         known = self.job.accesses
         if known is None or known.suspected is None or known.refused is not None:
             return error
@@ -234,11 +221,8 @@ class CaptureSession:
     def _try_once(
         self, tree: Tree, tensors: Sequence[Tensor], started: float
     ) -> tuple[CapturedCall, PassedOn]:
-        """Capture once, and undo everything if that fails.
-
-        Raises:
-            Retry: this attempt found out a fact that the next has to know.
-        """
+        """Capture once, and undo everything if that fails. Raises `Retry`: this attempt found out a
+        fact that the next has to know."""
         job, driver, device = self.job, self.job.driver, self.job.device
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
@@ -326,12 +310,8 @@ class CaptureSession:
             self._retry_without_stand_ins(run)
 
     def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
-        """Compare the host values that compiled code got with those of the run before.
-
-        Raises:
-            Retry: they differ.
-            CaptureError: OL117, they differ each time.
-        """
+        """Compare the host values that compiled code got with those of the run before. Raises
+        `Retry`: they differ; `CaptureError`, OL117: they differ each time."""
         if self.job.accesses is None:
             return
         self._host_inputs = run.host_inputs
@@ -364,12 +344,8 @@ class CaptureSession:
             raise Retry("an optimizer made in the call outlives it")
 
     def _count(self, run: CaptureRun) -> NoReturn:
-        """Have the next attempt count the numbers that optimizers move on.
-
-        Raises:
-            Retry: always, but for a refusal.
-            CaptureError: OL120, OL122, no recording can count a number.
-        """
+        """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
+        number that no recording can count."""
         job, counted = self.job, self.job.following.counted
         known = {slot.id for slot in counted} | self._constant
         for change in run.effects.moved:
@@ -381,11 +357,7 @@ class CaptureSession:
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:
-        """Return the numbers that each call reads.
-
-        Raises:
-            Retry: some are constants, or need other scalars.
-        """
+        """Return the numbers that each call reads; `Retry` if they need another attempt."""
         numbers, job = run.numbers, self.job
         if self._baseline.due:
             assert run.observer.ledger is not None
@@ -423,11 +395,8 @@ class CaptureSession:
 
     def _difference_or_retry(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
         """Return the difference from the run before, unless different guarded values explain it.
-
-        Raises:
-            Retry: the run before found state of another size. The next attempt is compared with
-                this one.
-        """
+        Raises `Retry`: the run before found state of another size. The next attempt is compared
+        with this one."""
         job, differs = self.job, run.differs or self._baseline.differs
         earlier = job.earlier
         brought = run.numbers.brought  # to the device, which did not need them in the run before

@@ -41,11 +41,7 @@ def refuse_late(run: CaptureRun) -> None:
     """Refuse a capture that seemed to succeed. The callable may have moved a tensor of its state.
     Stand-ins for arguments may be no views of each other where AOTAutograd's code expects views. Or
     something keeps a tensor of the run where no slot leads: a hook's list, a tensor's attribute, an
-    iterator. No replay would renew this tensor, and each would overwrite it.
-
-    Raises:
-        CaptureError: OL105, OL107, OL113.
-    """
+    iterator. No replay would renew this tensor, and each would overwrite it."""
     observer = run.observer
     moved = run.snapshot.moved()
     if moved is not None:
@@ -75,15 +71,11 @@ def refuse_late(run: CaptureRun) -> None:
 
 @dataclass(slots=True, eq=False)
 class PassedOn:
-    """The arguments and results of a run that lie in the recording's memory, and are not to stay.
-
-    Attributes:
-        tensors: each with the line that made it.
-        reads: the reads of the run.
-    """
+    """The arguments and results of a run that lie in the recording's memory, and are not to stay,
+    each with the line that made it."""
 
     tensors: list[tuple[weakref.ref[Tensor], str | None]]
-    reads: Reads | None
+    reads: Reads | None  # of the run
 
     @staticmethod
     def of(run: CaptureRun) -> PassedOn:
@@ -97,17 +89,9 @@ class PassedOn:
     def refuse_kept(
         self, captured: CapturedCall, reads: Reads | None, undo: Callable[[], None]
     ) -> None:
-        """Refuse a capture after which something holds one of them: a closure, an iterator, an
-        object that the callable stores. No replay puts others there. The capture has let go of
-        them, and the slots that each replay writes are as before.
-
-        Args:
-            reads: the reads of the callable.
-            undo: undoes the run.
-
-        Raises:
-            CaptureError: OL105.
-        """
+        """Refuse (OL105) a capture after which something holds one of them: a closure, an iterator,
+        an object that the callable stores. No replay puts others there. The capture has let go of
+        them, and the slots that each replay writes are as before. `undo`: undoes the run."""
         place = self._kept(captured, [each for each in (self.reads, reads) if each is not None])
         if place is None:
             return
@@ -196,7 +180,7 @@ def _is_only_read(holder: object, here: Sequence[object]) -> bool:
 def _writes_shared(run: CaptureRun) -> bool:
     """Return whether the callable writes to arguments that share memory and require grad."""
     plan = run.plan
-    written = [plan.groups[i] for i in written_groups(run.job.driver, plan, run.observer)]
+    written = written_groups(run.job.driver, plan, run.observer.memory.written)
     shared = [group.members for group in written if len(group.members) > 1]
     return any(plan.specs[index].requires_grad for members in shared for index in members)
 

@@ -92,53 +92,41 @@ def is_pointwise(func: torch._ops.OpOverload) -> bool:
 
 
 class Operator:
-    """One ATen overload.
-
-    Attributes:
-        func: the overload, called during the capture.
-        name, base: its name, with the overload and without.
-        text: how it prints.
-        label: its name in a message.
-        composite: True if it consists of other operations, which are recorded instead.
-        describes: True if its numbers are about metadata, so that they are no host read.
-        outs: arguments for the memory of the results.
-        lifts: True if it takes a tensor that Python filled without the dispatcher.
-        idle: True if there is nothing to repeat: metadata only, or memory left undefined.
-        random: True if it may draw random numbers; see `draws`.
-        reshapes: True if it gives the tensor itself other sizes, strides or memory (``t.resize_``).
-        writes: True if it may write memory of its arguments; see `written`.
-        collective: True if it goes to other processes, and gives something to wait for.
-        communicates: True for any operation that goes to other processes.
-    """
+    """One ATen overload."""
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
         self.func = func
         self.name = func.name()
-        self.base: str = func._schema.name
+        self.base: str = func._schema.name  # the name without the overload
         self.text = str(func)
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         known = func.namespace != "prim"  # those are TorchScript's, which the dispatcher has not
         whole = known and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
         self.composite = known and has_kernel(self.name, _IMPLICIT) and not whole
+        """True if it consists of other operations, which are recorded instead."""
         self._makes_views = known and has_kernel(self.name, "ADInplaceOrView")
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
+        """True if its numbers are about metadata, so that they are no host read."""
         self.reshapes = torch.Tag.inplace_view in func.tags or self.name == _SETS_DATA
+        """True if it gives the tensor itself other sizes, strides or memory (``t.resize_``)."""
         self.idle = self.reshapes or self.name in _UNDEFINED
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        """True if there is nothing to repeat: metadata only, or memory left undefined."""
+        self.random = torch.Tag.nondeterministic_seeded in func.tags  # see `draws`
         self._switches = [
             (i, a.name, a.default_value)
             for i, a in enumerate(func._schema.arguments)
             if a.name in _OF_DROPOUT
         ]
         self.lifts = self.base in ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
+        """True if it takes a tensor that Python filled without the dispatcher."""
         self.outs = [a.name for a in func._schema.arguments if a.is_out]
         self._writes = [
             (i, a.name)
             for i, a in enumerate(func._schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        self.collective = func.namespace == "c10d"
+        self.collective = func.namespace == "c10d"  # gives something to wait for
         self.communicates = func.namespace in ("c10d", "_c10d_functional")
         self.writes = bool(self._writes) or self.collective or self.name in _UNDECLARED_WRITES
 
@@ -157,8 +145,7 @@ class Operator:
             return self.func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
     def draws(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Tell whether a call draws from a default generator. Attention without dropout, for one,
-        does not."""
+        """Tell whether a call draws: attention without dropout, for one, does not."""
         return (
             self.random
             and kwargs.get("generator") is None
@@ -180,8 +167,7 @@ class Operator:
         return found
 
     def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-        """List the tensors that the schema declares as written; the call advances their
-        versions."""
+        """List the tensors that the schema declares as written; their versions advance."""
         found: list[Tensor] = []
         for i, name in self._writes:
             found += tensors(args[i] if i < len(args) else kwargs.get(name))
@@ -189,7 +175,6 @@ class Operator:
 
 
 def group_of(value: Any) -> Any:
-    """Return the process group that an argument of a collective names, or None."""
     if isinstance(value, torch.ScriptObject):
         kind: Any = value
         is_group = kind._type().qualified_name().endswith(".ProcessGroup")

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from threading import get_ident
 
 import torch
 
+from onelaunch.driver.substitutes import SharedSubstitutes
 from onelaunch.source import PACKAGE, TORCH
 
-_graphs: Any = torch.cuda.graphs
 _TRUTHFUL = (TORCH, os.path.join(PACKAGE, "driver", ""))
 """Code that gets the true answer. After a false yes an optimizer that cannot be captured would
 refuse to step, and collectives would rely on a capture."""
-_lock = threading.Lock()
-_active: list[tuple[int, CaptureAnswer]] = []
-_truth: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -39,24 +35,9 @@ class CaptureAnswer:
     left: Callable[[], object] | None = None
     """A weak reference to the contents of the state that the last warm-up left."""
 
-    @contextmanager
-    def in_force(self) -> Generator[None]:
+    def in_force(self) -> AbstractContextManager[None]:
         """Answer for as long as the callable runs in this thread."""
-        global _truth
-        entry = (threading.get_ident(), self)
-        try:
-            with _lock:
-                if not _active:
-                    _truth = _graphs._cuda_isCurrentStreamCapturing
-                    _graphs._cuda_isCurrentStreamCapturing = _answer
-                _active.append(entry)
-            yield
-        finally:
-            with _lock:
-                if entry in _active:  # a Ctrl-C may come first
-                    _active.remove(entry)
-                if not _active and _truth is not None:
-                    _graphs._cuda_isCurrentStreamCapturing = _truth
+        return _answers.needed((get_ident(), self))
 
     def switch_to_yes(self) -> bool:
         """Give the other answer from now on, after a refusal; False where there is no other."""
@@ -67,10 +48,14 @@ class CaptureAnswer:
 
 
 def _answer() -> bool:
-    ident = threading.get_ident()
-    mine = next((asking for thread, asking in reversed(_active) if thread == ident), None)
+    ident = get_ident()
+    mine = next((asking for thread, asking in _answers.active if thread == ident), None)
     asker = sys._getframe(2).f_code.co_filename  # past `is_current_stream_capturing`
     if mine is None or asker.startswith(_TRUTHFUL):
-        return bool(_truth())
+        return bool(_answers.own[_ASKED]())
     mine.asked = True
     return mine.answer
+
+
+_ASKED = "_cuda_isCurrentStreamCapturing"
+_answers = SharedSubstitutes(torch.cuda.graphs, **{_ASKED: _answer})

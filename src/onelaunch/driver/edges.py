@@ -35,8 +35,7 @@ _GENERATOR = Access(0, 1, True)  # stands for the generators: no memory is at su
 @dataclass
 class NodeGroup:
     """The nodes `[first, last)` of one operation, which stay a chain. `accesses`: what they touch;
-    None if that is unknown: everything else waits. `hidden`: memory that they may write besides, as
-    a workspace."""
+    None, and all else waits, if that is unknown. `hidden`: what they may write besides."""
 
     first: int
     last: int
@@ -45,15 +44,13 @@ class NodeGroup:
     hidden: list[Access] = field(default_factory=list[Access])
 
     def touched(self) -> list[Access]:
-        """List all accesses; none if they are unknown."""
         return [] if self.accesses is None else [*self.accesses, *self.hidden]
 
 
 def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[Access] | None:
     """List what an operation touches by its schema, once it has returned: its arguments, and the
     whole memory of its results. Operations that draw random numbers touch the generator. None for
-    an operation that is not torch's, or that goes to other processes. `region`: see
-    `Driver.region`."""
+    an operation that is not torch's, or that goes to other processes."""
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
         return None
@@ -187,7 +184,6 @@ class Kept:
             self._nbytes -= nbytes
 
     def clear(self) -> None:
-        """Let it all be freed."""
         self._memory.clear()
         self._nbytes = 0
 
@@ -223,8 +219,7 @@ class Dealer:
         return min(range(LANES), key=self.last.__getitem__)
 
     def ran(self, call: OperatorCall, lane: int | None) -> None:
-        """Record the call that `lane` was last asked about: it has work of the device. `lane` is
-        None if it used none."""
+        """Record the call that `lane` was last asked about; None if it used no lane."""
         read = set(call.storages.values())
         if lane is not None:
             self.last[lane] = len(self._behind)

@@ -183,7 +183,6 @@ class _ModeKeepingEngine(EngineSubstitute):
     of the thread that calls it."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `torch.autograd.backward`."""
         with _on_again():
             return self.engine.run_backward(*args, **kwargs)
 

@@ -23,14 +23,9 @@ class HostFactories(UnnoticedMode):
     """A mode that makes tensors of Python numbers on the host, and copies them by an operation that
     modes see. Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor
     and a copy, and autograd keeps the copy. In a capture the `Observer` swaps it for a copy that
-    the recording keeps; see `watch.lifted`.
-
-    Args:
-        device: the device of the copies.
-        whole: True if a backward, if there is one, runs while the mode is on.
-        masks: whether the host counts its own masks, and the device's masks are filled. Compiled
-            code has ways of its own.
-    """
+    the recording keeps; see `watch.lifted`. `whole`: True if a backward, if there is one, runs
+    while the mode is on. `masks`: whether the host counts its own masks, and the device's masks are
+    filled. Compiled code has ways of its own."""
 
     concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__, *_ALIGN})
 
@@ -41,8 +36,7 @@ class HostFactories(UnnoticedMode):
         self._whole = whole
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch's, by way of the host if it makes a tensor; see
-        `UnnoticedMode`."""
+        """Run a function of torch's, by way of the host if it makes a tensor."""
         if func is Tensor.__setitem__ or func in _PUTS:
             done = self._filled(func, args, kwargs)
             if done is not None:
@@ -105,8 +99,7 @@ class HostFactories(UnnoticedMode):
         return not self._whole and torch.is_grad_enabled() and _saving_hooks(False) is not None
 
     def _target(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device | None:
-        """Return the new tensor's device, if it is our device and the data are no tensor; or
-        None."""
+        """Return the new tensor's device, if it is ours and the data are no tensor."""
         method = func is Tensor.new_tensor
         data = args[method] if len(args) > method else next(iter(kwargs.values()))
         if isinstance(data, Tensor):
@@ -157,9 +150,8 @@ def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:
 
 
 def _fills(value: Tensor, x: Tensor, mask: Tensor) -> bool:
-    """Return whether each place of a mask gets the same value: a number or a row. Torch would make
-    a tensor of a number, or read it there on the host. The gradient of a value would be summed in
-    another order than eager's."""
+    """Return whether each place of a mask gets the same value: a number or a row. The gradient of a
+    value would be summed in another order than eager's."""
     if value.dtype != x.dtype or (value.requires_grad and torch.is_grad_enabled()):
         return False
     if value.numel() == 1:
@@ -173,7 +165,6 @@ def _fills(value: Tensor, x: Tensor, mask: Tensor) -> bool:
 
 
 def _row(value: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of each place of a mask."""
     if value.numel() == 1:
         return value.to(x.device).view(())
     return value[0] if value.dim() > x.dim() - mask.dim() else value
@@ -187,9 +178,8 @@ def _is_gathered(index: Any) -> bool:
 
 
 def _brought(index: Any, device: torch.device, alike: bool) -> Any:
-    """Return an index with its lists, arrays and host tensors replaced by tensors on the device.
-    The index itself if there are none. `alike`: whether host tensors and masks stay, as autograd
-    saves them unchanged."""
+    """Return an index with tensors on the device for its lists, arrays and host tensors; itself if
+    it has none. `alike`: whether host tensors and masks stay, as autograd saves them unchanged."""
     given = parts_of(index)
     parts: list[Any] = []
     for part in given:

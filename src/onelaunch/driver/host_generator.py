@@ -34,75 +34,57 @@ class HostDraws(Protocol):
     host_state: Tensor | None
 
 
-class HostGenerator:
-    """The use of the host's default generator by one run, on the driver's device.
+@contextmanager
+def watching_host_generator(
+    driver: Driver,
+    drawn: HostDraws,
+    note: Callable[[CaptureError], CaptureError],
+    line: Callable[[str], str | None],
+) -> Generator[None]:
+    """Refuse what a run does to the host's default generator, but for draws, which are taken back
+    at the end. A state that the run has saved is not set in truth: the draws alone move the
+    generator. `note`: notes a refusal, which the callable may catch. `line`: gives the line for a
+    refusal by its code, after the run."""
+    thread, seed_all = get_ident(), torch.cuda.manual_seed_all
+    saved: list[tuple[Tensor, int]] = []
+    place: int | None = (
+        None  # the draws before the state that was set; None where all of them count
+    )
 
-    Args:
-        drawn: the draws of the run so far, which each replay repeats.
-        note: notes a refusal, which the callable may catch.
-        line: gives the line for a refusal by its code, after the run.
-    """
+    def here(*_: object, **__: object) -> bool:
+        return get_ident() == thread or driver.capturing()  # the run's thread, or autograd's
 
-    def __init__(
-        self,
-        driver: Driver,
-        drawn: HostDraws,
-        note: Callable[[CaptureError], CaptureError],
-        line: Callable[[str], str | None],
-    ) -> None:
-        self._driver, self._drawn, self._note, self._line = driver, drawn, note, line
-        self._thread = get_ident()
-        self._saved: list[tuple[Tensor, int]] = []
-        self._place: int | None = None
-        """The number of draws before the state that was set; None where all of them count."""
+    def reached() -> int:
+        return len(drawn.draws) if place is None else place
 
-    @contextmanager
-    def watched(self) -> Generator[None]:
-        """Refuse what the run does to it, but for draws, which are taken back at the end. A state
-        that the run has saved is not set in truth: the draws alone move the generator."""
-        try:
-            states = substituted(torch, self._here, self._save, self._restore)
-            with self._refusing_seeds(), states:
-                yield
-            if self._reached() != len(self._drawn.draws):
-                raise CaptureError("OL106", _ELSEWHERE, where=self._line("OL106"))
-        finally:
-            if self._drawn.host_state is not None:
-                put_back(self._drawn.host_state, self._drawn.draws)
-
-    @contextmanager
-    def _refusing_seeds(self) -> Generator[None]:
-        """Refuse `torch.cuda.manual_seed_all`, which `torch.manual_seed` calls under any name that
-        it is known by. `watching_seeds` misses it, as Dynamo turns the interpreter's hooks off
-        around it. Captures are made one at a time."""
-        own = torch.cuda.manual_seed_all
-
-        def manual_seed_all(seed: int) -> None:
-            if self._here() and not is_tracing(sys._getframe(1)):
-                raise self._note(error_here("OL106", _SEEDED))
-            own(seed)
-
-        with replaced(torch.cuda, manual_seed_all=manual_seed_all):
-            yield
-
-    def _here(self, *_: object, **__: object) -> bool:
-        """Tell whether it is the run that calls: its thread, or autograd's."""
-        return get_ident() == self._thread or self._driver.capturing()
-
-    def _reached(self) -> int:
-        """Return the number of draws before the present state."""
-        return len(self._drawn.draws) if self._place is None else self._place
-
-    def _save(self) -> Tensor:
+    def save() -> Tensor:
         state = torch.default_generator.get_state()
-        self._saved.append((state, self._reached()))
+        saved.append((state, reached()))
         return state
 
-    def _restore(self, state: Tensor) -> None:
-        place = next((place for saved, place in self._saved if saved is state), None)
-        if place is None:
-            raise self._note(error_here("OL106", UNKNOWN))
-        self._place = None if place == len(self._drawn.draws) else place
+    def restore(state: Tensor) -> None:
+        nonlocal place
+        found = next((at for one, at in saved if one is state), None)
+        if found is None:
+            raise note(error_here("OL106", UNKNOWN))
+        place = None if found == len(drawn.draws) else found
+
+    def manual_seed_all(seed: int) -> None:
+        # `torch.manual_seed` calls it under any name that it is known by, and `watching_seeds`
+        # misses that, as Dynamo turns the interpreter's hooks off around it.
+        if here() and not is_tracing(sys._getframe(1)):
+            raise note(error_here("OL106", _SEEDED))
+        seed_all(seed)
+
+    states = substituted(torch, here, save, restore)
+    try:
+        with replaced(torch.cuda, manual_seed_all=manual_seed_all), states:
+            yield
+        if reached() != len(drawn.draws):
+            raise CaptureError("OL106", _ELSEWHERE, where=line("OL106"))
+    finally:
+        if drawn.host_state is not None:
+            put_back(drawn.host_state, drawn.draws)
 
 
 def put_back(first: Tensor, draws: Sequence[Callable[[], object]]) -> None:

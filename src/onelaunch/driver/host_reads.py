@@ -116,8 +116,7 @@ def parts_of(index: Any) -> tuple[Any, ...]:
 
 
 def is_places(part: Any) -> bool:
-    """Return whether a part of an index is a list or array of numbers, which is copied to the
-    device. Nested lists count."""
+    """Return whether a part of an index is a list or array of numbers, perhaps nested."""
     kind = getattr(getattr(part, "dtype", None), "kind", None)
     if kind is not None:
         return _is_sequence(part) and len(part) > 0 and kind in "iub"
@@ -134,15 +133,13 @@ _LONG = 32  # the length of a list that is never taken for a tuple
 
 
 def _is_sequence(value: Any) -> bool:
-    """Return whether a value is a list, a tuple, a range or an array."""
     if isinstance(value, Tensor) or not hasattr(value, "__array__"):
         return isinstance(value, list | tuple | range)
     return getattr(value, "ndim", 0) > 0
 
 
 def _selects(index: Any) -> bool:
-    """Return whether an index has an integer tensor without dimensions, whose value torch reads to
-    make a view."""
+    """Return whether an index has an integer tensor that torch reads, to make a view."""
     return any(
         isinstance(part, Tensor)
         and not part.dim()

@@ -12,8 +12,7 @@ from onelaunch.driver.protocol import Driver, Region
 class Overlaps:
     """A search for tensors that share memory, with one another or with fixed tensors. Each overlap
     is (i, j, bytes from the start of i to the start of j), where `j` counts on through the fixed
-    tensors. Fixed tensors are not compared with each other. 1 us for each tensor, however many are
-    fixed."""
+    tensors. Fixed tensors are not compared with each other. Costs 1 us for each of the others."""
 
     def __init__(self, driver: Driver, fixed: Sequence[Tensor] = ()) -> None:
         self._driver = driver
@@ -35,8 +34,7 @@ class Overlaps:
 
 
 def joined(driver: Driver, tensors: Sequence[Tensor]) -> list[int]:
-    """Return for each tensor the first tensor that it shares memory with, through others too, or
-    itself."""
+    """Return for each tensor the first that it shares memory with, through others too."""
     first = list(range(len(tensors)))
     for i, j, _ in Overlaps(driver)(*tensors):
         low, high = sorted((first[i], first[j]))

@@ -60,8 +60,7 @@ class InPlace(NamedTuple):
 
 
 class Released(RuntimeError):
-    """A launch of a recording that another thread reset, or that has `lost` something. The caller
-    looks further."""
+    """A launch of a recording that another thread reset, or that has `lost` something."""
 
 
 class Region(NamedTuple):
@@ -77,8 +76,7 @@ class Region(NamedTuple):
         return self.stop - self.start
 
     def is_sparse(self, t: Tensor) -> bool:
-        """Return whether most of a memcpy of these bytes, which `t` touches, would be gaps. A
-        strided `copy_` moves less then."""
+        """Return whether most of a memcpy of these bytes, which `t` touches, is gaps."""
         return self.nbytes > max(2 * t.numel() * t.element_size(), 512)
 
     def overlaps(self, other: Region) -> bool:
@@ -123,7 +121,6 @@ class Lanes(Protocol):
 
     def note(self, call: OperatorCall) -> None:
         """Note what the operation that just ran touched."""
-        ...
 
 
 class Capture(Protocol):
@@ -154,17 +151,14 @@ class Capture(Protocol):
             displacement: bytes from the start of the copy to `source`'s first element.
             varying: for ``"pad"``: the growth of a smaller, contiguous source to the buffer.
         """
-        ...
 
     def staged(self) -> None:
         """Declare that all inputs are there; operations recorded from now on read them. Once."""
-        ...
 
     def output(self, buffer: Tensor, displacement: int = 0, varying: Varying | None = None) -> None:
         """Add an output port: at the end of each launch, copy `buffer` (uint8, shape (n,)) to
         address ``target.data_ptr() - displacement``, after everything recorded so far. With
         `varying`: the first rows, as many as the target, which is contiguous, has."""
-        ...
 
     def provenance(self, storage: torch.UntypedStorage) -> Provenance:
         """Tell where memory comes from."""
@@ -176,8 +170,7 @@ class Rewind(Protocol):
 
     @property
     def done(self) -> bool:
-        """True if the last capture is final; else its graph is no good, and another has to
-        follow."""
+        """True if the last capture is final; else another has to follow."""
         ...
 
     @property
@@ -190,9 +183,8 @@ Ambiguities = frozenset[tuple[int, ...]]  # places in the arguments of recorded 
 
 
 class AmbiguousMatch(Exception):
-    """A value that looks like one of the numbers, and may be half an address. `places`: its places.
-    They hold the numbers if another recording, with other numbers, has matches at the same
-    places."""
+    """A value that looks like one of the numbers, and may be half an address. Its `places` hold the
+    numbers if another recording, with other numbers, has matches there, too."""
 
     def __init__(self, places: Ambiguities) -> None:
         super().__init__(f"{len(places)} numbers may be halves of addresses")
@@ -207,7 +199,6 @@ class ScalarPatch(Protocol):
     def write(self, numbers: Sequence[float]) -> None:
         """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us
         for each kernel that holds one."""
-        ...
 
 
 class Launch(Protocol):
@@ -219,24 +210,15 @@ class Launch(Protocol):
 class Graph(Protocol):
     """One instantiated recording."""
 
-    @property
-    def travels(self) -> tuple[Travel, ...]:
-        """The way of each input port's bytes."""
-        ...
-
-    @property
-    def rebound(self) -> frozenset[int]:
-        """The output ports that kernels write in the caller's memory; all others are copied."""
-        ...
+    travels: tuple[Travel, ...]  # the way of each input port's bytes
+    rebound: frozenset[int]
+    """The output ports that kernels write in the caller's memory; all others are copied."""
+    schedule: Schedule | None
+    """The lanes of its operations; None if each node waits for the one before it."""
 
     @property
     def nodes(self) -> int:
         """Number of nodes (kernels and copies) that one launch runs."""
-        ...
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The lanes of its operations; None if each node waits for the one before it."""
         ...
 
     @property
@@ -264,7 +246,6 @@ class Graph(Protocol):
         Raises:
             Released: the recording was reset, or has `lost` what it needs.
         """
-        ...
 
     def scalar_patch(
         self, numbers: Sequence[float], confirmed: Ambiguities = frozenset()
@@ -282,7 +263,6 @@ class Graph(Protocol):
 
     def reset(self) -> None:
         """Free the recording; a launch after that is an error. Idempotent."""
-        ...
 
 
 class Driver(Protocol):
@@ -297,8 +277,7 @@ class Driver(Protocol):
     """The compiler with code that is recorded like torch's own; None: no compiler."""
 
     demands_capturable: bool
-    """True if torch refuses, in a capture, an optimizer that is not marked capturable, even a fused
-    optimizer."""
+    """True if torch refuses, in a capture, an optimizer that is not marked capturable."""
 
     float32_rounding: float  # relative difference between two float32 kernels that compute the same
 
@@ -362,7 +341,6 @@ class Driver(Protocol):
 
     def join(self, streams: Sequence[object]) -> None:
         """Let the capture under way end after the work of these streams in it, if there is any."""
-        ...
 
     def new_stream(self, device: torch.device) -> object:
         """Make a stream that nobody else works on, to run and capture on; None: no streams."""
@@ -449,8 +427,6 @@ class Driver(Protocol):
 
     def synchronize(self, device: torch.device) -> None:
         """Wait for the device."""
-        ...
 
     def finish(self, device: torch.device) -> None:
         """Wait for this thread's stream, also while another thread captures."""
-        ...

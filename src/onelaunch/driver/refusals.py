@@ -66,12 +66,10 @@ class DrawsAfterAll(CaptureError):
 
 def drawn_after_all(place: Place | None) -> DrawsAfterAll:
     """Make the refusal for a line of user code, or for none."""
-    return DrawsAfterAll("OL106", "a random number is drawn", where=place and str(place))
+    return DrawsAfterAll("OL106", "a random number is drawn", where=place)
 
 
 class OperatorRefusal(NamedTuple):
-    """The reason why one operation cannot be captured."""
-
     code: str
     fix: str | None  # the code to write instead; None: that of the code
     when: Callable[[Sequence[Any], dict[str, Any]], bool] | None = None

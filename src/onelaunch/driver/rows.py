@@ -16,14 +16,9 @@ def grow(
     fill: Sequence[Number | None],
     repeats: bool = True,
 ) -> None:
-    """Write `t` to the first rows of the larger `made`, and fill the others.
-
-    Args:
-        dims: the dimensions in which they may differ.
-        fill: for each the value of the added rows. If both of two dimensions grow, the later goes
-            first.
-        repeats: where `fill` is None, repeat the last real row; else added rows stay as they are.
-    """
+    """Write `t` to the first rows of the larger `made`, which may differ in `dims`. `fill`: for
+    each the value of the added rows; if both of two dimensions grow, the later goes first.
+    `repeats`: where `fill` is None, repeat the last real row; else added rows stay as they are."""
     first_rows(made, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
         if t.shape[dim] == made.shape[dim]:

@@ -17,17 +17,12 @@ _LANES_SHOWN = 16
 
 
 class LaneSpan(NamedTuple):
-    """An operation in its lane, where every node takes one step of time.
-
-    Attributes:
-        start, stop: its steps, `[start, stop)`.
-        critical: true if it is in the longest chain, or in one of them.
-    """
+    """An operation in its lane, where every node takes one step of time: `[start, stop)`."""
 
     name: str
     start: int
     stop: int
-    critical: bool
+    critical: bool  # true if it is in the longest chain, or in one of them
 
 
 @dataclass(frozen=True, slots=True)

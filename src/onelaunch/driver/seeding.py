@@ -42,19 +42,13 @@ SEEDING = r"seed|set_state|set_rng_state|fork_rng|graphsafe_set_state"
 
 @dataclass
 class _HostGenerator:
-    """A generator of Python's or NumPy's.
-
-    Args:
-        read, write: functions for its state.
-        shared: the generator, if it is one of the process; None for one that the call reaches.
-        value: the generator, if the call reaches it.
-    """
+    """A generator of Python's or NumPy's."""
 
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], Any]  # of its state
     write: Callable[[Any], object]
-    shared: object = None
-    value: object = None
+    shared: object = None  # the generator, if it is one of the process
+    value: object = None  # the generator, if the call reaches it
 
     def __post_init__(self) -> None:
         self.state = pickle.dumps(self.read())  # the state at the start
@@ -215,7 +209,6 @@ class _Watch(NamedTuple):
 
 
 def _place(frame: FrameType) -> list[object]:
-    """Return the instruction that has called a function of `random`."""
     by = frame.f_back
     return [] if by is None else [id(by), by.f_code, by.f_lasti]
 

@@ -91,12 +91,8 @@ def beside_calls(
 ) -> Generator[None]:
     """Mark this thread as one that captures while other threads call the same callable. What it
     runs draws no random numbers: states that are put back would be those of other threads.
-
-    Args:
-        under_way: returns whether a call is under way, for which the capture makes way. What it
-            raises ends the capture.
-        check: called before each run of the callable. What it raises ends the capture.
-    """
+    `under_way`: returns whether a call is under way, for which the capture makes way. `check`:
+    called before each run of the callable. What either raises ends the capture."""
     thread = get_ident()
     BESIDE[thread] = CaptureBeside(under_way, check)
     try:

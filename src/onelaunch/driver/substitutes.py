@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -42,72 +42,76 @@ def replaced(owner: Any, **functions: Callable[..., Any]) -> Generator[None]:
                 delattr(owner, name)
 
 
-class _Substitute(NamedTuple):
-    """The functions that a capture has in place of torch's; see `substituted`."""
+class SharedSubstitutes:
+    """Substitutes for functions of a module, which several threads may need at once."""
 
+    def __init__(self, module: Any, **functions: Callable[..., Any]) -> None:
+        self._module, self._functions = module, functions
+        self._lock = threading.Lock()
+        self.active: list[Any] = []  # what each that needs them has passed, the latest first
+        self.own: dict[str, Callable[..., Any]] = {}
+
+    @contextmanager
+    def needed(self, by: object) -> Generator[None]:
+        """Have the substitutes in place at least for as long as this context."""
+        try:
+            with self._lock:
+                if not self.active:
+                    self.own = {name: getattr(self._module, name) for name in self._functions}
+                    vars(self._module).update(self._functions)
+                self.active = [by, *self.active]
+            yield
+        finally:
+            with self._lock:
+                self.active = [one for one in self.active if one is not by]
+                if not self.active:
+                    vars(self._module).update(self.own)
+
+
+class _Substitute(NamedTuple):
     here: Callable[..., bool]
     save: Callable[[], Tensor]
     restore: Callable[[Tensor], None]
 
 
-class _Substituted:
-    """The functions of a module, while any capture replaces them."""
+_of_random_states: dict[int, SharedSubstitutes] = {}
 
-    def __init__(self, module: Any) -> None:
-        self._get, self._set = module.get_rng_state, module.set_rng_state
-        self.active: list[_Substitute] = []
-        functions = {"get_rng_state": self._get_rng_state, "set_rng_state": self._set_rng_state}
-        self.replaced = replaced(module, **functions)
-        self.replaced.__enter__()
 
-    def _get_rng_state(self, *device: Any, **keywords: Any) -> Tensor:
-        for substitute in self.active:
+def _of_random_state(module: Any) -> SharedSubstitutes:
+    def get_rng_state(*device: Any, **keywords: Any) -> Tensor:
+        for substitute in shared.active:
             if substitute.here(*device, **keywords):
                 with unwatched():
                     return substitute.save()
-        return self._get(*device, **keywords)
+        return shared.own["get_rng_state"](*device, **keywords)
 
-    def _set_rng_state(self, new_state: Tensor, *device: Any, **keywords: Any) -> None:
-        for substitute in self.active:
+    def set_rng_state(new_state: Tensor, *device: Any, **keywords: Any) -> None:
+        for substitute in shared.active:
             if substitute.here(*device, **keywords):
                 with unwatched():
                     return substitute.restore(new_state)
-        return self._set(new_state, *device, **keywords)
+        return shared.own["set_rng_state"](new_state, *device, **keywords)
+
+    shared = SharedSubstitutes(module, get_rng_state=get_rng_state, set_rng_state=set_rng_state)
+    return shared
 
 
-_lock = threading.Lock()
-
-_substituted: dict[int, _Substituted] = {}
-
-
-@contextmanager
 def substituted(
     module: Any,
     here: Callable[..., bool],
     save: Callable[[], Tensor],
     restore: Callable[[Tensor], None],
-) -> Generator[None]:
+) -> AbstractContextManager[None]:
     """Replace ``module.get_rng_state`` and ``module.set_rng_state`` by `save` and `restore`, where
     ``here(device)``. Two drivers may capture at once, each in a thread."""
-    substitute = _Substitute(here, save, restore)
-    with _lock:
-        if id(module) not in _substituted:
-            _substituted[id(module)] = _Substituted(module)
-        all_of_it = _substituted[id(module)]
-        all_of_it.active = [substitute, *all_of_it.active]
-    try:
-        yield
-    finally:
-        with _lock:
-            all_of_it.active = [one for one in all_of_it.active if one is not substitute]
-            if not all_of_it.active:
-                _substituted.pop(id(module)).replaced.__exit__(None, None, None)
+    shared = _of_random_states.get(id(module))
+    shared = shared or _of_random_states.setdefault(id(module), _of_random_state(module))
+    return shared.needed(_Substitute(here, save, restore))
 
 
 @contextmanager
 def watching_resizes(resized: Callable[[torch.UntypedStorage, int], object]) -> Generator[None]:
-    """Call ``resized(storage, nbytes)`` before this thread resizes a storage. To be used by one
-    thread at a time."""
+    """Call ``resized(storage, nbytes)`` before this thread, one at a time, resizes a storage."""
     thread = threading.get_ident()
 
     def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:

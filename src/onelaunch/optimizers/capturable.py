@@ -249,9 +249,8 @@ def settle(optimizer: Optimizer) -> None:
 
 
 class StepOptions:
-    """The options of optimizers that are constants of a recording, watched for changes.
-    `optimizers`: optimizers that step in the recorded call. `patched`: (id of a group, key) of
-    numbers that each call reads."""
+    """The options of optimizers that are constants of a recording, watched for changes. `patched`:
+    (id of a group, key) of numbers that each call reads."""
 
     def __init__(
         self, optimizers: Sequence[Optimizer], patched: Collection[tuple[int, object]]
@@ -271,8 +270,7 @@ class StepOptions:
 
     def restless(self, codes: Iterable[CodeType]) -> CaptureError | None:
         """Return the refusal of an option that changed in two calls in a row, or None. Call it at
-        each call that no recording fits. `codes`: the code that the callable runs. It may read the
-        option itself, to return it."""
+        each call that no recording fits. `codes`, the callable's, may read the option itself."""
         now = self._read()
         changed = [place for place, value in now.items() if self._values.get(place) != value]
         self._values = now

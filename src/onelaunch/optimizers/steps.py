@@ -107,20 +107,16 @@ def _is_patchable(value: object) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """The optimizer steps of one capture.
-
-    Args:
-        kept: returns the keys of an optimizer's groups whose numbers stay constants.
-        capturable: see `Driver.demands_capturable`.
-        lasts: returns whether an optimizer outlives the call, as far as known. One that the
-            callable makes and drops is not held, and its numbers are constants like others.
-        stored: (id of a group, key) of numbers that steps set themselves, as far as known.
-    """
+    """The optimizer steps of one capture."""
 
     kept: Callable[[Optimizer], frozenset[str]] = lambda _: frozenset()
-    capturable: bool = False
+    """Returns the keys of an optimizer's groups whose numbers stay constants."""
+    capturable: bool = False  # see `Driver.demands_capturable`
     lasts: Callable[[Optimizer], bool] = lambda _: True
+    """Returns whether an optimizer outlives the call, as far as known. One that the callable makes
+    and drops is not held, and its numbers are constants like others."""
     stored: set[tuple[int, str]] = field(default_factory=set)
+    """(id of a group, key) of numbers that steps set themselves, as far as known."""
     stand_in: Callable[[NumberPlace], object] = NumberPlace.read
     """Returns the stand-in for a number."""
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -196,8 +192,7 @@ class Steps:
         writes: Callable[[Tensor], bool],
     ) -> list[tuple[Slot, object]]:
         """Return `slots` without numbers that each call reads, and without numbers of optimizers
-        that do not step here, unless the callable's own code names them. `writes`: returns whether
-        the call wrote a tensor's memory."""
+        that do not step here, unless the callable's own code names them."""
         optimizers = [
             value  # one under construction has no groups yet
             for _, value in before.slots.values()
@@ -255,8 +250,7 @@ class Steps:
         return [change for change in found if change.slot.id not in followed and is_moved(change)]
 
     def _holders(self) -> tuple[dict[int, Optimizer], set[int]]:
-        """Return id -> optimizer for the objects in which optimizers keep numbers, and the ids of
-        their groups."""
+        """Return id -> optimizer for where optimizers keep numbers, and ids of groups."""
         held = {id(part): o for o in self.optimizers for part in _parts(o)}
         return held, {id(group) for o in self.optimizers for group in o.param_groups}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onelaunch.call.spec import contiguous_stride
 from onelaunch.call.tree import Flat, Tree
-from onelaunch.capture.marks import give_marks
+from onelaunch.capture.checks import give_marks
 from onelaunch.driver.rows import first_rows, grow
 from onelaunch.errors import ArgumentError
 from onelaunch.padding.taint.hidden import Hiding

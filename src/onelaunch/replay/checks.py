@@ -20,7 +20,7 @@ from onelaunch.call.tree import (
     leaf_numbers,
     mapped,
 )
-from onelaunch.capture.expected_inputs import ExpectedInputs
+from onelaunch.capture.recording import ExpectedInputs
 from onelaunch.driver.protocol import Travel
 from onelaunch.replay.generated import GeneratedFunction
 from onelaunch.state.host_values import bytes_of

@@ -48,5 +48,4 @@ def _code(text: str, name: str) -> CodeType:
 
 
 def tuple_of(names: Sequence[str]) -> str:
-    """Return the inside of a tuple's parentheses."""
     return "".join(f"{name}, " for name in names)

@@ -26,7 +26,6 @@ from onelaunch.capture.io_plan import (
     Lasting,
     Output,
     Own,
-    OwnGroup,
     OwnView,
 )
 from onelaunch.capture.recording import CapturedCall, StateOutput
@@ -42,8 +41,7 @@ _C: Any = torch._C
 
 
 def write_launch(source: GeneratedFunction, title: str) -> list[str]:
-    """Allocate the caller's results, launch, and name each result. `title`: the name of the
-    recording in a trace."""
+    """Allocate the caller's results, launch under a title, and name each result."""
     captured, inputs = source.captured, source.inputs
     sources = [inputs[group.members[0]] for group in captured.inputs.groups]
     targets: list[str] = []
@@ -102,7 +100,7 @@ def _take_writes(source: GeneratedFunction, targets: list[str]) -> list[str]:
         if not set(captured.writes.inputs) & set(group.members):
             continue
         leaf = source.inputs[group.members[0]]
-        if group.travel == Travel.COPY:
+        if captured.inputs.travel(group) == Travel.COPY:
             buffer = f"w{index}"
             source.line(f"{buffer} = {_empty(source, group.region.nbytes)}")
             spec = captured.inputs.specs[group.members[0]]
@@ -123,27 +121,28 @@ def _attach(source: GeneratedFunction, pair: AutogradPair, names: dict[int, str]
     inputs = source.inputs
     results = tuple_of([names[number] for number in pair.results])
     arguments = tuple_of([inputs[i] for i in pair.arguments])
-    viewed = pair.viewed
-    watched = tuple_of(
-        [f"{inputs[i]}.detach()" if i in viewed else inputs[i] for i in pair.watched.inputs]
-    )
+    # Of an uncopied input with saved views: whatever the argument becomes, a backward reads the
+    # memory that it had.
+    viewed = pair.uncopied.keys() - pair.saved.inputs.keys()
+    given = enumerate(inputs[i] for i in pair.watched.inputs)
+    watched = tuple_of([f"{t}.detach()" if at in viewed else t for at, t in given])
     watched += tuple_of([source.name("saved", t) for t in pair.watched.tensors])
     watched += tuple_of([names[number] for number in pair.watched.plain])
     if pair.saved.inputs:
         places = [f"{inputs[pair.watched.inputs[i]]}.data_ptr()" for i in pair.saved.inputs]
         source.line(f"flight.places = [{', '.join(places)}]")
-    attach = source.name("attach", pair.attacher())
+    attach = source.name("attach", pair.attach)
+    nodes = source.name("nodes", pair.nodes())
     source.line("forwards = []")
-    source.line(
-        f"({results}) = {attach}(flight, ({results}), ({arguments}), ({watched}), forwards)"
-    )
+    given = f"flight, ({results}), ({arguments}), ({watched}), forwards, {nodes}"
+    source.line(f"({results}) = {attach}({given})")
 
 
 def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) -> str:
     """Allocate memory for a group of results, and return its name."""
     driver, outputs = source.captured.driver, source.captured.outputs
     group, members = outputs.groups[index], outputs.of_group(index)
-    base = next((member for member in members if _is_whole(member[1], group)), None)
+    base = next((member for member in members if group.is_whole(member[1])), None)
     requires_grad = any(output.spec.requires_grad for _, output in members)
     name = f"g{index}"
     # The callable may turn inference mode on or off for itself.
@@ -168,7 +167,9 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
         of = name
         if output.is_view and requires_grad and not output.spec.requires_grad:
             of = f"{name}.detach()"  # a view of a tensor with a node would require grad, too
-        view = source.name("view", viewer(output.spec, _offset(output, group), output.is_view))
+        assert isinstance(output.memory, Own)
+        offset = output.memory.start - group.start
+        view = source.name("view", viewer(output.spec, offset, output.is_view))
         source.line(f"o{number} = {view}({of})", depth)
     return name
 
@@ -192,18 +193,6 @@ def _sizes(output: Output) -> str:
         else:
             factors.append(f"({size})" if " " in size else size)
     return f"({tuple_of(sizes)}), ({tuple_of(strides[::-1])})"
-
-
-def _offset(output: Output, group: OwnGroup) -> int:
-    assert isinstance(output.memory, Own)
-    return output.memory.start - group.start
-
-
-def _is_whole(output: Output, group: OwnGroup) -> bool:
-    """Return whether a result is its group's whole memory, and no view."""
-    spec, nbytes = output.spec, group.stop - group.start
-    covers = spec.dense and spec.extent_bytes == nbytes and _offset(output, group) == 0
-    return covers and not (output.is_view or spec.conj or spec.neg)
 
 
 def _caller_result(source: GeneratedFunction, output: Output, names: dict[int, str]) -> str:
@@ -233,7 +222,6 @@ def _caller_result(source: GeneratedFunction, output: Output, names: dict[int, s
 
 
 def _bump_written(source: GeneratedFunction) -> None:
-    """Count the writes, as eager would have."""
     captured = source.captured
     for name in [source.inputs[i] for i in captured.writes.bumped_inputs]:
         source.line(f"{source.name('bump', _bump)}({name})")

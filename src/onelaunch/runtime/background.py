@@ -21,7 +21,7 @@ from onelaunch.beside import STUCK_S, is_stuck
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
-from onelaunch.capture.job import NeedsTheCaller
+from onelaunch.capture.run import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go

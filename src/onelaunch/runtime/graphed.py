@@ -21,8 +21,8 @@ from onelaunch.call.ambient import refresh_mode_flag, runs_inline
 from onelaunch.call.tree import Flat
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
+from onelaunch.capture.checks import BackwardInside
 from onelaunch.capture.compilation import CompiledInCapture
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad, Recording
 from onelaunch.errors import CaptureError, describe_type, letting_go

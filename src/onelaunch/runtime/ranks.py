@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from onelaunch.capture.checks import BackwardInside
 from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.distributed import initialized
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Unfollowed
 from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.aten import group_of, operator

@@ -15,13 +15,12 @@ from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.expected_inputs import ExpectedInputs
+from onelaunch.capture.checks import BackwardInside
 from onelaunch.capture.io_plan import CannotPadInside
-from onelaunch.capture.job import CaptureJob, NeedsTheCaller
-from onelaunch.capture.leaves import BackwardInside
 from onelaunch.capture.numbers import Following, Unfollowed
-from onelaunch.capture.recording import CapturedCall, NeedsGrad, describe
+from onelaunch.capture.recording import CapturedCall, ExpectedInputs, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
+from onelaunch.capture.run import CaptureJob, NeedsTheCaller
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import InPlace
 from onelaunch.errors import CaptureError, letting_go
@@ -122,7 +121,7 @@ class Recorder:
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         refresh_mode_flag()
-        distributed.shutdown.watch(owner, captured.graph)
+        distributed.reset_before_shutdown(owner, captured.graph)
         entry = self._entry(attempt, job, captured, reason)
         entry.undo = session.undo
         if request_tensors:

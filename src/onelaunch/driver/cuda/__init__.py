@@ -14,7 +14,6 @@
     workspaces.py    parts of cuBLAS's workspace for each product
     memcpy.py        the parameters of a copy, as the driver lays them out
     trial.py         launches before the first real one, which leave memory as it was
-    buffers.py       ports whose bytes travel before or after a launch
     triton_launches.py  kernels that Inductor's code launches
     rebind.py        kernels that reach inputs and outputs where the caller has them; their proof
     scalars.py       numbers in the arguments of recorded kernels

@@ -65,8 +65,7 @@ class Branches:
 
     @contextmanager
     def _plain(self) -> Generator[int]:
-        """Yield an executable of the chain, without kernels that start early. Its nodes may be
-        turned off."""
+        """Yield an executable of the chain, without early kernels, to turn nodes off."""
         if not self._early:
             yield self.graph.raw_cuda_graph_exec()
             return

@@ -60,8 +60,6 @@ class _Copies(ctypes.Structure):
 
 
 class Copy(NamedTuple):
-    """The addresses and the size of a copy."""
-
     target: int
     source: int
     nbytes: int
@@ -82,7 +80,6 @@ Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
 
 
 def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
-    """Point the nodes at the caller's tensors."""
     for ends, function, arguments in prepared:
         for port, displacement, word in ends:
             word.value = tensors[port].data_ptr() - displacement

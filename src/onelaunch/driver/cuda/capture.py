@@ -14,7 +14,6 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.branches import Branches
-from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import MOST_BYTES, Copy, bundles
 from onelaunch.driver.cuda.caches import no_shared_caches
 from onelaunch.driver.cuda.device_waits import put_off
@@ -40,29 +39,32 @@ T = TypeVar("T")
 
 @dataclass
 class CudaPort:
-    """A way in or out of a recording.
+    """A way in or out of a recording."""
 
-    Attributes:
-        address, nbytes: the recording's end.
-        displacement: bytes from the start of the copy to the caller's first element.
-        dtype: the type of the caller's tensor; of no use for an output.
-        travel: the way of the bytes.
-        node: the memcpy node; 0 where there is none.
-        buffer: the recording's memory, where a launch needs it as a tensor; not kept allocated, for
-            each launch brings its bytes anew.
-        rows: the node of a port of varying size.
-        bundle: the node that it shares with others, and its place in it.
-    """
-
-    address: int
+    address: int  # the recording's end
     nbytes: int
-    displacement: int
-    dtype: torch.dtype
+    displacement: int  # bytes from the start of the copy to the caller's first element
+    dtype: torch.dtype  # of the caller's tensor; of no use for an output
     travel: Travel
-    node: int = 0
+    node: int = 0  # the memcpy node; 0 where there is none
     buffer: Tensor | None = None
-    rows: RowNode | None = None
+    """The recording's memory, where a launch needs it as a tensor; not kept allocated, for each
+    launch brings its bytes anew."""
+    rows: RowNode | None = None  # the node of a port of varying size
     bundle: tuple[nodes.KernelNode, int] | None = None
+    """The node that it shares with others, and its place in it."""
+
+
+def bring(early: Sequence[tuple[int, CudaPort]], sources: Sequence[Tensor]) -> None:
+    """Copy the sources of ports to the recording's memory."""
+    with torch.inference_mode():  # whatever mode the buffers were made in, and no autograd
+        for index, port in early:
+            buffer, source = port.buffer, sources[index]
+            assert buffer is not None
+            if port.travel == Travel.FILL:
+                buffer.fill_(source)
+            else:
+                buffer.copy_(source)
 
 
 @dataclass
@@ -178,8 +180,6 @@ class CudaRecorder:
 
 @dataclass
 class Recorded:
-    """A finished capture."""
-
     graph: torch.cuda.CUDAGraph
     inputs: list[CudaPort]
     outputs: list[CudaPort]
@@ -201,14 +201,8 @@ def record(
     draws: bool = True,
 ) -> tuple[Recorded, T]:
     """Capture the work of `body` on `stream`, or on the capture stream of the device; nothing runs.
-    `bundled`: let small ports share a node; `body` then calls `Capture.staged`. `parallel`,
-    `draws`: see `Driver.capture`.
-
-    Raises:
-        DrawsAfterAll: see `Driver.capture`.
-        CaptureError: OL109 for what CUDA refuses under capture, OL111 out of memory.
-        BaseException: of the body itself, unchanged.
-    """
+    `bundled`: let small ports share a node; `body` then calls `Capture.staged`. For the rest, and
+    what it raises, see `Driver.capture`."""
     index = pool.index
     stream = stream or capture_stream(index)
     anything(index)  # while memory can still be had outside the pool
@@ -331,8 +325,7 @@ def _run(
 
 @contextlib.contextmanager
 def _explained(draws: bool = True) -> Generator[None]:
-    """Raise a CaptureError for what the device refuses. `draws`: the graph has the default
-    generator."""
+    """Raise a CaptureError for a refusal of the device. `draws`: see `CudaRecorder`."""
     try:
         yield
     except RuntimeError as error:
@@ -447,8 +440,7 @@ def _explain(error: RuntimeError) -> CaptureError | None:
     """Make the CaptureError for a refusal of the device; None for errors of other origin."""
     if isinstance(error, GraphError):
         return None
-    place = user_frame(error.__traceback__)
-    where = None if place is None else str(place)
+    where = user_frame(error.__traceback__)
     message = str(error).partition("\n")[0]
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return CaptureError("OL111", message, where=where)

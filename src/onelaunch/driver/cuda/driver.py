@@ -200,8 +200,7 @@ class CudaDriver:
 
 
 def _of_device(generators: Sequence[torch.Generator], index: int) -> list[torch.Generator]:
-    """Select the generators of a device, from which its graphs draw. With another device's
-    generator CUDA ends the process."""
+    """Select a device's generators: with those of another CUDA ends the process."""
     return [g for g in generators if g.device == torch.device("cuda", index)]
 
 
@@ -239,8 +238,7 @@ def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(t: Tensor) -> tuple[Tensor, ...]:
-    """List the tensors with a tensor's memory: itself, or the parts of a sparse, sharded or
-    quantised tensor."""
+    """List a tensor, or the parts of a sparse, sharded or quantised tensor."""
     if is_wrapped(t):
         return ()  # no later work of this stream comes before what the caller's has by then
     if t.layout is torch.strided:

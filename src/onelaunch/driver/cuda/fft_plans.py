@@ -80,8 +80,7 @@ class Plans:
         return self._cache.frees == self._frees and self._cache.is_filling()
 
     def used_by(self, graph: torch.cuda.CUDAGraph) -> Plans | None:
-        """Return these plans if a captured graph has an FFT, else None. Raises `CaptureError`:
-        OL109 if its plans are not kept."""
+        """Return these plans if a graph has an FFT, else None. Refuse (OL109) lost plans."""
         # With a size of 0 nobody can tell whether an FFT has run: no plan is kept.
         kept = _torch._cufft_get_plan_cache_size(self._cache.index)
         if (self._cache.is_filling() and not kept) or not _has_fft(graph):

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from onelaunch.driver.cuda import bundles as bundle
 from onelaunch.driver.cuda import nodes
-from onelaunch.driver.cuda.buffers import bring
 from onelaunch.driver.cuda.bundles import Bundled
 from onelaunch.driver.cuda.capabilities import capabilities
-from onelaunch.driver.cuda.capture import CudaPort, Recorded
+from onelaunch.driver.cuda.capture import CudaPort, Recorded, bring
 from onelaunch.driver.cuda.memory import CudaPool, Ranges, beside_captures
 from onelaunch.driver.cuda.ragged import point
 from onelaunch.driver.cuda.rewind import CudaRewind
@@ -60,32 +59,26 @@ class Direct(NamedTuple):
 
 @dataclass
 class Wiring:
-    """The places where each launch writes the caller's addresses. The lists may change between
-    launches.
-
-    Attributes:
-        read_ends, write_ends: port -> end, also for ports that kernels reach directly.
-        reads, writes: the ends that a launch copies.
-        directs: the inputs that kernels read where the caller has them.
-        places: the outputs that kernels write where the caller has them.
-        patches: the calls that take the addresses of both to the kernels.
-        own: the nodes with kernels of our own: their words with the values at rest, and setters.
-        grows, shrinks: those of inputs and of outputs of varying size, in the form for a launch.
-        gathers, scatters: those that several inputs or outputs share, in the form for a launch.
-    """
+    """The places, which may change, where each launch writes the caller's addresses."""
 
     read_ends: dict[int, CopyEnd] = field(default_factory=dict)
     write_ends: dict[int, CopyEnd] = field(default_factory=dict)
-    reads: list[tuple[Any, ...]] = field(default_factory=list)
+    """Port -> end, also for ports that kernels reach directly."""
+    reads: list[tuple[Any, ...]] = field(default_factory=list)  # the ends that a launch copies
     writes: list[tuple[Any, ...]] = field(default_factory=list)
     directs: list[Direct] = field(default_factory=list)
     places: list[Direct] = field(default_factory=list)
+    """The inputs, and the outputs, that kernels reach where the caller has them."""
     patches: list[nodes.Setter] = field(default_factory=list)
+    """The calls that take the addresses of both to the kernels."""
     own: list[tuple[list[tuple[Any, int]], nodes.Setter]] = field(default_factory=list)
+    """The nodes with kernels of our own: their words with the values at rest, and setters."""
     grows: list[tuple[Any, ...]] = field(default_factory=list)
     shrinks: list[tuple[Any, ...]] = field(default_factory=list)
+    """Inputs, and outputs, of varying size, in the form for a launch."""
     gathers: list[Bundled] = field(default_factory=list)
     scatters: list[Bundled] = field(default_factory=list)
+    """Nodes that several inputs, or outputs, share, in the form for a launch."""
 
     def rest(self) -> list[nodes.Setter]:
         """Point everything at the recording's own memory; the setters are still to be called."""
@@ -104,7 +97,6 @@ class Wiring:
         return [*(end.setter for end in ends), *self.patches, *own]
 
     def clear(self) -> None:
-        """Forget everything, in place."""
         for kept in vars(self).values():
             kept.clear()
 
@@ -316,9 +308,8 @@ def _bind(
 
 
 def _plain_replay(graph: torch.cuda.CUDAGraph, index: int) -> Callable[[int], None]:
-    """Make a launch that draws no random numbers. By the bindings it takes 1.4 us where
-    `CUDAGraph.replay` takes 1.9, which also looks at random numbers and changes the current device
-    if need be."""
+    """Make a launch that draws no random numbers: 1.4 us by the bindings. `CUDAGraph.replay` takes
+    1.9, as it also looks at random numbers and at the current device."""
     slowly = super(torch.cuda.CUDAGraph, graph).replay
     function, executable = nodes.launcher(graph.raw_cuda_graph_exec())
     current_device = bindings._cuda_getDevice

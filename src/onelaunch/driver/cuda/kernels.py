@@ -13,12 +13,8 @@ from onelaunch.driver.cuda.streams import bindings, device_index
 
 
 class OwnKernel:
-    """A kernel from its source.
-
-    Args:
-        name: the name of its function; begins with `nodes.OWN`.
-        trial: launches the kernel on a stream, to no effect, so that it is loaded before a capture.
-    """
+    """A kernel from its source. `name`: of its function; begins with `nodes.OWN`. `trial`: launches
+    the kernel on a stream, to no effect, so that it is loaded before a capture."""
 
     def __init__(self, source: str, name: str, trial: Callable[[Any, int, int], None]) -> None:
         self._source, self._name, self._trial = source, name, trial

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import ctypes
 
+_END = (
+    ("XInBytes", ctypes.c_size_t),
+    ("Y", ctypes.c_size_t),
+    ("Z", ctypes.c_size_t),
+    ("LOD", ctypes.c_size_t),
+    ("MemoryType", ctypes.c_uint),
+    ("Host", ctypes.c_void_p),
+    ("Device", ctypes.c_uint64),
+    ("Array", ctypes.c_void_p),
+    ("Reserved", ctypes.c_void_p),
+    ("Pitch", ctypes.c_size_t),
+    ("Height", ctypes.c_size_t),
+)
+
 
 class Memcpy(ctypes.Structure):
     """The struct CUDA_MEMCPY3D, to set an address in prepared parameters by an attribute."""
 
     _fields_ = (
-        ("srcXInBytes", ctypes.c_size_t),
-        ("srcY", ctypes.c_size_t),
-        ("srcZ", ctypes.c_size_t),
-        ("srcLOD", ctypes.c_size_t),
-        ("srcMemoryType", ctypes.c_uint),
-        ("srcHost", ctypes.c_void_p),
-        ("srcDevice", ctypes.c_uint64),
-        ("srcArray", ctypes.c_void_p),
-        ("reserved0", ctypes.c_void_p),
-        ("srcPitch", ctypes.c_size_t),
-        ("srcHeight", ctypes.c_size_t),
-        ("dstXInBytes", ctypes.c_size_t),
-        ("dstY", ctypes.c_size_t),
-        ("dstZ", ctypes.c_size_t),
-        ("dstLOD", ctypes.c_size_t),
-        ("dstMemoryType", ctypes.c_uint),
-        ("dstHost", ctypes.c_void_p),
-        ("dstDevice", ctypes.c_uint64),
-        ("dstArray", ctypes.c_void_p),
-        ("reserved1", ctypes.c_void_p),
-        ("dstPitch", ctypes.c_size_t),
-        ("dstHeight", ctypes.c_size_t),
-        ("WidthInBytes", ctypes.c_size_t),
-        ("Height", ctypes.c_size_t),
-        ("Depth", ctypes.c_size_t),
+        *((f"{end}{name}", kind) for end in ("src", "dst") for name, kind in _END),
+        *((name, ctypes.c_size_t) for name in ("WidthInBytes", "Height", "Depth")),
     )
 
     srcDevice: int

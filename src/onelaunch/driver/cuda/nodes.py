@@ -27,9 +27,8 @@ _NEEDED = (
 
 
 class Setter(NamedTuple):
-    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. The call
-    returns a tuple of one code, zero if it worked. `memory` keeps the target of the arguments'
-    pointers."""
+    """A prepared call, `function(*arguments)`, that sets a node of an executable graph. It returns
+    a tuple of one code, zero if it worked. `memory`: what the arguments point at."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -312,7 +311,6 @@ def destroy(node: int) -> None:
 
 
 def set_enabled(executable: int, node: int, enabled: bool) -> None:
-    """Let launches run a node, or pass over it."""
     exec_ = _cu().CUgraphExec(executable)
     _call("cuGraphNodeSetEnabled", exec_, _node(node), int(enabled))
 
@@ -337,18 +335,15 @@ def _node(node: int) -> Any:
 
 
 class CopyNode:
-    """A memcpy node with its own parameters, whose addresses can be set in an executable graph.
-
-    Attributes:
-        fields: the parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`.
-        linear: true if it copies one run of bytes, which the driver demands for an update.
-    """
+    """A memcpy node with its own parameters, whose addresses can be set in an executable graph."""
 
     def __init__(self, node: int) -> None:
         self.node = node
         self._parameters = _call("cuGraphMemcpyNodeGetParams", _node(node))
         self.fields = Memcpy.from_address(self._parameters.getPtr())
+        """The parameters in place; a store to `srcDevice` or `dstDevice` counts at `setter`."""
         self.linear = self.fields.Height <= 1 and self.fields.Depth <= 1
+        """True if it copies one run of bytes, which the driver demands for an update."""
 
     def source(self) -> ctypes.c_uint64:
         """View `fields.srcDevice` as a word."""
@@ -395,8 +390,7 @@ class KernelNode:
         return ctypes.c_uint64.from_buffer(self.blocks[block], offset)
 
     def setter(self, executable: int | None) -> Setter:
-        """Prepare the call that takes the words of `blocks` to an executable graph; with None to
-        the graph itself."""
+        """Prepare the call that takes `blocks` to an executable graph, or None: the graph."""
         cu = _cu()
         old = _call("cuGraphKernelNodeGetParams", _node(self.node))
         new = cu.CUDA_KERNEL_NODE_PARAMS()
@@ -421,7 +415,6 @@ class KernelNode:
 
 
 def arguments(node: int) -> Sequence[bytes] | None:
-    """Read the arguments of a kernel node alone; see `KernelNode.read`."""
     return _arguments(_call("cuGraphKernelNodeGetParams", _node(node)))
 
 

@@ -86,8 +86,7 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Itera
 
 @dataclass
 class Found:
-    """The arguments that could be re-pointed in one recording. Outputs are counted on from the
-    inputs."""
+    """The arguments to re-point in one recording. Outputs count on from the inputs."""
 
     graph: CudaGraph
     ports: dict[int, CudaPort]  # port number -> a port that is to be re-pointed
@@ -101,7 +100,6 @@ class Found:
 
     @property
     def outputs(self) -> list[int]:
-        """The outputs among the ports."""
         return [number for number in self.ports if number >= len(self.graph.inputs)]
 
     def note(self, port: int, node: int, word: Any, distance: int) -> None:
@@ -218,8 +216,7 @@ def _compare(
 
 
 def _rooms(sizes: list[int], index: int) -> list[Tensor]:
-    """Leave free blocks of some sizes in the pool under capture. Return the tensors between
-    them."""
+    """Leave free blocks in the pool under capture. Return the tensors between."""
     held: list[Tensor] = []
     free: list[Tensor] = []
     for nbytes in sizes * _ROOMS:

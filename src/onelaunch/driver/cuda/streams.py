@@ -99,17 +99,13 @@ def raw_stream(device: torch.device) -> int:
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
     """Return the stream of every warm-up and capture of a device, which nobody else has. Torch
-    hands out 32 streams in turn. Another thread may work on any of them, and its work would be
-    captured too."""
+    hands out 32 streams in turn: another thread's work there would be captured too."""
     return new_stream(index)
 
 
 def new_stream(index: int) -> torch.cuda.Stream:
-    """Make a stream of a device that nobody else has; it lives as long as the process.
-
-    Raises:
-        CaptureError: OL109, nothing can be recorded on this machine.
-    """
+    """Make a stream of a device that nobody else has; it lives as long as the process. Refuse
+    (OL109) a machine where nothing can be recorded."""
     if not capabilities().records:
         raise CaptureError("OL109", f"no graph can be changed here: {capabilities().why_not}")
     with torch.cuda.device(index):

@@ -39,8 +39,7 @@ class Launched:
 
 @contextmanager
 def watching_launches(launched: Callable[[Launched], Any]) -> Generator[None]:
-    """Pass this thread's launches to `launched`, which calls them. To be used by one thread at a
-    time."""
+    """Pass this thread's launches to `launched`, which calls them; one thread at a time."""
     module: Any = sys.modules.get("torch._inductor.runtime.triton_heuristics")
     if module is None:
         yield

@@ -32,8 +32,7 @@ _WORD = 8
 
 @dataclass
 class Workspace:
-    """The products that point at a workspace. `alike`: kernels and their arguments -> the products
-    with these."""
+    """The products that point at a workspace, by their kernels and arguments."""
 
     region: Access
     alike: dict[Hashable, list[NodeGroup]] = field(default_factory=dict)
@@ -118,8 +117,7 @@ class Workspaces:
         return _WORD * first, _WORD * (last + 1)
 
     def _is_same(self, group: NodeGroup, region: Access, by: int) -> bool:
-        """Tell whether a product gives the same bits with the workspace further behind, and writes
-        there the same bytes."""
+        """Tell whether a product gives and writes the same bits further behind."""
         results = [
             self._over(Access(a.start, a.stop, True), torch.uint8)
             for a in group.accesses or ()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import tensors
+from onelaunch.driver.aten import mapped, tensors
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
@@ -50,6 +50,7 @@ class TaintedCall:
             (`taint is call.unknown`), or the `padded` planes.
         rows: the plane where a value names a real row, at every call.
         spare: the plane where padding names a row that is not real.
+        none: a plane, 0-dim, that is false.
         hides: called with a tensor, the plane of its low elements that padding must not outweigh,
             and the dimensions along which they are compared.
         constants: masks from before the call, whose values count as known.
@@ -74,7 +75,7 @@ class TaintedCall:
         self.results = [t for t in tensors(result) if t.layout is torch.strided]
         self.real_results = () if real is None else real.outputs
         self._memory, self._old_values, self._front = memory, old_values, front
-        self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
+        self.none = torch.zeros((), dtype=torch.bool, device=memory.device)
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(self.inputs) else ()
         self._real = {id(t): shape for t, shape in zip(self.inputs, shapes, strict=False)}
@@ -143,7 +144,7 @@ class TaintedCall:
         def taint(value: Any) -> Tensor:
             bits = self._bits.get(id(value))
             if bits is None:
-                return self._none.broadcast_to(value.shape if isinstance(value, Tensor) else ())
+                return self.none.broadcast_to(value.shape if isinstance(value, Tensor) else ())
             return (bits & bit) != 0
 
         return taint
@@ -176,7 +177,7 @@ class TaintedCall:
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""
         if not isinstance(t, Tensor):
-            return self._none | (t == 0)
+            return self.none | (t == 0)
         bits = self._bits.get(id(t))
         zero = self.value(t) == 0
         return zero if bits is None else zero & ((bits & UNKNOWN) == 0)
@@ -185,10 +186,10 @@ class TaintedCall:
         """Return the plane where a tensor is minus infinity, or stands for it, whatever the padding
         holds."""
         if not isinstance(t, Tensor):
-            return self._none | (isinstance(t, float) and t <= LEAST)
+            return self.none | (isinstance(t, float) and t <= LEAST)
         bits = self._bits.get(id(t))
         if not t.is_floating_point():
-            return self._none.broadcast_to(t.shape)
+            return self.none.broadcast_to(t.shape)
         below = self.value(t) <= LEAST
         if bits is None:
             return below
@@ -299,6 +300,25 @@ def same_image(call: TaintedCall, t: Tensor) -> bool:
     """Return whether the dimensions of `t` from the third on are those of the unpadded run."""
     real = call.real(t)
     return real is not None and real[2:] == t.shape[2:]
+
+
+def rerun(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Run the operation on NaN for tainted elements and 0 for others. NaN spreads to all that
+    depends on it, which a weight of 0 does not stop, and moves with its element."""
+
+    def given(value: Any) -> Any:
+        return torch.where(taint(value), torch.nan, 0.0) if isinstance(value, Tensor) else value
+
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in ("dtype", "device", "layout")}
+    found = tensors(call.func(*mapped(call.args, given), **kwargs))
+    # Integers are the places of what the first result holds.
+    return [(f if f.is_floating_point() else found[0]).isnan() for f in found]
+
+
+def spread(call: TaintedCall, taint: Planes, *rows: Tensor) -> bool:
+    """Return whether an input besides `rows` is tainted: each of its elements matters for all."""
+    known = set(map(id, rows))
+    return any(bool(taint(t).any()) for t in call.inputs if id(t) not in known)
 
 
 def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:

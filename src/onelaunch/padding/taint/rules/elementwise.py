@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onelaunch.driver import aten
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere, spread
 
 
 def is_pointwise(func: Any) -> bool:
@@ -29,9 +29,9 @@ POINTWISE = frozenset(
 
 def pointwise(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join the inputs' planes, broadcast."""
-    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    found = call.none
     for t in tensors((call.args, call.kwargs)):
-        found = found.to(taint(t).device) | taint(t)
+        found = found | taint(t)
     return [found]
 
 
@@ -74,12 +74,6 @@ def halved(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [one | other]
 
 
-def sorted_into(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Join, for `bucketize` and `isin`, each value with all of the others."""
-    others = tensors((call.args[1:], call.kwargs))
-    return [taint(call.args[0]) | any(bool(taint(t).any()) for t in others)]
-
-
 def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join, for `searchsorted(sequence, values)`, each value with its row of the sequence."""
     sequence, sorter = call.args[0], call.argument("sorter")
@@ -87,19 +81,15 @@ def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [taint(call.args[1]) | row.any(-1, keepdim=True)]
 
 
-def quantized(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint element by element; tainted scales taint the whole."""
-    found = taint(call.args[0])
-    spread = any(bool(taint(t).any()) for t in tensors((call.args[1:], call.kwargs)))
-    return [found | spread for _ in call.results]
+def by_element(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint by element of the first argument; elements of the others matter for all."""
+    found = taint(call.args[0]) | spread(call, taint, call.args[0])
+    return [found for _ in call.results]
 
 
 def loss(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint a loss by element, or the single number for all elements."""
-    planes = [taint(t) for t in tensors((call.args, call.kwargs))]
-    found = planes[0]
-    for plane in planes[1:]:
-        found = found | plane
+    (found,) = pointwise(call, taint)
     return [found if call.argument("reduction", 1) == 0 else found.any()]
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, rerun
 from onelaunch.padding.taint.rules.elementwise import pointwise
-from onelaunch.padding.taint.rules.places import index_taint, moved, names, only
+from onelaunch.padding.taint.rules.places import along, index_taint, names, only
 
 _COPIES = frozenset({"_to_copy", "clone", "copy", "copy_"})
 _MOVES = frozenset({"cat", "stack", "repeat", "flip", "_unsafe_view"})
@@ -42,10 +42,9 @@ def kept(call: TaintedCall, packet: str, padded: Tensor) -> tuple[Tensor, Tensor
         source = call.args[1 if packet.startswith("copy") else 0]
         return call.rows(source), call.spare(source)
     if packet in _MOVES:
-        return moved(call, call.rows)[0], moved(call, call.spare)[0]
+        return rerun(call, call.rows)[0], rerun(call, call.spare)[0]
     if packet in _PICKS and bool((call.rows(t) | call.spare(t)).all()):
-        indices = call.args[1] if packet == "index" else [None] * (call.args[1] % t.dim())
-        indices = indices if packet == "index" else [*indices, call.args[2]]
+        indices = call.args[1] if packet == "index" else along(*call.args[:3])
         named = names(call, t, *only(indices))
         if packet == "gather":
             return ~padded, call.spare(call.args[2]) if named else none

@@ -10,10 +10,9 @@ from torch import nn
 
 from onelaunch.errors import ArgumentError, describe_type
 from onelaunch.module import graph_module
-from onelaunch.padding.graphed import graphed
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.runtime.options import GraphOptions, Options
-from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.pool import Pool, PoolManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +133,7 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     checked = Options(**settings)
     if pool is not None and not isinstance(pool, Pool):
         raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
-    shared = None if pool is None else manager_of(pool)
+    shared = None if pool is None else pool._manager
     return _Decorator(checked, shared) if fn is None else _graphed(fn, checked, shared)
 
 

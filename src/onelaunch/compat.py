@@ -15,9 +15,9 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
+from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.pool import Pool, PoolManager
 from onelaunch.split.forward import ModuleForward
 
 _POOLS: dict[object, PoolManager] = {}  # Torch's pool id -> the pool in its place
@@ -97,11 +97,13 @@ def make_graphed_callables(
             given = (*flatten((arguments, named or {})).tensors, *parameters)
             wanting = unique([t for t in given if t.requires_grad])
             then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
-            capture_in(graphed, chain, tuple(arguments), named or {}, then)
+            graphed._recorder.capture_ahead(
+                graphed, tuple(arguments), named or {}, chain=chain, then=then
+            )
         for graphed in reversed(made):
-            pair = newest_pair(graphed)
-            if pair is not None:
-                capture_backward(pair)
+            newest = graphed._table.entries[:1]  # another thread may have reset it
+            if newest and newest[0].captured.pair is not None:
+                capture_backward(newest[0].captured.pair)
     except BaseException:  # from a callable, or Ctrl-C: every module gets its forward back
         for fn, forward in before:
             del fn.forward
@@ -147,7 +149,7 @@ def _pool(given: Any) -> PoolManager:
     if given is None:
         return PoolManager()
     if isinstance(given, Pool):
-        return manager_of(given)
+        return given._manager
     return _POOLS.setdefault(getattr(given, "id", given), PoolManager())
 
 

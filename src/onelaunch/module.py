@@ -13,8 +13,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch.capture import distributed
 from onelaunch.errors import ArgumentError
-from onelaunch.padding.graphed import graphed
-from onelaunch.runtime.graphed import Graphed, like
+from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.split.forward import ModuleForward, has_forward
@@ -178,7 +177,8 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     before = cast(ModuleForward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = like(fast, ModuleForward(module, own))
+        forward = ModuleForward(module, own)
+        fast = type(fast)(forward, fast.options, fast._pool, fast._callee.root)
         twin._graphed = (fast,)
     return fast
 

@@ -10,10 +10,11 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from pkgutil import resolve_name
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -45,10 +46,6 @@ from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
-
-if TYPE_CHECKING:
-    from onelaunch.autograd.chain import Chain
-    from onelaunch.autograd.pair import AutogradPair
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -451,26 +448,27 @@ class Graphed(Service, Generic[P, R]):
         return type(self), (self.fn, self.options, None, self._callee.root)
 
 
-# For `module.py` (`like`) and `compat.py` (the other two).
+_KINDS = {
+    (True, "call"): "onelaunch.padding.bucketed:Bucketed",
+    (False, "background"): "onelaunch.runtime.background:CapturesBeside",
+    (True, "background"): "onelaunch.padding.background:BucketedBeside",
+}
+"""(with buckets, the option `capture`) -> the class, imported where it is asked for."""
 
 
-def newest_pair(graphed: Graphed[..., Any]) -> AutogradPair | None:
-    """Return the autograd side of the newest recording, or None."""
-    entries = graphed._table.entries
-    return entries[0].captured.pair if entries else None
-
-
-def like(graphed: Graphed[P, R], fn: Callable[P, R]) -> Graphed[P, R]:
-    """Graph another callable over the same state, with the same options and pool."""
-    return type(graphed)(fn, graphed.options, graphed._pool, graphed._callee.root)
-
-
-def capture_in(
-    graphed: Graphed[..., Any],
-    chain: Chain,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    then: Callable[[Any], object],
-) -> None:
-    """Do `Graphed.capture` for a callable of a chain. `then` gets the result of the warm-up."""
-    graphed._recorder.capture_ahead(graphed, args, kwargs, chain=chain, then=then)
+def graphed(
+    fn: Callable[P, R],
+    options: Options,
+    pool: PoolManager | None = None,
+    root: tuple[str, object] | None = None,
+    callee: Callee | None = None,
+) -> Graphed[P, R]:
+    """Return the graphed callable for these options. Padding takes 20 ms to import: it is imported
+    for buckets alone."""
+    kind: Any = Graphed
+    where = _KINDS.get((options.buckets is not None, options.capture))
+    if options.compile == "later":
+        where = "onelaunch.runtime.later:CompilesLater"
+    if where is not None:
+        kind = resolve_name(where)
+    return kind(fn, options, pool, root, callee)

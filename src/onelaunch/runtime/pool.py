@@ -148,10 +148,6 @@ class Pool:
         return f"Pool({self.memory_bytes} bytes, {limit})"
 
 
-def manager_of(pool: Pool) -> PoolManager:
-    return pool._manager
-
-
 @dataclass(slots=True, eq=False)
 class PoolRoom:
     """Room in a pool for one recording; see `PoolManager.lease`. `again`: True if a second capture

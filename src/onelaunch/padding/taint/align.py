@@ -13,7 +13,15 @@ from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
-from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
+from onelaunch.padding.taint.trace import (
+    AHEAD,
+    LAYOUT,
+    PREFIX,
+    TracedStep,
+    kind_of,
+    name_of,
+    packet_of,
+)
 from onelaunch.source import Place, user_frame
 
 TAKES = "it takes a padded row"
@@ -33,6 +41,7 @@ class TaintEvent:
 
     name: str
     place: Place | None
+    known: bool  # whether there is a rule for it
     sources: frozenset[int]
     targets: frozenset[int]
     before: list[Tensor]
@@ -167,9 +176,9 @@ def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     for event in chain:  # from some tainted elements to all
         whole = bool(event.after) and float(event.after[0]) == 1
         if whole and any(0 < float(b) < 1 for b in event.before):
-            known = None if _known(event.name) else STRANGE
-            known = TAKES if packet_of(event.name) in LAYOUT else known
-            return TaintCause(event.name, event.place, known)
+            reason = None if event.known else STRANGE
+            reason = TAKES if packet_of(event.name) in LAYOUT else reason
+            return TaintCause(event.name, event.place, reason)
     rising = [e for e in chain if e.after and e.before]
     last = max(
         rising,
@@ -178,13 +187,9 @@ def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     )
     if last is None:
         return TaintCause("result", None, None)
-    return TaintCause(last.name, last.place, None if _known(last.name) else STRANGE)
+    return TaintCause(last.name, last.place, None if last.known else STRANGE)
 
 
-def _known(name: str) -> bool:
-    packet = packet_of(name)
-    func = getattr(torch.ops.aten, packet, None)
-    if func is None or name == "attention":
-        return name == "attention"
-    overload = getattr(func, name.partition(".")[2] or "default", None)
-    return overload is not None and rule_of(overload) is not None
+def is_known(func: Any) -> bool:
+    """Return whether the effect of an operation on rows is known."""
+    return rule_of(func) is not None or kind_of(name_of(func)) == "attention"

@@ -80,10 +80,10 @@ class Hiding:
         return bound if math.isinf(bound) else bound + max(GAP, -bound / 1000)
 
 
-def low_of(call: TaintedCall, packet: str) -> Tensor | None:
+def low_of(call: TaintedCall) -> Tensor | None:
     """Return the plane where a result is low because an input is; None for other operations. A low
     element is minus infinity, or stands for it. In a sum the other summand must be far above."""
-    packet = packet.removesuffix("_")
+    packet = call.packet.removesuffix("_")
     if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
         return None
     shape = call.results[0].shape
@@ -135,9 +135,9 @@ class HidingTrace:
         highest = float(known.max()) if known.numel() else -torch.inf
         hiding.compare(self._place, dims, highest, bool(summed.any()))
 
-    def follow(self, call: TaintedCall, packet: str) -> None:
+    def follow(self, call: TaintedCall) -> None:
         """Note an operation that gives low elements whose values vary."""
-        hiding, sums = self.hiding, packet.removesuffix("_") in SUMS
+        hiding, sums = self.hiding, call.packet.removesuffix("_") in SUMS
         given = tensors(call.args)
         depth = max(self._depths.get(storage_of(t), 0) for t in given) + sums
         hiding.depth = max(hiding.depth, depth)

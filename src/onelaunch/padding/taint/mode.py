@@ -24,6 +24,7 @@ from onelaunch.padding.taint.align import (
     TaintEvent,
     draws,
     find_cause,
+    is_known,
     reason_of,
 )
 from onelaunch.padding.taint.bounds import check_bounds
@@ -202,7 +203,7 @@ class TaintMode(DecomposingMode):
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
-                *(step.name, user_frame()),
+                *(step.name, user_frame(), is_known(func)),
                 frozenset(map(storage_of, inputs)),
                 frozenset(map(storage_of, (*outputs, *written))),
                 *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),
@@ -233,8 +234,7 @@ class TaintMode(DecomposingMode):
             return None
         if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):
             return None
-        packet, count = packet_of(step.name), len(step.outputs)
-        return displaced(call, packet, real.picked, same_numbers, count)
+        return displaced(call, real.picked, same_numbers, len(step.outputs))
 
     def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
         """Mark views of other elements than in the unpadded run."""
@@ -264,19 +264,18 @@ class TaintMode(DecomposingMode):
             return [every.broadcast_to(t.shape) for t in outputs], None
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
-        packet = packet_of(call.name)
-        named = named_by(call, packet)
+        named = named_by(call)
         if named is not None:
-            real_rows, others = kept(call, packet, (bits[0] & PADDED) != 0)
+            real_rows, others = kept(call, (bits[0] & PADDED) != 0)
             bits[0] = bits[0] | real_rows.to(torch.uint8) * ROW | others.to(torch.uint8) * SPARE
-        low = low_of(call, packet)
+        low = low_of(call)
         if low is not None:
             low = low.to(self._memory.device) & (call.value(outputs[0]) <= LEAST / 2)
             low = low & ((bits[0] & UNKNOWN) != 0)
             if bool(low.any()):
-                self._trace.follow(call, packet)
+                self._trace.follow(call)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
-        elif packet == "exp":  # 0 for the lowest
+        elif call.packet == "exp":  # 0 for the lowest
             vanished = call.low(call.args[0]) & (call.value(outputs[0]) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits, named

@@ -25,7 +25,7 @@ from onelaunch.padding.taint.shadow import (
     ShadowMemory,
     storage_of,
 )
-from onelaunch.padding.taint.trace import TracedStep, name_of
+from onelaunch.padding.taint.trace import TracedStep, name_of, packet_of
 
 LEAST = -1e4  # highest number that may stand for minus infinity; each call is checked where it does
 
@@ -42,7 +42,7 @@ class TaintedCall:
     """An operation that ran, with the taint of its inputs and the values that matter for it.
 
     Attributes:
-        name: the overload: ``add.Tensor``.
+        name, packet: the overload, ``add.Tensor``, and its name without that, ``add``.
         inputs, results: its strided tensors.
         real_results: the shapes of the results in the unpadded run; empty if unknown.
         padded: the plane of elements that depend on padding.
@@ -71,6 +71,7 @@ class TaintedCall:
         front: bool,
     ) -> None:
         self.func, self.name, self.args, self.kwargs = func, name_of(func), args, kwargs
+        self.packet = packet_of(self.name)
         self.inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         self.results = [t for t in tensors(result) if t.layout is torch.strided]
         self.real_results = () if real is None else real.outputs

@@ -21,9 +21,9 @@ _MOVES = frozenset({"cat", "stack", "repeat", "flip", "_unsafe_view"})
 _PICKS = frozenset({"index_select", "gather", "index"})
 
 
-def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
+def named_by(call: TaintedCall) -> tuple[int, int] | None:
     """Return the size whose rows a result names, if it holds elements of inputs that name rows."""
-    t = call.args[0] if call.args else None
+    packet, t = call.packet, call.args[0] if call.args else None
     index = call.results[0].dtype in (torch.int32, torch.int64)
     if packet not in _COPIES | _MOVES | _PICKS or not index:
         return None
@@ -33,11 +33,12 @@ def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def kept(call: TaintedCall, packet: str, padded: Tensor) -> tuple[Tensor, Tensor]:
+def kept(call: TaintedCall, padded: Tensor) -> tuple[Tensor, Tensor]:
     """Return the planes of a result that name real rows, and rows that are not real, as it holds
     such elements of its inputs. `padded`: the plane of the result's elements that depend on
     padding."""
     none, t = torch.zeros((), dtype=torch.bool, device=padded.device), call.args[0]
+    packet = call.packet
     if packet in _COPIES:
         source = call.args[1 if packet.startswith("copy") else 0]
         return call.rows(source), call.spare(source)

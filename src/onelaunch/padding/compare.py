@@ -13,7 +13,6 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import Constant, flatten, is_unchanging, unique
 from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.distance import rounding
-from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.trace import TracedStep, reach
@@ -56,20 +55,9 @@ def is_degenerate(steps: Sequence[TracedStep], sizes: Sizes, bucket: Sizes) -> b
     )
 
 
-def refuse_moved_views(
-    driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
-) -> None:
-    """Refuse results of a fixed size that view arguments at other places for another size. Results
-    that follow the size are cut from the padded results. `big`, `small`: the results at two sizes.
-    `given`: the arguments that gave `big`."""
-    memory = set(map(driver.storage, given))
-    for number, (b, s) in enumerate(zip(big, small, strict=False)):
-        if b.shape == s.shape and driver.storage(b) in memory and not any(b is t for t in given):
-            refuse_moved_view(number, b, s)
-
-
 def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
-    """Refuse a result that views memory from before the call at other places for another size."""
+    """Refuse a result that views memory from before the call at other places for another size.
+    Results that follow the size are cut from the padded results."""
     laid_out = big.shape == small.shape and same_layout(small, big.stride())
     if not laid_out or big.storage_offset() != small.storage_offset():
         raise moved_view(number)

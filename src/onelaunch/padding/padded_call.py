@@ -101,11 +101,6 @@ def refuse_shared(proof: Proof, flat: Flat) -> None:
         raise CaptureError("OL140", what, fix="pass a `.clone()`")
 
 
-def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
-    """Raise `LookupError`; stands in for `reader` before the first call."""
-    raise LookupError("no call was seen yet")
-
-
 def reader(call: BucketedCall) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
     found: list[str] = []

@@ -33,7 +33,6 @@ from onelaunch.padding.compare import (
     is_degenerate,
     line,
     refuse_moved_view,
-    refuse_moved_views,
     same_layout,
     stored_otherwise,
 )
@@ -74,6 +73,10 @@ _OF_ALL = "leave the buckets for this size out: the norm takes statistics of pad
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
+
+
+class CallFails(CaptureError):
+    """The refusal of a callable that fails in a run of a proof; `__cause__` says how."""
 
 
 def _lacks_a_batch(error: Exception) -> bool:
@@ -195,7 +198,7 @@ class Proving:
             if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
-            raise CaptureError("OL140", what, fix=fix) from error
+            raise CallFails("OL140", what, fix=fix) from error
         self.used[padded or sizes == self.bucket] |= self.dry_run.used
         return result
 
@@ -203,10 +206,8 @@ class Proving:
         """Run `_pair` on random numbers, or on the caller's if it fails on random ones."""
         try:
             return self._pair(sizes, random=True)
-        except CaptureError as error:
-            if error.__cause__ is None:
-                raise
-        return self._pair(sizes)
+        except CallFails:
+            return self._pair(sizes)
 
     def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
         """Run at `sizes`, and padded from there, and compare. Return the padded result."""
@@ -222,7 +223,11 @@ class Proving:
             padded = self.real(sizes, taint, grown, padded=True)
             self._refuse_counting(taint)
             self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
-            refuse_moved_views(self.dry_run.driver, padded.tensors, real.tensors, grown)
+            memory = set(map(self.dry_run.driver.storage, grown))
+            for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=False)):
+                viewed = self.dry_run.driver.storage(big) in memory
+                if viewed and big.shape == small.shape and not any(big is t for t in grown):
+                    refuse_moved_view(number, big, small)
             return padded
         taint, padded = self._padded(pair)
         if self.form is None:
@@ -357,9 +362,7 @@ class Proving:
             proving = replace(self, dry_run=replace(self.dry_run, fn=run))
             try:
                 small = proving.real(least, Trace(True), self._leaves(real, run))
-            except CaptureError as error:
-                if error.__cause__ is None:
-                    raise
+            except CallFails:
                 return  # it does not take random numbers
             big = proving.real(least, None, self._leaves(grown, run), padded=True)
             for a, b in zip(big.tensors, small.tensors, strict=True):

@@ -182,7 +182,7 @@ def put_along(call: TaintedCall, taint: Planes) -> list[Tensor]:
     def over(plane: Tensor) -> Tensor:
         return plane.reshape(along).broadcast_to(shape)
 
-    return _landed(call, taint, put, over, call.name.startswith(("index_copy", "index_fill")))
+    return landed(call, taint, put, over, call.name.startswith(("index_copy", "index_fill")))
 
 
 def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -193,10 +193,10 @@ def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
     put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
     put = (put | taint(index)).broadcast_to(index.shape)
     adds = call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4
-    return _landed(call, taint, put, lambda plane: plane, not adds)
+    return landed(call, taint, put, lambda plane: plane, not adds)
 
 
-def _landed(
+def landed(
     call: TaintedCall,
     taint: Planes,
     put: Tensor,

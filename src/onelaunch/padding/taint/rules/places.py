@@ -205,8 +205,7 @@ def landed(
 ) -> list[Tensor]:
     """Return the plane of a tensor into which elements are put along a dimension; places beyond the
     real size stay padding. `put`: the plane of the elements that are put. `over`: gives a tensor of
-    the shape of the index the shape of `put`. `replaces`: whether these take the places of others,
-    instead of adding to them."""
+    the shape of the index the shape of `put`. `replaces`: whether the old elements go."""
     t, dim, index = call.args[:3]
     real, unknown = call.real(t), call.unknown(index)
     old, value = taint(t), over(call.value(index)).long()

@@ -417,8 +417,14 @@ class Graphed(Service, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
+        self._capture_ahead(args, kwargs, lambda result: None)
+
+    def _capture_ahead(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[Any], object]
+    ) -> None:
+        """Do `capture`; `then` gets the result of the warm-up."""
         try:
-            self._recorder.capture_ahead(self, args, kwargs)
+            self._recorder.capture_ahead(self, args, kwargs, then=then)
         except CaptureError as error:
             offer_split(error, self._callee.state_root, self.options)
             raise

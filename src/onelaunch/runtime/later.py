@@ -28,11 +28,9 @@ from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.readiness import Readiness, readiness_of
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.stats import GraphStats, summed
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.why import offer_split
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, changes, copied
 
 P = ParamSpec("P")
@@ -99,11 +97,7 @@ class CompilesLater(Graphed[P, R]):
             nonlocal free
             free = before.none_in_tensors()
 
-        try:
-            self._recorder.capture_ahead(self, args, kwargs, then=learn)
-        except CaptureError as error:
-            offer_split(error, self._callee.state_root, self.options)
-            raise
+        self._capture_ahead(args, kwargs, learn)
         for entry in self._table.entries:
             if id(entry) not in known:
                 self._want(entry, example, flat, free and not changes(entry.captured))
@@ -169,11 +163,8 @@ class CompilesLater(Graphed[P, R]):
 
     # For users.
 
-    def readiness(self) -> Readiness:
-        """Return which calls of `warm_up` are captured, by either kind of recording; see
-        `Graphed.readiness`."""
-        recorded = [e.spec for e in (*self._table.entries, *self._compiled._table.entries)]
-        return readiness_of(self._signatures.planned, recorded, self.options.on_refusal == "raise")
+    def _recorded(self) -> list[CallSpec]:
+        return [*super()._recorded(), *(e.spec for e in self._compiled._table.entries)]
 
     @property
     def recordings(self) -> list[Recording]:

@@ -79,6 +79,8 @@ class Buckets:
     overflow: Overflow
     independent: bool
     outputs: Mapping[int, tuple[int | None, ...]] = field(hash=False)
+    spare: Sizes = field(repr=False)
+    """The spare rows of each size: 1 if its last row is never real, as in `Ragged`, else 0."""
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class Buckets:
             "overflow": overflow,
             "independent": independent,
             "outputs": _by_argument("outputs", outputs, len(places), _is_dim),
+            "spare": (0,) * len(places),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
@@ -187,10 +190,11 @@ class Buckets:
         return best(self.sizes[0], rows, waited_ms < max_wait_ms, times or {})
 
     def choose(self, sizes: Sizes) -> Sizes | None:
-        """Return the smallest bucket that holds `sizes`, or None above the largest."""
+        """Return the smallest bucket that holds `sizes`, and spare rows, or None above the
+        largest."""
         found: list[int] = []
-        for size, known in zip(sizes, self.sizes, strict=True):
-            place = bisect_left(known, size)
+        for size, known, spare in zip(sizes, self.sizes, self.spare, strict=True):
+            place = bisect_left(known, size + spare)
             if place == len(known):
                 return None
             found.append(known[place])
@@ -200,13 +204,13 @@ class Buckets:
         """Return the smallest sizes, 1 or more in each dimension, that a bucket serves."""
         places = [known.index(size) for known, size in zip(self.sizes, bucket, strict=True)]
         return tuple(
-            1 if place == 0 else known[place - 1] + 1
-            for known, place in zip(self.sizes, places, strict=True)
+            1 if place == 0 else max(known[place - 1] + 1 - spare, 1)
+            for known, place, spare in zip(self.sizes, places, self.spare, strict=True)
         )
 
     def most(self, bucket: Sizes) -> Sizes:
         """Return the largest sizes that a bucket serves."""
-        return bucket
+        return tuple(map(operator.sub, bucket, self.spare))
 
     def largest_first(self) -> Iterator[Sizes]:
         """Yield every bucket, largest volume first: a shared pool is smallest in that order."""

@@ -48,7 +48,7 @@ class SplitGraphed(InPieces[P, R]):
         self._known: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
             weakref.WeakValueDictionary()
         )
-        """id of a module -> its graphed forward, shared by its parents; filled in the whole alone."""
+        """id of a module -> its graphed forward, shared by its parents; in the whole alone."""
         self._runs = 0  # number of runs in pieces so far, up to `_OPENING`
         self._opened: dict[int, nn.Module] = {}
         """id -> a child that is not called itself, whose children are called."""

@@ -13,15 +13,7 @@ from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import argument_of
 from onelaunch.padding.taint.rules.table import rule_of
-from onelaunch.padding.taint.trace import (
-    AHEAD,
-    LAYOUT,
-    PREFIX,
-    TracedStep,
-    kind_of,
-    name_of,
-    packet_of,
-)
+from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
 from onelaunch.source import Place, user_frame
 
 TAKES = "it takes a padded row"
@@ -188,8 +180,3 @@ def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     if last is None:
         return TaintCause("result", None, None)
     return TaintCause(last.name, last.place, None if last.known else STRANGE)
-
-
-def is_known(func: Any) -> bool:
-    """Return whether the effect of an operation on rows is known."""
-    return rule_of(func) is not None or kind_of(name_of(func)) == "attention"

@@ -24,12 +24,11 @@ from onelaunch.padding.taint.align import (
     TaintEvent,
     draws,
     find_cause,
-    is_known,
     reason_of,
 )
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
-from onelaunch.padding.taint.hidden import Hiding, HidingTrace, low_of
+from onelaunch.padding.taint.hidden import HidingTrace, low_of
 from onelaunch.padding.taint.rules.call import ALL, LEAST, TaintedCall
 from onelaunch.padding.taint.rules.rows import kept, named_by
 from onelaunch.padding.taint.rules.table import rule_of
@@ -80,13 +79,9 @@ class TaintMode(DecomposingMode):
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
         self._trace = HidingTrace()
+        self.hiding = self._trace.hiding  # the places where a finite number hides padding
         self.constants: set[int] = set()  # storages from before the run whose values count as known
         self.random: TaintCause | None = None  # the first operation that draws random numbers
-
-    @property
-    def hiding(self) -> Hiding:
-        """The places where a finite number hides padding."""
-        return self._trace.hiding
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
         """Mark the elements of an argument that are padding, or whose values may vary. `rows`: the
@@ -203,7 +198,8 @@ class TaintMode(DecomposingMode):
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
-                *(step.name, user_frame(), is_known(func)),
+                *(step.name, user_frame()),
+                rule_of(func) is not None or step.name == "attention",
                 frozenset(map(storage_of, inputs)),
                 frozenset(map(storage_of, (*outputs, *written))),
                 *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),

@@ -153,10 +153,6 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
             name = getattr(fn, "__qualname__", describe_type(fn))
             fix = "graph a plain function that returns tensors, and call it from there"
             raise ArgumentError("OL401", f"a call of `{name}` only makes a {what}", fix=fix)
-    if options.on_refusal == "split":
-        from onelaunch.dynamo.function import SplitFunction  # takes half a second
-
-        return SplitFunction(fn, options, pool)
     return graphed(fn, options, pool)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import typing
-from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -138,11 +137,8 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
             "module inside of it",
         )
     distributed.refuse_module(module)
-    forward, root = ModuleForward(module, module.__dict__.get("forward")), ("", module)
-    make: Callable[..., Graphed[..., Any]] = graphed
-    if options.on_refusal == "split":
-        from onelaunch.split.graphed import SplitGraphed as make  # few modules are split
-    fast = make(forward, options, pool, root)
+    forward = ModuleForward(module, module.__dict__.get("forward"))
+    fast = graphed(forward, options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))
     object.__setattr__(twin, "__dict__", module.__dict__)
     object.__setattr__(twin, "_graphed", (fast,))

@@ -469,12 +469,13 @@ def graphed(
     root: tuple[str, object] | None = None,
     callee: Callee | None = None,
 ) -> Graphed[P, R]:
-    """Return the graphed callable for these options. Padding takes 20 ms to import: it is imported
-    for buckets alone."""
-    kind: Any = Graphed
+    """Return the graphed callable for these options. Padding takes 20 ms to import, and Dynamo half
+    a second: they are imported where they are needed. A module's forward has a `root`."""
     where = _KINDS.get((options.buckets is not None, options.capture))
     if options.compile == "later":
         where = "onelaunch.runtime.later:CompilesLater"
-    if where is not None:
-        kind = resolve_name(where)
+    if options.on_refusal == "split":
+        of_module = "onelaunch.split.graphed:SplitGraphed"
+        where = of_module if root else "onelaunch.dynamo.function:SplitFunction"
+    kind: Any = Graphed if where is None else resolve_name(where)
     return kind(fn, options, pool, root, callee)

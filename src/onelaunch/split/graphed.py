@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from onelaunch.capture.callee import Callee
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.split.forward import ModuleForward, has_forward
@@ -37,9 +38,10 @@ class SplitGraphed(InPieces[P, R]):
         options: Options,
         pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
+        callee: Callee | None = None,
         whole: SplitGraphed[..., Any] | None = None,
     ) -> None:
-        super().__init__(fn, options, pool, root)
+        super().__init__(fn, options, pool, root, callee)
         self._forward = fn
         self._pieces: dict[int, SplitGraphed[..., Any]] = {}
         """id of a child -> its graphed forward in the last run in pieces."""
@@ -97,7 +99,7 @@ class SplitGraphed(InPieces[P, R]):
             known = whole._known.get(id(module))
             if known is None or not known._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
-                known = SplitGraphed(forward, self.options, self._pool, ("", module), whole)
+                known = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
                 whole._known[id(module)] = known
             return known
 

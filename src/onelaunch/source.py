@@ -45,6 +45,11 @@ class Place(NamedTuple):
     lineno: int
     source: str
 
+    @staticmethod
+    def of(filename: str, lineno: int, of: dict[str, Any] | None = None) -> Place:
+        """Return a line with its source. `of`: the globals of its code, which know a zip."""
+        return Place(filename, lineno, linecache.getline(filename, lineno, of).strip())
+
     def __str__(self) -> str:
         try:
             path = os.path.relpath(self.filename)
@@ -67,8 +72,8 @@ def user_frame(traceback: TracebackType | None = None) -> Place | None:
     if traceback is None:
         point = user_point()
         return point and point.place()
-    raised = ((f.f_code, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
-    return next((_place(*at) for at in raised if is_users(at[0].co_filename)), None)
+    raised = ((f.f_code.co_filename, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
+    return next((Place.of(*at) for at in raised if is_users(at[0])), None)
 
 
 class CodePoint(NamedTuple):
@@ -81,7 +86,8 @@ class CodePoint(NamedTuple):
     def place(self) -> Place:
         lines = self.code.co_lines()
         found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
-        return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
+        line = next(found, self.code.co_firstlineno)
+        return Place.of(self.code.co_filename, line, self.globals)
 
 
 def user_point() -> CodePoint | None:
@@ -94,11 +100,6 @@ def user_point() -> CodePoint | None:
             return CodePoint(code, frame.f_lasti, frame.f_globals)
         frame = frame.f_back
     return None
-
-
-def _place(code: CodeType, lineno: int, of: dict[str, Any]) -> Place:
-    source = linecache.getline(code.co_filename, lineno, of)  # the globals know a zip
-    return Place(code.co_filename, lineno, source.strip())
 
 
 def user_line() -> str | None:
@@ -118,7 +119,7 @@ def line_of(fn: object, pattern: str | None = None) -> Place | None:
         return None
     filename, first = code.co_filename, code.co_firstlineno
     last = max((line for *_, line in code.co_lines() if line is not None), default=first)
-    lines = [Place(filename, n, _source(filename, n)) for n in range(first, last + 1)]
+    lines = [Place.of(filename, n) for n in range(first, last + 1)]
     if pattern is not None:
         for place in reversed(lines):
             if re.search(pattern, place.source):
@@ -189,7 +190,7 @@ def _lines(codes: Iterable[CodeType]) -> Iterator[tuple[Place, list[dis.Instruct
             if line is not None:
                 lines.setdefault(line, []).append(step)
         for line, steps in lines.items():
-            yield Place(code.co_filename, line, _source(code.co_filename, line)), steps
+            yield Place.of(code.co_filename, line), steps
 
 
 def _has(steps: Iterable[dis.Instruction], instructions: Collection[str], name: object) -> bool:
@@ -234,10 +235,6 @@ def code_of(fn: Any) -> CodeType | None:
     if not hasattr(fn, "__code__"):
         fn = getattr(type(fn), "forward", type(fn).__call__)
     return getattr(inspect.unwrap(fn), "__code__", None)
-
-
-def _source(filename: str, lineno: int) -> str:
-    return linecache.getline(filename, lineno).strip()
 
 
 def levels_to_user() -> int:

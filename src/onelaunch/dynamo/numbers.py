@@ -195,14 +195,9 @@ def _sources(given: Sequence[Node]) -> list[Node]:
         if isinstance(value, Tensor):
             for n in (*value.shape, *value.stride(), value.storage_offset()):
                 sizes |= n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
-    return [node for node in given if _is_source(node, sizes)]
-
-
-def _is_source(node: Node, sizes: set[Any]) -> bool:
-    value = example(node)
-    if isinstance(value, torch.SymInt):
-        return not value.node.expr.free_symbols & sizes
-    return is_float(node)
+    integers = [node for node in given if isinstance(example(node), torch.SymInt)]
+    apart = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
+    return [node for node in given if node in apart or is_float(node)]
 
 
 def is_float(node: Node) -> bool:
@@ -287,7 +282,9 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
     examples = map(example, node.all_input_nodes)
     if any(isinstance(value, Tensor) and is_wrapped(value) for value in examples):
         return False  # by `vmap`: an operation on it runs inside of that alone
-    args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
+    args = torch.fx.map_arg(
+        node.args, lambda n: _scalar(node, n, device) if n in numbers else detached(n)
+    )
     target: Any = node.target
     found: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
     return (found.dtype, found.device, _text(found.shape)) == (
@@ -318,10 +315,6 @@ def _name(node: Node) -> str | None:
         if node.target not in (getattr(operator, name, None), getattr(torch, name, None)):
             return None
     return name if name in _ARITHMETIC or name in _PLACED else None  # pyright: ignore[reportReturnType]
-
-
-def _plain(value: Any) -> Any:
-    return detached(value) if isinstance(value, Node) else value
 
 
 def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:

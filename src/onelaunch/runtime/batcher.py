@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from onelaunch.call.ambient import Modes
@@ -137,12 +136,7 @@ class Batcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """Close; after an exception, such as a Ctrl-C, the requests that wait are cancelled."""
         self.close(cancel=kind is not None)
 

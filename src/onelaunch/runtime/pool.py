@@ -49,11 +49,6 @@ class Member:
     busy: Callable[[], bool] = bool
     """Returns whether something still needs the results of the last launch; then it stays."""
 
-    def leave(self) -> None:
-        forget = self.forget()
-        if forget is not None:
-            forget(self)
-
 
 @dataclass(slots=True, eq=False)
 class EagerTurns:
@@ -328,6 +323,8 @@ class PoolManager:
             oldest = next((m for m in members if not m.busy()), None)
             if oldest is None or not self._evicts:
                 return False
-            oldest.leave()
+            forget = oldest.forget()
+            if forget is not None:
+                forget(oldest)
             self.free(oldest)
         return True

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -212,11 +212,9 @@ def _copy(t: Tensor) -> Tensor:
         return t.clone().requires_grad_(t.requires_grad)
 
 
-@contextmanager
-def _on(device: torch.device) -> Generator[None]:
+def _on(device: torch.device) -> AbstractContextManager[object]:
     chosen = getattr(torch.get_device_module(device), "device", None)
-    with nullcontext() if chosen is None else chosen(device):
-        yield
+    return nullcontext() if chosen is None else chosen(device)
 
 
 @contextmanager

@@ -190,8 +190,7 @@ class Buckets:
         return best(self.sizes[0], rows, waited_ms < max_wait_ms, times or {})
 
     def choose(self, sizes: Sizes) -> Sizes | None:
-        """Return the smallest bucket that holds `sizes`, and spare rows, or None above the
-        largest."""
+        """Return the smallest bucket that serves `sizes`, or None above the largest."""
         found: list[int] = []
         for size, known, spare in zip(sizes, self.sizes, self.spare, strict=True):
             place = bisect_left(known, size + spare)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.driver.distance import close
+from onelaunch.driver.distance import close, is_inexact
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import BucketedCall, Proof
@@ -182,7 +182,6 @@ class _Chunking(Proving):
         for number, (small, t) in enumerate(zip(alone.tensors, result.tensors, strict=True)):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             rows = t.narrow(dim, half, count)
-            floats = t.is_floating_point() or t.is_complex()
-            if rows.shape != small.shape or (floats and not close(rows, small)):
+            if rows.shape != small.shape or (is_inexact(t) and not close(rows, small)):
                 what = f"rows of result {number} depend on how many are before them"
                 raise CaptureError("OL140", what, fix=_ELSE)

@@ -13,6 +13,7 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import Constant, flatten, is_unchanging, unique
 from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.distance import rounding
+from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.trace import TracedStep, reach
@@ -162,5 +163,5 @@ def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(seed)
     random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
     sent = torch.zeros_like(t)
-    sent[tuple(slice(0, n) for n in real)] = random
+    first_rows(sent, real).copy_(random)
     return sent

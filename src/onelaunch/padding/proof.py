@@ -22,7 +22,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
-from onelaunch.driver.distance import close
+from onelaunch.driver.distance import close, is_inexact
+from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import (
     Backprop,
@@ -286,7 +287,7 @@ class Proving:
                 taint.vary(t)
                 continue
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
-            outside[tuple(slice(0, n) for n in small.shape)] = False
+            first_rows(outside, small.shape).fill_(False)
             # A constant fill is padding, but its value is known.
             rows = None if how.rows is None else (sizes[how.rows], self.bucket[how.rows])
             taint.mark(t, outside, unknown(outside, small, how), rows)
@@ -314,15 +315,15 @@ class Proving:
         ):
             what = f"{name} is {list(small.shape)} at size {shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL140", f"{what} padded to {shown(self.bucket)}")
-        real = tuple(slice(0, n) for n in small.shape)
+        real = first_rows(big, small.shape)
         if taint is not None:
-            if taint.depends(big, real):
+            if taint.depends(big, tuple(map(slice, small.shape))):
                 raise self.refusal(name, taint.blame(big), sizes=sizes)
             if not taint.made(big):
                 refuse_moved_view(number, big, small)
-        if close(big[real], small):
+        if close(real, small):
             return
-        if not self._rounded(number, big[real], small, pair):
+        if not self._rounded(number, real, small, pair):
             found = None if taint is None else taint.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
@@ -331,7 +332,7 @@ class Proving:
     def _rounded(self, number: int, big: Tensor, small: Tensor, pair: _Pair) -> bool:
         """Return whether integers differ only where rounding changes them too, as an argmax of
         equals."""
-        if small.is_floating_point() or small.is_complex():
+        if is_inexact(small):
             return False
         differ = big != small
         for seed in range(_ROUNDED):
@@ -366,7 +367,7 @@ class Proving:
                 return  # it does not take random numbers
             big = proving.real(least, None, self._leaves(grown, run), padded=True)
             for a, b in zip(big.tensors, small.tensors, strict=True):
-                if not close(a[tuple(slice(0, n) for n in b.shape)], b):
+                if not close(first_rows(a, b.shape), b):
                     what = f"a gradient of shape {list(b.shape)} depends on what fills the padding"
                     raise CaptureError("OL140", what, fix=_REPEATED)
 

@@ -142,7 +142,7 @@ def _begins(constant: Tensor, real: Tensor | None) -> bool:
     """Return whether a constant in the code begins with the unpadded run's constant."""
     if real is None or real.dim() != constant.dim():
         return False
-    part = constant[tuple(slice(0, n) for n in real.shape)]
+    part = constant[tuple(map(slice, real.shape))]
     return part.shape == real.shape and bool(((part == real) | (part.isnan() & real.isnan())).all())
 
 

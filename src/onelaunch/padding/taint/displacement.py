@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import leaves, mapped, tensors
+from onelaunch.driver.rows import first_rows
 
 if TYPE_CHECKING:
     from onelaunch.padding.taint.rules.call import TaintedCall
@@ -148,12 +149,8 @@ def _behind(padded: Tensor, real: torch.Size) -> bool:
     if padded.dim() != len(real) or any(n > m for n, m in zip(real, padded.shape, strict=True)):
         return False
     inside = padded.clone()
-    inside[_first(real)] = True
+    first_rows(inside, real).fill_(True)
     return bool(inside.all())
-
-
-def _first(shape: torch.Size) -> tuple[slice, ...]:
-    return tuple(slice(0, n) for n in shape)
 
 
 def _numbered(shape: torch.Size, place: int, device: torch.device) -> Tensor:
@@ -165,7 +162,7 @@ def _numbered(shape: torch.Size, place: int, device: torch.device) -> Tensor:
 def _in_place(padded: Tensor, real: torch.Size, place: int) -> Tensor:
     """Return the numbers of real elements, which have the same places as in the unpadded run."""
     numbers = torch.full(padded.shape, _PADDING, device=padded.device)
-    numbers[_first(real)] = _numbered(real, place, padded.device)
+    first_rows(numbers, real).copy_(_numbered(real, place, padded.device))
     return torch.where(padded, _PADDING, numbers)
 
 
@@ -190,7 +187,7 @@ def _alike(after: Tensor, before: Tensor, same_numbers: bool, exact: bool) -> bo
         return True
     if after.dim() != before.dim():
         return False
-    if same_numbers and _equal(after[_first(before.shape)], before, exact):
+    if same_numbers and _equal(after[tuple(map(slice, before.shape))], before, exact):
         return True
     for dim in range(after.dim()):
         if after.shape[dim] != before.shape[dim]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onelaunch.driver.aten import Operator, tensors
 from onelaunch.padding.taint.rules.call import GAP, TaintedCall, argument_of
+from onelaunch.padding.taint.rules.elementwise import choice
 from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import kind_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
@@ -88,7 +89,7 @@ def low_of(call: TaintedCall) -> Tensor | None:
         return None
     shape = call.results[0].shape
     if packet in ("where", "masked_fill"):
-        mask, yes, no = call.args if packet == "where" else (call.args[i] for i in (1, 2, 0))
+        mask, yes, no = choice(call)
         low, other = call.low(yes), call.low(no)
         picked = torch.where(call.value(mask).bool(), low, other)
         return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from onelaunch.driver import aten
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere, spread
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere, rerun, spread
 
 
 def is_pointwise(func: Any) -> bool:
@@ -40,10 +41,6 @@ def filled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [torch.tensor(False, device="cpu") for _ in call.results]
 
 
-def copied(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    return [taint(call.args[1])]
-
-
 def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join the planes; a known 0 times anything is known. It stays padding: a mean counts it."""
     (found,) = pointwise(call, taint)
@@ -53,12 +50,15 @@ def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [found]
 
 
+def choice(call: TaintedCall) -> Sequence[Any]:
+    """Return the mask of `where` or `masked_fill`, and the values where it is true and false."""
+    return call.args if call.packet == "where" else [call.args[i] for i in (1, 2, 0)]
+
+
 def chosen(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Take, for `where` and `masked_fill`, only the plane of the chosen value; join both if another
     call may choose otherwise."""
-    mask, yes, no = (
-        call.args if call.name.startswith("where") else [call.args[i] for i in (1, 2, 0)]
-    )
+    mask, yes, no = choice(call)
     yes, no = taint(yes), taint(no)
     picked = torch.where(call.value(mask).bool(), yes, no)
     return [taint(mask) | torch.where(call.unknown(mask), yes | no, picked)]
@@ -68,10 +68,8 @@ def halved(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join, for `glu`, the two halves of a dimension."""
     t, dim = call.args[0], call.argument("dim", -1)
     real = call.real(t)
-    if real is None or real[dim] != t.shape[dim]:
-        return everywhere(call, taint)
-    one, other = taint(t).chunk(2, dim)
-    return [one | other]
+    same = real is not None and real[dim] == t.shape[dim]
+    return (rerun if same else everywhere)(call, taint)
 
 
 def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:

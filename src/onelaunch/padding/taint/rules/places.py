@@ -190,7 +190,7 @@ def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
     if not t.dim() or not index.dim():
         return everywhere(call, taint)
     put = taint(source)
-    put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
+    put = put[tuple(map(slice, index.shape))] if put.dim() else put
     put = (put | taint(index)).broadcast_to(index.shape)
     adds = call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4
     return landed(call, taint, put, lambda plane: plane, not adds)

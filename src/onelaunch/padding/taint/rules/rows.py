@@ -16,8 +16,12 @@ from onelaunch.padding.taint.rules.call import Planes, TaintedCall, rerun
 from onelaunch.padding.taint.rules.elementwise import pointwise
 from onelaunch.padding.taint.rules.places import along, index_taint, names, only
 
-_COPIES = frozenset({"_to_copy", "clone", "copy", "copy_"})
-_MOVES = frozenset({"cat", "stack", "repeat", "flip", "_unsafe_view"})
+_MOVES = frozenset(
+    {
+        *("cat", "stack", "repeat", "flip", "_unsafe_view"),
+        *("_to_copy", "clone", "copy", "copy_"),
+    }
+)
 _PICKS = frozenset({"index_select", "gather", "index"})
 
 
@@ -25,7 +29,7 @@ def named_by(call: TaintedCall) -> tuple[int, int] | None:
     """Return the size whose rows a result names, if it holds elements of inputs that name rows."""
     packet, t = call.packet, call.args[0] if call.args else None
     index = call.results[0].dtype in (torch.int32, torch.int64)
-    if packet not in _COPIES | _MOVES | _PICKS or not index:
+    if packet not in _MOVES | _PICKS or not index:
         return None
     if packet in _PICKS:
         return call.named(t)
@@ -39,9 +43,6 @@ def kept(call: TaintedCall, padded: Tensor) -> tuple[Tensor, Tensor]:
     padding."""
     none, t = torch.zeros((), dtype=torch.bool, device=padded.device), call.args[0]
     packet = call.packet
-    if packet in _COPIES:
-        source = call.args[1 if packet.startswith("copy") else 0]
-        return call.rows(source), call.spare(source)
     if packet in _MOVES:
         return rerun(call, call.rows)[0], rerun(call, call.spare)[0]
     if packet in _PICKS and bool((call.rows(t) | call.spare(t)).all()):

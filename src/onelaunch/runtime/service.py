@@ -183,12 +183,9 @@ class Service:
     def readiness(self) -> Readiness:
         """Return which calls of `warm_up` are captured, pending and refused. Costs microseconds,
         waits for nothing, and may be called from any thread, also during a `warm_up`."""
+        recorded = [entry.spec for entry in self._table.entries]
         raises = self.options.on_refusal == "raise"
-        return readiness_of(self._signatures.planned, self._recorded(), raises)
-
-    def _recorded(self) -> list[CallSpec]:
-        """Return the signatures that have recordings."""
-        return [entry.spec for entry in self._table.entries]
+        return readiness_of(self._signatures.planned, recorded, raises)
 
     @property
     def memory_bytes(self) -> int:

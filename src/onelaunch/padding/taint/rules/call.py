@@ -272,6 +272,12 @@ def any_over(plane: Tensor, dims: Sequence[int]) -> Tensor:
     return plane
 
 
+def visible_over(plane: Tensor, low: Tensor, dims: Sequence[int]) -> Tensor:
+    """Join a plane over dimensions, without its low elements where others are beside them."""
+    visible = any_over(plane & ~low, dims)
+    return torch.where(any_over(~low, dims), visible, any_over(plane, dims))
+
+
 def fitted(plane: Tensor, shape: torch.Size) -> Tensor:
     """Return a reduced plane in the shape of a result, with or without the reduced dimensions."""
     if plane.numel() == math.prod(shape):

@@ -12,6 +12,7 @@ from onelaunch.padding.taint.rules.call import (
     everywhere,
     hide,
     spread,
+    visible_over,
 )
 
 
@@ -35,10 +36,8 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     if call.argument("is_causal", False):
         ones = torch.ones(q.shape[-2], kv.shape[-1], dtype=torch.bool, device=q.device)
         hidden_pairs = hidden_pairs | ones.triu(1)
-    hidden_pairs = hidden_pairs.broadcast_to(found.shape)
-    any_visible = ~hidden_pairs.all(-1)
-    row = torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
-    return [row.unsqueeze(-1), *[row.any()] * (len(call.results) - 1)]
+    row = visible_over(found, hidden_pairs, [-1])
+    return [row, *[row.any()] * (len(call.results) - 1)]
 
 
 def _keys(call: TaintedCall, taint: Planes) -> Tensor:
@@ -61,19 +60,15 @@ def fused_attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     found = call.none
     for t in both:
         found = found | taint(t).any(-1).unsqueeze(-2)
-    hidden_pairs = torch.zeros_like(found)
+    hidden_pairs = call.none
     if mask is not None:
         hidden = (call.value(mask) != 0) & ~call.unknown(mask)
         hidden_pairs, doubt = _by_pair(call, hidden), _by_pair(call, taint(mask) & ~hidden)
         found = found | doubt
-    hidden_pairs, found = torch.broadcast_tensors(hidden_pairs, found)
-    any_visible = ~hidden_pairs.all(-1)
-    row = q.squeeze(-1) | torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
+    row = q | visible_over(found, hidden_pairs, [-1])
     planes: list[Tensor] = []
     for r in call.results:  # weights are (batch, heads, length, length), or their mean over heads
-        plane = row.unsqueeze(-1)
-        if r is not call.results[0]:
-            plane = plane | found
+        plane = row if r is call.results[0] else row | found
         if r.dim() == 4:
             plane = plane.unsqueeze(1)
         planes.append(plane.broadcast_to(r.shape) if r.numel() else torch.ones_like(r).bool())

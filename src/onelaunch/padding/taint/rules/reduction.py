@@ -17,6 +17,7 @@ from onelaunch.padding.taint.rules.call import (
     hidden,
     more,
     spread,
+    visible_over,
 )
 
 
@@ -76,9 +77,7 @@ def behind(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
 
 def above_low(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
-    low, plane = hidden(call, t, dims), more(call, taint, t, dims)
-    any_visible = any_over(~low, dims)
-    return torch.where(any_visible, any_over(plane & ~low, dims), any_over(plane, dims))
+    return visible_over(more(call, taint, t, dims), hidden(call, t, dims), dims)
 
 
 def softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:

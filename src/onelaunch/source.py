@@ -63,12 +63,9 @@ class Place(NamedTuple):
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:
-    """Return the innermost line that belongs neither to torch nor to onelaunch. `traceback`: of an
-    exception; the stack of the running thread if None.
-
-    Returns:
-        The place, or None if there is no such frame (in a thread of the autograd engine, say).
-    """
+    """Return the innermost line that belongs neither to torch nor to onelaunch; None if there is
+    none, as in a thread of the autograd engine. `traceback`: of an exception; the stack of the
+    running thread if None."""
     if traceback is None:
         point = user_point()
         return point and point.place()
@@ -109,11 +106,8 @@ def user_line() -> str | None:
 
 
 def line_of(fn: object, pattern: str | None = None) -> Place | None:
-    """Find the last line of a callable's source that matches, else the line where it begins.
-
-    Returns:
-        The place, or None for code that is torch's or has no source.
-    """
+    """Find the last line of a callable's source that matches, else the line where it begins; None
+    for code that is torch's or has no source."""
     code = code_of(fn)
     if code is None or not is_users(code.co_filename):
         return None

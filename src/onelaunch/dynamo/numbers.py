@@ -59,16 +59,12 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Fill(NamedTuple):
-    """A scalar that fills a tensor.
-
-    Attributes:
-        shape: of a tensor that torch fills likewise. Numbers too large for float16 are infinite as
-            a single element, and an error else.
-        least, most: the range in which no value is an error.
-    """
+    """A scalar that fills a tensor. From `least` to `most` no value is an error."""
 
     scalar: int
     shape: tuple[int, ...]
+    """The shape of a tensor that torch fills likewise. Numbers too large for float16 are infinite
+    as a single element, and an error else."""
     dtype: torch.dtype
     least: float
     most: float
@@ -85,25 +81,18 @@ class Fill(NamedTuple):
 
 @dataclass(frozen=True)
 class Beside:
-    """A graph without its changing numbers.
+    """A graph without its changing numbers."""
 
-    Attributes:
-        graph, inputs: the graph that is left, and examples of its inputs: those that were `kept`,
-            and a host tensor for each scalar.
-        host: the graph that computes the scalars, then results, from the inputs `numbers`.
-        dtypes: of the scalars.
-        fills: the scalars that fill tensors, whose dtypes may not hold each value.
-        results: for each result of the whole its place in what `host` returns, or None.
-    """
-
-    graph: Graph
+    graph: Graph  # the graph that is left
     inputs: Sequence[Any]
-    host: Graph
+    """Examples of its inputs: those that were `kept`, and a host tensor for each scalar."""
+    host: Graph  # computes the scalars, then results, from the inputs `numbers`
     numbers: Sequence[int]
     kept: Sequence[int]
-    dtypes: Sequence[torch.dtype]
-    fills: Sequence[Fill]
+    dtypes: Sequence[torch.dtype]  # of the scalars
+    fills: Sequence[Fill]  # the scalars that fill tensors, whose dtypes may not hold each value
     results: Sequence[int | None]
+    """The place of each result of the whole in what `host` returns, or None."""
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return the whole, of the compiled graph."""

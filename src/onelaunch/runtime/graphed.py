@@ -74,14 +74,9 @@ class Graphed(Service, Generic[P, R]):
         root: tuple[str, object] | None = None,
         callee: Callee | None = None,
     ) -> None:
-        """Graph `fn`.
-
-        Args:
-            pool: the memory of the recordings; default a pool of its own.
-            root: a name for messages, and the object whose state the callable reads: a module for
-                its forward. Default `fn` itself.
-            callee: `fn` as captures run it, compiled or not; default made from it.
-        """
+        """Graph `fn`. `root`: a name for messages, and the object whose state the callable reads: a
+        module for its forward, else `fn` itself. `callee`: `fn` as captures run it, compiled or
+        not."""
         self.fn = fn
         self.options = options
         self._name = name = getattr(fn, "__name__", type(fn).__name__)

@@ -250,19 +250,9 @@ class PoolManager:
     def lease(
         self, driver: Driver, device: torch.device, need_bytes: int, user: Graphed[..., Any]
     ) -> Generator[PoolRoom]:
-        """Make room for a recording, and give a lease to capture it under::
-
-            with pool.lease(driver, device, need_bytes, user) as lease:
-                while lease.has_room:
-                    entry = capture()
-                    if lease.keep(entry.member):
-                        return entry
-                    del entry
-
-        Args:
-            need_bytes: the bytes, or the least of them, that the recording would need in a pool for
-                itself; 0 if unknown.
-        """
+        """Make room for a recording, and give a lease to capture it under, while that has room.
+        `need_bytes`: the bytes, or the least of them, that the recording would need in a pool for
+        itself; 0 if unknown."""
         with self._lock:
             self._users.add(user)
         has_room = self._make_room(driver, device, need_bytes)

@@ -178,12 +178,8 @@ class Ranks:
         self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
     ) -> Entry | None:
         """Return a recording if all processes have one, or None if there is no room for it. `free`:
-        frees one that other processes lack.
-
-        Raises:
-            Elsewhere: another process cannot record it.
-            NotAllReady: it cannot yet.
-        """
+        frees one that other processes lack. Raises `Elsewhere`: another process cannot record it;
+        `NotAllReady`: it cannot yet."""
         if not self.several or not self._at:  # a run ahead without collectives
             return make()
         self._at = at = f"{self._at}/made"

@@ -157,11 +157,8 @@ class Footprint:
 
 
 class Unmoved:
-    """The state that a call has read, as it is now.
-
-    Args:
-        before: of the call, if it has changed nothing.
-    """
+    """The state that a call has read, as it is now. `before`: of the call, if it has changed
+    nothing."""
 
     def __init__(
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None

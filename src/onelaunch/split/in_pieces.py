@@ -145,7 +145,8 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
         f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "
-        f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
+        f"a call is {stats.split_launches} launch{'es' * (stats.split_launches != 1)} and "
+        f"{stats.split_us:.0f} us of host "
         "time, waits for the device included"
     )
     if not settled:
@@ -162,7 +163,3 @@ def _listed(names: list[str]) -> str:
     rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     run = "run as they are" if len(names) > 1 else "runs as it is"
     return f"{', '.join(most)}{rest} {run}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es"

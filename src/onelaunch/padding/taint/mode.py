@@ -51,15 +51,9 @@ from onelaunch.watch.operations import DecomposingMode
 
 
 class TaintMode(DecomposingMode):
-    """A mode that follows taint through a run at a padded size.
-
-    Args:
-        device: the device of the run and of the bits; bits of a device without kernels are on the
-            host.
-        reference: the steps of the unpadded run at the real size.
-        spare: the sizes whose last row is in no call a real row.
-        front: True if the rows that the unpadded run lacks are the first ones.
-    """
+    """A mode that follows taint through a run at a padded size. `reference`: the steps of the
+    unpadded run. `spare`: the sizes whose last row is in no call a real row. `front`: whether the
+    rows that the unpadded run lacks are the first ones."""
 
     def __init__(
         self,

@@ -4,15 +4,12 @@ attribution of taint to an operation, which a refusal names."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import argument_of
-from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
 from onelaunch.source import Place, user_frame
 
@@ -144,13 +141,6 @@ def _begins(constant: Tensor, real: Tensor | None) -> bool:
         return False
     part = constant[tuple(map(slice, real.shape))]
     return part.shape == real.shape and bool(((part == real) | (part.isnan() & real.isnan())).all())
-
-
-def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operation draws random numbers: attention does for its dropout."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    return rule_of(func) is None or argument_of(func, args, kwargs, "dropout_p", 0.0) > 0
 
 
 def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, tensors
+from onelaunch.driver.aten import Operator, operator, tensors
 from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import (
     DRAWN,
@@ -22,7 +22,6 @@ from onelaunch.padding.taint.align import (
     Alignment,
     TaintCause,
     TaintEvent,
-    draws,
     find_cause,
     reason_of,
 )
@@ -135,7 +134,7 @@ class TaintMode(DecomposingMode):
         if step.name == "lift_fresh":  # a constant in the code
             self._made.add(storage_of(args[0]))
         self.steps.append(step)
-        random = draws(func, args, kwargs)
+        random = operator(func).draws(args, {**kwargs, "generator": None})  # from any generator
         if self.random is None and random:
             self.random = TaintCause(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
@@ -192,8 +191,7 @@ class TaintMode(DecomposingMode):
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
-                *(step.name, user_frame()),
-                rule_of(func) is not None or step.name == "attention",
+                *(step.name, user_frame(), rule_of(func) is not None),
                 frozenset(map(storage_of, inputs)),
                 frozenset(map(storage_of, (*outputs, *written))),
                 *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),

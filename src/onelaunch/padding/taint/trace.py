@@ -91,7 +91,8 @@ def packet_of(name: str) -> str:
 
 def kind_of(name: str) -> str:
     """Return the name of an overload; one for all kernels of attention."""
-    return "attention" if name.startswith("_scaled_dot_product") else name
+    is_attention = name.startswith("_scaled_dot_product") and "backward" not in name
+    return "attention" if is_attention else name
 
 
 def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

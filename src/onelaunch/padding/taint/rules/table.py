@@ -14,10 +14,11 @@ from onelaunch.padding.taint.rules import (
     windows,
 )
 from onelaunch.padding.taint.rules.call import Rule, rerun
+from onelaunch.padding.taint.trace import kind_of
 
 
 def rule_of(func: Any) -> Rule | None:
-    name = str(func).removeprefix("aten.").removesuffix(".default")
+    name = kind_of(str(func).removeprefix("aten.").removesuffix(".default"))
     packet = name.partition(".")[0]
     found = RULES.get(name) or RULES.get(packet) or RULES.get(packet.removesuffix("_"))
     if found is None and elementwise.is_pointwise(func) and not packet.startswith("_foreach"):
@@ -98,11 +99,7 @@ RULES: dict[str, Rule] = _table(
     ("index_fill index_fill_ index_reduce index_reduce_", places.put_along),
     ("scatter.src scatter.value scatter_.src scatter_.value", places.scattered),
     ("scatter_add scatter_add_ scatter_reduce scatter_reduce_", places.scattered),
-    ("_scaled_dot_product_flash_attention_for_cpu", layers.attention),
-    ("_scaled_dot_product_flash_attention", layers.attention),
-    ("_scaled_dot_product_efficient_attention", layers.attention),
-    ("_scaled_dot_product_cudnn_attention", layers.attention),
-    ("_scaled_dot_product_fused_attention_overrideable", layers.attention),
+    ("attention", layers.attention),
     ("_transformer_encoder_layer_fwd _native_multi_head_attention", layers.fused_attention),
     ("_cudnn_rnn mkldnn_rnn_layer", layers.recurrent),
     ("_thnn_fused_lstm_cell _thnn_fused_gru_cell", layers.cell),

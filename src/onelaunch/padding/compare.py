@@ -16,6 +16,7 @@ from onelaunch.driver.distance import rounding
 from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import TracedStep, reach
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import SizeLink
@@ -109,9 +110,9 @@ class Jitter(DecomposingMode):
     def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_bounds(op.label.partition(".")[0], args)
         result = op.func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        given = {storage_of(t) for t in tensors((args, kwargs))}
         for t in tensors(result):
-            if t.is_floating_point() and t.untyped_storage()._cdata not in given and t.numel():
+            if t.is_floating_point() and storage_of(t) not in given and t.numel():
                 noise = torch.randn(t.shape, generator=self._generator, device="cpu")
                 t.mul_((1 + rounding(t) / 4 * noise.to(t.dtype)).to(t.device))
         return result

@@ -465,7 +465,7 @@ class Proving:
                 what = f"result {number} is a view with gaps, {list(t.stride())}"
                 raise CaptureError("OL140", what, fix="return `.contiguous()`")
             others = [o for i, o in enumerate(result.tensors) if i != number]
-            storage = t.untyped_storage()._cdata
-            if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
+            storage = storage_of(t)
+            if any(storage_of(o) == storage for o in others if o is not t):
                 what = f"result {number} shares memory with another result"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")

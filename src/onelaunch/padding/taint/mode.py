@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, operator, tensors
+from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.select import computing
 from onelaunch.padding.taint.align import (
     DRAWN,
@@ -108,7 +108,7 @@ class TaintMode(DecomposingMode):
             return func(*args, **kwargs)
         if op.reshapes:  # metadata alone: the memory is unchanged
             result = func(*args, **kwargs)
-            self._alignment.counterpart(step_of(func, args, kwargs, result))
+            self._alignment.counterpart(step_of(op, args, kwargs, result))
             return result
         written = op.written(args, kwargs)
         old_values = dict[int, Tensor]()
@@ -118,30 +118,30 @@ class TaintMode(DecomposingMode):
             old_values = {id(t): t.clone() for t in written}
         check_bounds(packet_of(op.label), args)
         result = func(*args, **kwargs)
-        self._follow(func, args, kwargs, result, written, old_values)
+        self._follow(op, args, kwargs, result, written, old_values)
         return result
 
     def _follow(
         self,
-        func: Any,
+        op: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         written: Sequence[Tensor],
         old_values: dict[int, Tensor],
     ) -> None:
-        step = step_of(func, args, kwargs, result)
+        step = step_of(op, args, kwargs, result)
         if step.name == "lift_fresh":  # a constant in the code
             self._made.add(storage_of(args[0]))
         self.steps.append(step)
-        random = operator(func).draws(args, {**kwargs, "generator": None})  # from any generator
+        random = op.draws(args, {**kwargs, "generator": None})  # from any generator
         if self.random is None and random:
             self.random = TaintCause(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
         if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
             self._alignment.apart = TaintCause(step.name, user_frame(), DRAWN)
         call = TaintedCall(
-            *(func, args, kwargs, result, real),
+            *(op, args, kwargs, result, real),
             *(self._memory, old_values, self._outlives, self._front),
         )
         inputs, outputs = call.inputs, call.results
@@ -191,7 +191,7 @@ class TaintMode(DecomposingMode):
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
-                *(step.name, user_frame(), rule_of(func) is not None),
+                *(step.name, user_frame(), rule_of(op) is not None),
                 frozenset(map(storage_of, inputs)),
                 frozenset(map(storage_of, (*outputs, *written))),
                 *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),
@@ -236,7 +236,7 @@ class TaintMode(DecomposingMode):
 
     def _bits(self, call: TaintedCall, reason: str | None) -> tuple[list[Tensor], Rows | None]:
         """Return the bits of the results, and the size whose rows they name."""
-        rule, outputs = None if reason else rule_of(call.func), call.results
+        rule, outputs = None if reason else rule_of(call.op), call.results
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
             try:

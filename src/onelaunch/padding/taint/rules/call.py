@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import mapped, tensors
+from onelaunch.driver.aten import Operator, mapped, tensors
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
@@ -25,7 +25,7 @@ from onelaunch.padding.taint.shadow import (
     ShadowMemory,
     storage_of,
 )
-from onelaunch.padding.taint.trace import TracedStep, name_of, packet_of
+from onelaunch.padding.taint.trace import TracedStep, packet_of
 
 LEAST = -1e4  # highest number that may stand for minus infinity; each call is checked where it does
 
@@ -60,7 +60,7 @@ class TaintedCall:
 
     def __init__(
         self,
-        func: Any,
+        op: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
@@ -70,8 +70,8 @@ class TaintedCall:
         outlives: Callable[[Tensor], bool],
         front: bool,
     ) -> None:
-        self.func, self.name, self.args, self.kwargs = func, name_of(func), args, kwargs
-        self.packet = packet_of(self.name)
+        self.op, self.func, self.args, self.kwargs = op, op.func, args, kwargs
+        self.name, self.packet = op.label, packet_of(op.label)
         self.inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         self.results = [t for t in tensors(result) if t.layout is torch.strided]
         self.real_results = () if real is None else real.outputs

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver import aten
 from onelaunch.driver.aten import tensors
 from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere, rerun, spread
-
-
-def is_pointwise(func: Any) -> bool:
-    """Return whether each element of the result depends only on the elements at its place."""
-    packet = str(func).removeprefix("aten.").partition(".")[0]
-    return aten.is_pointwise(func) or packet.removesuffix("_") in POINTWISE
-
 
 POINTWISE = frozenset(
     {

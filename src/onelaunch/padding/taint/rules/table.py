@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from onelaunch.driver.aten import Operator, is_pointwise
 from onelaunch.padding.taint.rules import (
     elementwise,
     layers,
@@ -14,15 +13,15 @@ from onelaunch.padding.taint.rules import (
     windows,
 )
 from onelaunch.padding.taint.rules.call import Rule, rerun
-from onelaunch.padding.taint.trace import kind_of
+from onelaunch.padding.taint.trace import kind_of, packet_of
 
 
-def rule_of(func: Any) -> Rule | None:
-    name = kind_of(str(func).removeprefix("aten.").removesuffix(".default"))
-    packet = name.partition(".")[0]
-    found = RULES.get(name) or RULES.get(packet) or RULES.get(packet.removesuffix("_"))
-    if found is None and elementwise.is_pointwise(func) and not packet.startswith("_foreach"):
-        return elementwise.pointwise
+def rule_of(op: Operator) -> Rule | None:
+    name, packet = kind_of(op.label), packet_of(op.label)
+    plain = packet.removesuffix("_")
+    found = RULES.get(name) or RULES.get(packet) or RULES.get(plain)
+    if found is None and (is_pointwise(op.func) or plain in elementwise.POINTWISE):
+        return None if packet.startswith("_foreach") else elementwise.pointwise
     return found
 
 

@@ -314,7 +314,9 @@ def rerun(call: TaintedCall, taint: Planes) -> list[Tensor]:
     depends on it, which a weight of 0 does not stop, and moves with its element."""
 
     def given(value: Any) -> Any:
-        return torch.where(taint(value), torch.nan, 0.0) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            return torch.where(taint(value), torch.nan, 0.0)
+        return 0.0 if value != value else value  # NaN, as of a constant that pads
 
     kwargs = {k: v for k, v in call.kwargs.items() if k not in ("dtype", "device", "layout")}
     found = tensors(call.func(*mapped(call.args, given), **kwargs))

@@ -62,6 +62,7 @@ def test_compiled_code_takes_over(device: torch.device, rand: Rand) -> None:
             torch.testing.assert_close(fast(rand(i, 2, 4)), net(rand(i, 2, 4)))
     assert compiled_launches(own) == before + 4
     assert len(fast.recordings) == 1
+    assert own.memory_bytes >= own._compiled._pool.memory_bytes > 0
     assert not own.stats().eager_reasons
 
 

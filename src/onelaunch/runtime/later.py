@@ -159,6 +159,11 @@ class CompilesLater(Graphed[P, R]):
 
     # For users.
 
+    @property
+    def memory_bytes(self) -> int:
+        """Device bytes of its pool, and of the pool of compiled recordings."""
+        return super().memory_bytes + self._compiled._pool.memory_bytes
+
     def reset(self) -> None:
         """Free every recording and forget every signature; see `Graphed.reset`."""
         with self._worker.changed:

@@ -164,18 +164,15 @@ def in_place(pieces: Sequence[tuple[nn.Module, Forward]]) -> Generator[None]:
         with _lock:
             for module, place in taken:
                 place.runs -= 1
-                if not place.runs:
-                    _restore(module, place)
-
-
-def _restore(module: nn.Module, place: _ReplacedForward) -> None:
-    _places.pop(id(module), None)
-    if module.__dict__.get("forward") is not place.piece:
-        return  # the run itself put another there, as it would have without us
-    if place.own is None:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = place.own
+                if place.runs:
+                    continue
+                _places.pop(id(module), None)
+                if module.__dict__.get("forward") is not place.piece:
+                    continue  # the run itself put another there, as it would have without us
+                if place.own is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = place.own
 
 
 def own_forward(module: nn.Module) -> Any:

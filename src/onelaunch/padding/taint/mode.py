@@ -138,8 +138,8 @@ class TaintMode(DecomposingMode):
         if self.random is None and random:
             self.random = TaintCause(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
-        if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
-            self._alignment.apart = TaintCause(step.name, user_frame(), DRAWN)
+        if real is not None and random and real[2:4] != step[2:4]:
+            self._alignment.differ(TaintCause(step.name, user_frame(), DRAWN))
         call = TaintedCall(
             *(op, args, kwargs, result, real),
             *(self._memory, old_values, self._outlives, self._front),

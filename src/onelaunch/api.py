@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from torch import nn
@@ -20,12 +21,12 @@ M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, slots=True)
 class _Decorator:
     """The decorator that ``@ol.graph(...)`` makes."""
 
-    def __init__(self, options: Options, pool: PoolManager | None) -> None:
-        self._options = options
-        self._pool = pool
+    _options: Options
+    _pool: PoolManager | None
 
     @overload
     def __call__(self, fn: M) -> M: ...

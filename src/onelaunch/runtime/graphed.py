@@ -40,7 +40,7 @@ from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
-from onelaunch.runtime.stats import DEFERRED, GraphStats, graph_stats
+from onelaunch.runtime.stats import DEFERRED, GraphStats
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
@@ -388,8 +388,11 @@ class Graphed(Service, Generic[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
-        gone = self._signatures.past_launches()
-        return graph_stats(self._table.figures(), self._table.counts, gone)
+        recordings, counts = self._table.figures(), self._table.counts
+        replays = sum(info.replays for info in recordings) + self._signatures.past_launches()
+        figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
+        del figures["reason"]
+        return GraphStats(tuple(recordings), replays=replays, **figures)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.

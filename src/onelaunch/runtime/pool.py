@@ -22,9 +22,8 @@ from torch import Tensor
 
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import DevicePool, Driver, Graph
-from onelaunch.errors import ArgumentError
 from onelaunch.runtime.stats import PoolStats, summed
-from onelaunch.sizes.buckets import integer
+from onelaunch.sizes.buckets import positive
 
 if TYPE_CHECKING:
     from onelaunch.runtime.graphed import Graphed
@@ -108,10 +107,7 @@ class Pool:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        most = None if max_bytes is None else integer(max_bytes)
-        if max_bytes is not None and (most is None or most <= 0):
-            what = f"max_bytes must be a positive int or None, got {max_bytes!r}"
-            raise ArgumentError("OL401", what, fix="max_bytes=2**30, or None for no bound")
+        most = None if max_bytes is None else positive("max_bytes", max_bytes)
         self._manager = PoolManager(most)
 
     @property

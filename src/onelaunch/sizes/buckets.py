@@ -122,14 +122,14 @@ class Buckets:
     @staticmethod
     def powers_of_two(max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
         """Return buckets of 1, 2, 4, ... `max_size`; the last size need not be a power of two."""
-        most = _positive("max_size", max_size)
+        most = positive("max_size", max_size)
         sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
         return Buckets(dim, (*sizes, most), **options)
 
     @staticmethod
     def every(step: int, max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
         """Return buckets of `step`, 2 `step`, ... up to `max_size`, which is the last size."""
-        step, most = _positive("step", step), _positive("max_size", max_size)
+        step, most = positive("step", step), positive("max_size", max_size)
         return Buckets(dim, (*range(step, most, step), most), **options)
 
     @staticmethod
@@ -155,7 +155,7 @@ class Buckets:
         """
         several = _listed(dim)
         observed = _by_dimension(histogram, several)
-        most = None if max_sizes is None else _positive("max_sizes", max_sizes)
+        most = None if max_sizes is None else positive("max_sizes", max_sizes)
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
         return Buckets(dim, chosen, **options)
@@ -287,7 +287,8 @@ def _is_amount(value: object) -> bool:
     return 0 <= float(value) < math.inf
 
 
-def _positive(name: str, value: object) -> int:
+def positive(name: str, value: object) -> int:
+    """Return an integer of at least 1 as an int. Raises `ArgumentError`: OL401, it is none."""
     found = integer(value)
     if found is None or found < 1:
         raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")

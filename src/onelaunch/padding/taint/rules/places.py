@@ -92,10 +92,10 @@ def indexed(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 def index_select(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Index the plane along a dimension, by an index that is never negative."""
-    return _picked(call, taint, along(*call.args), call.args[0].shape)
+    return _picked(call, taint, indices_along(*call.args), call.args[0].shape)
 
 
-def along(t: Tensor, dim: int, index: Tensor) -> list[Tensor | None]:
+def indices_along(t: Tensor, dim: int, index: Tensor) -> list[Tensor | None]:
     """Return the indices by which `t[..., index]` indexes a dimension."""
     return [*[None] * (dim % max(t.dim(), 1)), index]
 

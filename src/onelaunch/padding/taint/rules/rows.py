@@ -14,7 +14,7 @@ from torch import Tensor
 from onelaunch.driver.aten import tensors
 from onelaunch.padding.taint.rules.call import Planes, TaintedCall, rerun
 from onelaunch.padding.taint.rules.elementwise import pointwise
-from onelaunch.padding.taint.rules.places import along, index_taint, names, only
+from onelaunch.padding.taint.rules.places import index_taint, indices_along, names, only
 
 _MOVES = frozenset(
     {
@@ -46,7 +46,7 @@ def kept(call: TaintedCall, padded: Tensor) -> tuple[Tensor, Tensor]:
     if packet in _MOVES:
         return rerun(call, call.rows)[0], rerun(call, call.spare)[0]
     if packet in _PICKS and bool((call.rows(t) | call.spare(t)).all()):
-        indices = call.args[1] if packet == "index" else along(*call.args[:3])
+        indices = call.args[1] if packet == "index" else indices_along(*call.args[:3])
         named = names(call, t, *only(indices))
         if packet == "gather":
             return ~padded, call.spare(call.args[2]) if named else none

@@ -10,60 +10,35 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onelaunch.api import graph
-    from onelaunch.call.registered import register
-    from onelaunch.capture.recording import Recording
-    from onelaunch.compat import make_graphed_callables
-    from onelaunch.errors import ArgumentError, CaptureError, GraphError, GraphWarning, ReplayError
-    from onelaunch.finding import Finding
-    from onelaunch.optimizers.capturable import capturable
-    from onelaunch.runtime.batcher import Batcher
-    from onelaunch.runtime.graphed import Graphed
-    from onelaunch.runtime.metrics import Metrics
-    from onelaunch.runtime.pool import Pool
-    from onelaunch.runtime.readiness import Readiness
-    from onelaunch.runtime.stats import GraphStats, PoolStats
-    from onelaunch.sizes.buckets import Buckets
-    from onelaunch.sizes.ragged import Ragged
-    from onelaunch.tools.bench import Comparison, compare
-    from onelaunch.tools.checklist.optimize import Optimized, optimize
-    from onelaunch.tools.checklist.plan import Plan
-    from onelaunch.tools.doctor.diagnose import diagnose
-    from onelaunch.tools.doctor.diagnosis import Diagnosis
-    from onelaunch.tools.profiler.measure import profile
-    from onelaunch.tools.profiler.profile import Profile
-
-__all__ = [
-    "ArgumentError",
-    "Batcher",
-    "Buckets",
-    "CaptureError",
-    "Comparison",
-    "Diagnosis",
-    "Finding",
-    "GraphError",
-    "GraphStats",
-    "GraphWarning",
-    "Graphed",
-    "Metrics",
-    "Optimized",
-    "Plan",
-    "Pool",
-    "PoolStats",
-    "Profile",
-    "Ragged",
-    "Readiness",
-    "Recording",
-    "ReplayError",
-    "capturable",
-    "compare",
-    "diagnose",
-    "graph",
-    "make_graphed_callables",
-    "optimize",
-    "profile",
-    "register",
-]
+    from onelaunch.api import graph as graph
+    from onelaunch.call.registered import register as register
+    from onelaunch.capture.recording import Recording as Recording
+    from onelaunch.compat import make_graphed_callables as make_graphed_callables
+    from onelaunch.errors import ArgumentError as ArgumentError
+    from onelaunch.errors import CaptureError as CaptureError
+    from onelaunch.errors import GraphError as GraphError
+    from onelaunch.errors import GraphWarning as GraphWarning
+    from onelaunch.errors import ReplayError as ReplayError
+    from onelaunch.finding import Finding as Finding
+    from onelaunch.optimizers.capturable import capturable as capturable
+    from onelaunch.runtime.batcher import Batcher as Batcher
+    from onelaunch.runtime.graphed import Graphed as Graphed
+    from onelaunch.runtime.metrics import Metrics as Metrics
+    from onelaunch.runtime.pool import Pool as Pool
+    from onelaunch.runtime.readiness import Readiness as Readiness
+    from onelaunch.runtime.stats import GraphStats as GraphStats
+    from onelaunch.runtime.stats import PoolStats as PoolStats
+    from onelaunch.sizes.buckets import Buckets as Buckets
+    from onelaunch.sizes.ragged import Ragged as Ragged
+    from onelaunch.tools.bench import Comparison as Comparison
+    from onelaunch.tools.bench import compare as compare
+    from onelaunch.tools.checklist.optimize import Optimized as Optimized
+    from onelaunch.tools.checklist.optimize import optimize as optimize
+    from onelaunch.tools.checklist.plan import Plan as Plan
+    from onelaunch.tools.doctor.diagnose import diagnose as diagnose
+    from onelaunch.tools.doctor.diagnosis import Diagnosis as Diagnosis
+    from onelaunch.tools.profiler.measure import profile as profile
+    from onelaunch.tools.profiler.profile import Profile as Profile
 
 _MODULES = {
     "ArgumentError": "onelaunch.errors",
@@ -98,6 +73,7 @@ _MODULES = {
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __all__ = [*_MODULES]
 
     def __getattr__(name: str) -> object:
         """Import a public name."""
@@ -111,4 +87,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return __all__
+    return [*_MODULES]

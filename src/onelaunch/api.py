@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack, get_type_hints, overload
 
 from torch import nn
 
 from onelaunch.errors import ArgumentError, describe_type
 from onelaunch.module import graph_module
-from onelaunch.padding.graphed import graphed
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.runtime.options import GraphOptions, Options
-from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.pool import Pool, PoolManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,12 +21,12 @@ M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, slots=True)
 class _Decorator:
     """The decorator that ``@ol.graph(...)`` makes."""
 
-    def __init__(self, options: Options, pool: PoolManager | None) -> None:
-        self._options = options
-        self._pool = pool
+    _options: Options
+    _pool: PoolManager | None
 
     @overload
     def __call__(self, fn: M) -> M: ...
@@ -134,7 +134,7 @@ def graph(fn: Any = None, **options: Unpack[GraphOptions]) -> Any:
     checked = Options(**settings)
     if pool is not None and not isinstance(pool, Pool):
         raise ArgumentError("OL401", f"pool={pool!r}", fix="pool=ol.Pool(), or None")
-    shared = None if pool is None else manager_of(pool)
+    shared = None if pool is None else pool._manager
     return _Decorator(checked, shared) if fn is None else _graphed(fn, checked, shared)
 
 
@@ -154,10 +154,6 @@ def _graphed(fn: Any, options: Options, pool: PoolManager | None) -> Any:
             name = getattr(fn, "__qualname__", describe_type(fn))
             fix = "graph a plain function that returns tensors, and call it from there"
             raise ArgumentError("OL401", f"a call of `{name}` only makes a {what}", fix=fix)
-    if options.on_refusal == "split":
-        from onelaunch.dynamo.function import SplitFunction  # takes half a second
-
-        return SplitFunction(fn, options, pool)
     return graphed(fn, options, pool)
 
 

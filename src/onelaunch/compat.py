@@ -15,9 +15,9 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.autograd.pair import AutogradPair
 from onelaunch.call.tree import flatten, unique
 from onelaunch.errors import ArgumentError
-from onelaunch.runtime.graphed import Graphed, capture_in, newest_pair
+from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.pool import Pool, PoolManager
 from onelaunch.split.forward import ModuleForward
 
 _POOLS: dict[object, PoolManager] = {}  # Torch's pool id -> the pool in its place
@@ -96,12 +96,16 @@ def make_graphed_callables(
             parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
             given = (*flatten((arguments, named or {})).tensors, *parameters)
             wanting = unique([t for t in given if t.requires_grad])
-            then = partial(_rehearsed, wanting=wanting, allow_unused_input=allow_unused_input)
-            capture_in(graphed, chain, tuple(arguments), named or {}, then)
+            then = partial(
+                _rehearse_backward, wanting=wanting, allow_unused_input=allow_unused_input
+            )
+            graphed._recorder.capture_ahead(
+                graphed, tuple(arguments), named or {}, chain=chain, then=then
+            )
         for graphed in reversed(made):
-            pair = newest_pair(graphed)
-            if pair is not None:
-                capture_backward(pair)
+            newest = graphed._table.entries[:1]  # another thread may have reset it
+            if newest and newest[0].captured.pair is not None:
+                capture_backward(newest[0].captured.pair)
     except BaseException:  # from a callable, or Ctrl-C: every module gets its forward back
         for fn, forward in before:
             del fn.forward
@@ -134,20 +138,11 @@ def _check(chosen: Sequence[Any], args: Sequence[Any], kwargs: Sequence[Any]) ->
             raise ArgumentError("OL401", f"a buffer of {name} requires grad", fix=fix)
 
 
-def _rehearsed(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
-    """Warm up the backward. Raise if a tensor that requires grad gets none."""
-    unused = rehearse_backward(result, wanting)
-    if unused and not allow_unused_input:
-        what = f"{len(unused)} of {len(wanting)} tensors that require grad are not used"
-        fix = "make_graphed_callables(..., allow_unused_input=True)"
-        raise ArgumentError("OL401", what, fix=fix)
-
-
 def _pool(given: Any) -> PoolManager:
     if given is None:
         return PoolManager()
     if isinstance(given, Pool):
-        return manager_of(given)
+        return given._manager
     return _POOLS.setdefault(getattr(given, "id", given), PoolManager())
 
 
@@ -157,18 +152,13 @@ def _graphed(fn: Any, options: Options, pool: PoolManager) -> Graphed[..., Any]:
     return Graphed(fn, options, pool)
 
 
-def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
-    """Run the backward of a callable's result, and drop the gradients.
-
-    Hooks do not run: a tensor that has one is left out. `wanting`: arguments and parameters that
-    require grad.
-
-    Returns:
-        The tensors of `wanting` that get no gradient; none if no result requires grad.
-    """
+def _rehearse_backward(result: Any, wanting: Sequence[Tensor], allow_unused_input: bool) -> None:
+    """Run the backward of a callable's result, and drop the gradients. Raise if one of `wanting`,
+    arguments and parameters that require grad, gets none. Hooks do not run: a tensor that has one
+    is left out."""
     outputs = unique([t for t in flatten(result).tensors if t.requires_grad])
     if not outputs:
-        return []
+        return
     graph = CapturedGraph(outputs, wanting)
     reached = unique([*wanting, *(t for t in graph.leaves if t.requires_grad)])
     inputs = [t for t in reached if not (t._backward_hooks or t.retains_grad)]
@@ -177,8 +167,12 @@ def rehearse_backward(result: Any, wanting: Sequence[Tensor]) -> list[Tensor]:
     # a product of matrices (pytorch#120131).
     last = [t * 1 for t in outputs]
     found = gradients(last, inputs, seeds) if inputs else ()
-    unused = {id(t) for t, g in zip(inputs, found, strict=True) if g is None}
-    return [t for t in wanting if id(t) in unused]
+    empty = {id(t) for t, g in zip(inputs, found, strict=True) if g is None}
+    unused = sum(id(t) in empty for t in wanting)
+    if unused and not allow_unused_input:
+        what = f"{unused} of {len(wanting)} tensors that require grad are not used"
+        fix = "make_graphed_callables(..., allow_unused_input=True)"
+        raise ArgumentError("OL401", what, fix=fix)
 
 
 def capture_backward(pair: AutogradPair) -> None:

@@ -24,15 +24,8 @@ from onelaunch.finding import Finding, of_refusal
 
 
 class _InParts(Exception):
-    """A message in four parts: what happened, where, why, and the code that fixes it.
-
-    Args:
-        code: a key of `CATALOGUE`, such as ``"OL101"``.
-        what: what happened, with the values.
-        where: the place, whose text is ``file:line`` and its source; or the argument.
-        why: the reason; the catalogue's by default.
-        fix: the code to write instead; the catalogue's by default.
-    """
+    """A message in four parts: what happened, where, why, and the code that fixes it; see
+    `GraphError`. `code`: a key of `CATALOGUE`, which has the usual `why` and `fix`."""
 
     def __init__(
         self,
@@ -75,11 +68,8 @@ class GraphError(_InParts, RuntimeError):
     """
 
     def warning(self, came: str, code: str | None = None) -> GraphWarning:
-        """Make a warning of this error; the consequence comes first.
-
-        Args:
-            came: the consequence, such as ``"such calls run eagerly"``.
-            code: the warning's code, if it differs from the error's, which is then named too.
+        """Make a warning of this error; the consequence comes first, such as ``"such calls run
+        eagerly"``. `code`: the warning's, if it differs from the error's, which is then named too.
         """
         what = self.what if code is None else f"[{self.code}] {self.what}"
         parts = {"where": self.where, "why": self.why, "fix": self.fix}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import typing
-from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -13,8 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from onelaunch.capture import distributed
 from onelaunch.errors import ArgumentError
-from onelaunch.padding.graphed import graphed
-from onelaunch.runtime.graphed import Graphed, like
+from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.split.forward import ModuleForward, has_forward
@@ -139,11 +137,8 @@ def graph_module(module: M, options: Options, pool: PoolManager | None) -> M:
             "module inside of it",
         )
     distributed.refuse_module(module)
-    forward, root = ModuleForward(module, module.__dict__.get("forward")), ("", module)
-    make: Callable[..., Graphed[..., Any]] = graphed
-    if options.on_refusal == "split":
-        from onelaunch.split.graphed import SplitGraphed as make  # few modules are split
-    fast = make(forward, options, pool, root)
+    forward = ModuleForward(module, module.__dict__.get("forward"))
+    fast = graphed(forward, options, pool, ("", module))
     twin = object.__new__(_twin_class(type(module)))
     object.__setattr__(twin, "__dict__", module.__dict__)
     object.__setattr__(twin, "_graphed", (fast,))
@@ -178,7 +173,8 @@ def _current(twin: _Twin) -> Graphed[..., Any]:
     before = cast(ModuleForward, fast.fn)
     if before.own is not own:
         module = before.module
-        fast = like(fast, ModuleForward(module, own))
+        forward = ModuleForward(module, own)
+        fast = type(fast)(forward, fast.options, fast._pool, fast._callee.root)
         twin._graphed = (fast,)
     return fast
 

@@ -45,6 +45,11 @@ class Place(NamedTuple):
     lineno: int
     source: str
 
+    @staticmethod
+    def of(filename: str, lineno: int, of: dict[str, Any] | None = None) -> Place:
+        """Return a line with its source. `of`: the globals of its code, which know a zip."""
+        return Place(filename, lineno, linecache.getline(filename, lineno, of).strip())
+
     def __str__(self) -> str:
         try:
             path = os.path.relpath(self.filename)
@@ -58,17 +63,14 @@ class Place(NamedTuple):
 
 
 def user_frame(traceback: TracebackType | None = None) -> Place | None:
-    """Return the innermost line that belongs neither to torch nor to onelaunch. `traceback`: of an
-    exception; the stack of the running thread if None.
-
-    Returns:
-        The place, or None if there is no such frame (in a thread of the autograd engine, say).
-    """
+    """Return the innermost line that belongs neither to torch nor to onelaunch; None if there is
+    none, as in a thread of the autograd engine. `traceback`: of an exception; the stack of the
+    running thread if None."""
     if traceback is None:
         point = user_point()
         return point and point.place()
-    raised = ((f.f_code, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
-    return next((_place(*at) for at in raised if is_users(at[0].co_filename)), None)
+    raised = ((f.f_code.co_filename, n, f.f_globals) for f, n in reversed([*walk_tb(traceback)]))
+    return next((Place.of(*at) for at in raised if is_users(at[0])), None)
 
 
 class CodePoint(NamedTuple):
@@ -81,7 +83,8 @@ class CodePoint(NamedTuple):
     def place(self) -> Place:
         lines = self.code.co_lines()
         found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
-        return _place(self.code, next(found, self.code.co_firstlineno), self.globals)
+        line = next(found, self.code.co_firstlineno)
+        return Place.of(self.code.co_filename, line, self.globals)
 
 
 def user_point() -> CodePoint | None:
@@ -96,11 +99,6 @@ def user_point() -> CodePoint | None:
     return None
 
 
-def _place(code: CodeType, lineno: int, of: dict[str, Any]) -> Place:
-    source = linecache.getline(code.co_filename, lineno, of)  # the globals know a zip
-    return Place(code.co_filename, lineno, source.strip())
-
-
 def user_line() -> str | None:
     """Return the user's innermost line that runs now, for a message."""
     place = user_frame()
@@ -108,17 +106,14 @@ def user_line() -> str | None:
 
 
 def line_of(fn: object, pattern: str | None = None) -> Place | None:
-    """Find the last line of a callable's source that matches, else the line where it begins.
-
-    Returns:
-        The place, or None for code that is torch's or has no source.
-    """
+    """Find the last line of a callable's source that matches, else the line where it begins; None
+    for code that is torch's or has no source."""
     code = code_of(fn)
     if code is None or not is_users(code.co_filename):
         return None
     filename, first = code.co_filename, code.co_firstlineno
     last = max((line for *_, line in code.co_lines() if line is not None), default=first)
-    lines = [Place(filename, n, _source(filename, n)) for n in range(first, last + 1)]
+    lines = [Place.of(filename, n) for n in range(first, last + 1)]
     if pattern is not None:
         for place in reversed(lines):
             if re.search(pattern, place.source):
@@ -189,7 +184,7 @@ def _lines(codes: Iterable[CodeType]) -> Iterator[tuple[Place, list[dis.Instruct
             if line is not None:
                 lines.setdefault(line, []).append(step)
         for line, steps in lines.items():
-            yield Place(code.co_filename, line, _source(code.co_filename, line)), steps
+            yield Place.of(code.co_filename, line), steps
 
 
 def _has(steps: Iterable[dis.Instruction], instructions: Collection[str], name: object) -> bool:
@@ -234,10 +229,6 @@ def code_of(fn: Any) -> CodeType | None:
     if not hasattr(fn, "__code__"):
         fn = getattr(type(fn), "forward", type(fn).__call__)
     return getattr(inspect.unwrap(fn), "__code__", None)
-
-
-def _source(filename: str, lineno: int) -> str:
-    return linecache.getline(filename, lineno).strip()
 
 
 def levels_to_user() -> int:

@@ -49,7 +49,7 @@ def budget_for_two(x: Tensor) -> int:
 
 def evict_all(pool: ol.Pool) -> None:
     """As where another recording needs all the room that there is."""
-    pool_module.manager_of(pool)._evict_until(bool)
+    pool._manager._evict_until(bool)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_a_recording_keeps_nothing_of_the_pool(device: torch.device, rand: Rand)
     assert set(recording.inputs.values()) == {"node", "copy", "fill"}
     assert recording.replays == 4
     if device.type == "tape":
-        (part,) = pool_module.manager_of(pool)._pools.values()
+        (part,) = pool._manager._pools.values()
         assert part.arena.allocated_bytes == 0
     else:
         assert active_bytes(pool) == 0
@@ -124,7 +124,7 @@ def test_a_recording_keeps_nothing_of_the_pool(device: torch.device, rand: Rand)
 
 def active_bytes(pool: ol.Pool) -> int:
     """What is allocated in a pool on a GPU."""
-    (part,) = pool_module.manager_of(pool)._pools.values()
+    (part,) = pool._manager._pools.values()
     return sum(
         s["active_size"]
         for s in torch.cuda.memory_snapshot()

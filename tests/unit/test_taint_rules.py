@@ -133,6 +133,7 @@ OPERATIONS: dict[str, tuple[Operation, Callable[[], Tensor]]] = {
     "affine grid": (lambda x: F.affine_grid(x[:, :2, :3], (6, 1, 4, 4), align_corners=True), x3),
     "unfold": (lambda x: F.unfold(x, 3), image),
     "fold": (lambda x: F.fold(x.repeat(1, 1, 4), (5, 5), 2), x3),
+    "pad with NaN": (lambda x: F.pad(x, (1, 1), value=torch.nan), x2),
     "pad": (lambda x: F.pad(x[:, None], (1, 1, 1, 1, 1, 1), mode="replicate"), image),
     "roll": (lambda x: x.roll((1, -2), (0, 1)), x2),
     "diagonal": (lambda x: x.diagonal(1, 1, 2).clone().diag_embed(-1), x3),

@@ -12,9 +12,9 @@ from onelaunch.capture.compilation import eager_aten
 from onelaunch.dynamo.backend import driver_and_device, record_graph
 from onelaunch.dynamo.region import Regions
 from onelaunch.dynamo.settings import CompileSettings
+from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.stats import GraphStats, SplitModule
-from onelaunch.split.in_pieces import InPieces, Told
+from onelaunch.split.in_pieces import InPieces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,8 +29,6 @@ class SplitFunction(InPieces[P, R]):
 
     def __init__(self, fn: Callable[P, R], options: Options, *rest: Any, **named: Any) -> None:
         super().__init__(fn, options, *rest, **named)
-        self._refusals = {}
-        self._told = Told()
         self._regions = Regions()
         backend = _backend(CompileSettings.of_graph(options, self._pool), self._regions)
         self._pieces: Callable[..., R] = torch.compile(fn, backend=backend)
@@ -39,23 +37,13 @@ class SplitFunction(InPieces[P, R]):
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self._pieces(*args, **kwargs)
 
-    def _watches(self) -> bool:
-        return True
-
-    def _figures(self) -> Iterable[GraphStats]:
-        pieces = self._regions.graphs()
-        return [super(InPieces, self).stats(), *(graphed.stats() for graphed in pieces)]
-
-    def _refused_parts(self) -> Iterable[SplitModule]:
-        return self._refusals.values()
+    def _every_piece(self) -> Iterable[Graphed[..., Any]]:
+        return [self, *self._regions.graphs()]
 
     def reset(self) -> None:
-        """Free every recording of the whole and its pieces, and forget every signature and refusal;
-        see `Graphed.reset`."""
-        super().reset()
+        """Free every recording, and forget every signature and refusal; see `InPieces.reset`."""
         self._regions.reset()
-        self._refusals.clear()
-        self._told.reset()
+        super().reset()
 
 
 def _backend(settings: CompileSettings, regions: Regions) -> Callable[..., Any]:

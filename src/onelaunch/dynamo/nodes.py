@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,9 +46,7 @@ def line_in(stack: str) -> str | None:
     """Return the user's innermost line in the text of a stack, in the form of a message."""
     for filename, number in reversed(re.findall(r'File "([^"]+)", line (\d+)', stack)):
         if is_users(filename):
-            return str(
-                Place(filename, int(number), linecache.getline(filename, int(number)).strip())
-            )
+            return str(Place.of(filename, int(number)))
     return None
 
 

@@ -59,16 +59,12 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Fill(NamedTuple):
-    """A scalar that fills a tensor.
-
-    Attributes:
-        shape: of a tensor that torch fills likewise. Numbers too large for float16 are infinite as
-            a single element, and an error else.
-        least, most: the range in which no value is an error.
-    """
+    """A scalar that fills a tensor. From `least` to `most` no value is an error."""
 
     scalar: int
     shape: tuple[int, ...]
+    """The shape of a tensor that torch fills likewise. Numbers too large for float16 are infinite
+    as a single element, and an error else."""
     dtype: torch.dtype
     least: float
     most: float
@@ -85,25 +81,18 @@ class Fill(NamedTuple):
 
 @dataclass(frozen=True)
 class Beside:
-    """A graph without its changing numbers.
+    """A graph without its changing numbers."""
 
-    Attributes:
-        graph, inputs: the graph that is left, and examples of its inputs: those that were `kept`,
-            and a host tensor for each scalar.
-        host: the graph that computes the scalars, then results, from the inputs `numbers`.
-        dtypes: of the scalars.
-        fills: the scalars that fill tensors, whose dtypes may not hold each value.
-        results: for each result of the whole its place in what `host` returns, or None.
-    """
-
-    graph: Graph
+    graph: Graph  # the graph that is left
     inputs: Sequence[Any]
-    host: Graph
+    """Examples of its inputs: those that were `kept`, and a host tensor for each scalar."""
+    host: Graph  # computes the scalars, then results, from the inputs `numbers`
     numbers: Sequence[int]
     kept: Sequence[int]
-    dtypes: Sequence[torch.dtype]
-    fills: Sequence[Fill]
+    dtypes: Sequence[torch.dtype]  # of the scalars
+    fills: Sequence[Fill]  # the scalars that fill tensors, whose dtypes may not hold each value
     results: Sequence[int | None]
+    """The place of each result of the whole in what `host` returns, or None."""
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return the whole, of the compiled graph."""
@@ -195,14 +184,9 @@ def _sources(given: Sequence[Node]) -> list[Node]:
         if isinstance(value, Tensor):
             for n in (*value.shape, *value.stride(), value.storage_offset()):
                 sizes |= n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
-    return [node for node in given if _is_source(node, sizes)]
-
-
-def _is_source(node: Node, sizes: set[Any]) -> bool:
-    value = example(node)
-    if isinstance(value, torch.SymInt):
-        return not value.node.expr.free_symbols & sizes
-    return is_float(node)
+    integers = [node for node in given if isinstance(example(node), torch.SymInt)]
+    apart = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
+    return [node for node in given if node in apart or is_float(node)]
 
 
 def is_float(node: Node) -> bool:
@@ -287,7 +271,9 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
     examples = map(example, node.all_input_nodes)
     if any(isinstance(value, Tensor) and is_wrapped(value) for value in examples):
         return False  # by `vmap`: an operation on it runs inside of that alone
-    args = [_scalar(node, n, device) if n in numbers else _plain(n) for n in args]
+    args = torch.fx.map_arg(
+        node.args, lambda n: _scalar(node, n, device) if n in numbers else detached(n)
+    )
     target: Any = node.target
     found: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
     return (found.dtype, found.device, _text(found.shape)) == (
@@ -318,10 +304,6 @@ def _name(node: Node) -> str | None:
         if node.target not in (getattr(operator, name, None), getattr(torch, name, None)):
             return None
     return name if name in _ARITHMETIC or name in _PLACED else None  # pyright: ignore[reportReturnType]
-
-
-def _plain(value: Any) -> Any:
-    return detached(value) if isinstance(value, Node) else value
 
 
 def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:

@@ -30,10 +30,9 @@ from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.native import FAILURES, compiled
-from onelaunch.padding.graphed import graphed
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import SignatureState
-from onelaunch.runtime.graphed import Graphed
+from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
 

@@ -12,7 +12,7 @@ from onelaunch.capture.compilation import OWN_MEMORY, Backend, backend_of, eager
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Pool, PoolManager, manager_of
+from onelaunch.runtime.pool import Pool, PoolManager
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.sizes.ragged import Ragged
 
@@ -51,7 +51,7 @@ class CompileSettings:
             _check_names(buckets)
         ours = {name: given.pop(name) for name in _OURS & given.keys()}
         _refuse_unknown(given)
-        shared = _SHARED if pool is None else manager_of(pool)
+        shared = _SHARED if pool is None else pool._manager
         return cls(codegen, mode, given, Options(on_refusal=refusal, **ours), shared)
 
     @classmethod

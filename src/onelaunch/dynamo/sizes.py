@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.dynamo.nodes import Node, example
+from onelaunch.dynamo.nodes import Node, example, inputs_of
 from onelaunch.sizes.buckets import Buckets
 
 
@@ -78,7 +78,7 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
     size stands at a bucketed dimension of the arguments, apart from `static` ones. None if another
     size is computed from it, or a static argument has it. None if a following argument is not
     dense: the graph's code is for its strides, and its padded copy is dense."""
-    inputs = graph.graph.find_nodes(op="placeholder")
+    inputs = inputs_of(graph)
     shapes = {i: _shape(node) for i, node in enumerate(inputs)}
     moving = {i: shape for i, shape in shapes.items() if shape is not None and i not in static}
     stated = {i: _stated(buckets.dims, inputs[i]) for i in moving}

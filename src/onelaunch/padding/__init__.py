@@ -1,6 +1,5 @@
 """Calls of any size at a few captured sizes, and the proof that padding changes nothing.
 
-graphed.py      the graphed callable for some options, with buckets or without
 bucketed.py     Graphed with buckets: the recording for a size, calls above the largest
 background.py   the same, captured while calls run eagerly, or at larger buckets
 strategy.py     a call recorded at the size of its bucket

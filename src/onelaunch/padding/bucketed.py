@@ -19,7 +19,7 @@ from onelaunch.padding.chunks import ChunkProofs, chunks, joined
 from onelaunch.padding.compare import Known
 from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_named, parameters
-from onelaunch.padding.padded_call import reader, unread
+from onelaunch.padding.padded_call import reader
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.runtime.attempt import Call
@@ -57,7 +57,7 @@ class Bucketed(Graphed[P, R]):
         self._names = parameters(fn)
         self._counts_by_size: dict[Sizes, SizeCalls] = {}
         self._counts_at_larger: dict[tuple[Sizes, Sizes], SizeCalls] = {}
-        self._read_sizes: Callable[..., Sizes] = unread
+        self._read_sizes: Callable[..., Sizes] = lambda *_: ()  # until `index` is filled
         self._raises = options.on_refusal == "raise"
         self._chunks = ChunkProofs(self._buckets, self._callee, failures=True)
         self._most_chunked = 4 * most
@@ -102,7 +102,8 @@ class Bucketed(Graphed[P, R]):
             for path in self._paths(bucket):  # recorded by another thread in the meantime?
                 result = path(args, kwargs)
                 if result is not MISS:
-                    self._index(call)
+                    counted, paths = self._count(call.sizes), self._paths(bucket)
+                    self._fill(self._table.index, call, counted, paths)
                     return result
             strategy = BucketStrategy(self, call, bucket)
             padded_call = given._replace(flat=strategy.padded, strategy=strategy)
@@ -123,16 +124,10 @@ class Bucketed(Graphed[P, R]):
     def _count(self, sizes: Sizes) -> SizeCalls:
         return self._counts_by_size.setdefault(sizes, SizeCalls())
 
-    def _index(self, call: BucketedCall) -> None:
-        """Index the recordings for calls of these sizes, which then need no flattening."""
-        index = self._table.index
-        bucket = self._buckets.choose(call.sizes)
-        assert bucket is not None
-        self._fill(index, call, self._count(call.sizes), self._paths(bucket))
-
     def _fill(
         self, index: dict[Any, Any], call: BucketedCall, counted: SizeCalls, paths: list[CallPath]
     ) -> None:
+        """Index recordings for calls of these sizes, which then need no flattening."""
         if not index:
             self._read_sizes = reader(call)
         index[call.sizes] = counted, paths
@@ -162,14 +157,15 @@ class Bucketed(Graphed[P, R]):
         elif self._buckets.overflow == "chunk":
             example = given.flat._replace(tensors=call.resized(self._buckets.largest))
             spec = spec_of(given._replace(flat=example))
-            if spec in self._chunks or len(self._chunks) < self._most_chunked:
+            known = self._chunks.kept
+            if spec in known or len(known) < self._most_chunked:
                 proof = self._chunks.of(spec, call, places[0])
                 if isinstance(proof, Proof):
                     return self._in_chunks(proof, call, places[0])
                 if self._raises:
                     raise copy.copy(proof)
                 return self._unbucketed(proof, given)
-            what = f"{what}, with more than {len(self._chunks)} signatures"
+            what = f"{what}, with more than {len(known)} signatures"
             fix = "add a larger size, or pass the varying value as a tensor"
         return self._unbucketed(GraphError("OL310", what, fix=fix), given)
 
@@ -256,4 +252,4 @@ class Bucketed(Graphed[P, R]):
         super().reset()
         self._counts_by_size.clear()
         self._counts_at_larger.clear()
-        self._chunks.clear()
+        self._chunks.kept.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from onelaunch.call.tree import Flat, is_plain, unflatten
 from onelaunch.capture.callee import Callee
-from onelaunch.driver.distance import close
+from onelaunch.driver.distance import close, is_inexact
 from onelaunch.errors import CaptureError
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.pad import BucketedCall, Proof
-from onelaunch.padding.proof import Proving
+from onelaunch.padding.proof import CallFails, Proving
 from onelaunch.padding.samples import Samples
 from onelaunch.padding.taint.mode import TaintMode
 from onelaunch.padding.taint.trace import Trace
@@ -32,27 +31,18 @@ _BY_ITSELF = 'compute each row by itself; or leave out `overflow="chunk"` and th
 class ChunkProofs:
     """The proofs that calls may be cut into chunks, and the refusals, as long as the state is so.
     Each has a key of its caller's. `failures`: whether to keep the refusal of a callable that
-    fails, `__cause__`. Another call may bring values that it takes."""
+    fails. Another call may bring values that it takes."""
 
     def __init__(self, buckets: Buckets, callee: Callee, failures: bool) -> None:
         self._buckets = buckets
         self._callee = callee
         self._failures = failures
-        self._kept: dict[Hashable, tuple[StateGuard, Proof | CaptureError]] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._kept
-
-    def clear(self) -> None:
-        self._kept.clear()
+        self.kept: dict[Hashable, tuple[StateGuard, Proof | CaptureError]] = {}
 
     def of(self, key: Hashable, call: BucketedCall, place: int) -> Proof | CaptureError:
         """Return the proof that calls may be cut along bucketed dimension `place`, or the refusal.
         It is found once for each state."""
-        guard, found = self._kept.get(key, (None, None))
+        guard, found = self.kept.get(key, (None, None))
         if found is not None and guard is not None and guard.check():
             return found
         flat = call.flat
@@ -68,10 +58,10 @@ class ChunkProofs:
                 chunking = _Chunking(dry_run, self._buckets, call, self._buckets.largest)
                 found = chunking.proven_along(place)
             except CaptureError as error:
-                if error.__cause__ is not None and not self._failures:
+                if isinstance(error, CallFails) and not self._failures:
                     return error
                 found = copy.copy(error)  # without the frames, which hold tensors
-        self._kept[key] = guard, found
+        self.kept[key] = guard, found
         return found
 
 
@@ -83,7 +73,13 @@ def chunks(
     size = call.sizes[place]
     for start in range(0, size, step):
         count = min(step, size - start)
-        rows = partial(_rows, place=place, start=start, count=count)
+
+        def rows(
+            t: Tensor, how: PaddedDims | None, start: int = start, count: int = count
+        ) -> Tensor:
+            dim = None if how is None else how.dim_of(place)
+            return t if dim is None else t.narrow(dim, start, count)
+
         args, kwargs = unflatten(call.flat.tree, call.each(rows))
         yield (*call.sizes[:place], count, *call.sizes[place + 1 :]), args, kwargs
 
@@ -99,12 +95,6 @@ def joined(parts: Sequence[Flat], proof: Proof, place: int) -> Any:
         made[key] = made[key] if key in made else torch.cat(rows, dim)
         whole.append(made[key])
     return unflatten(parts[0].tree, whole)
-
-
-def _rows(t: Tensor, how: PaddedDims | None, place: int, start: int, count: int) -> Tensor:
-    """Return `count` rows of an argument from `start`, if it has that bucketed dimension."""
-    dim = None if how is None else how.dim_of(place)
-    return t if dim is None else t.narrow(dim, start, count)
 
 
 class _Chunking(Proving):
@@ -187,14 +177,11 @@ class _Chunking(Proving):
         behind = [(t if dim is None else t.narrow(dim, half, count)).clone() for t, dim in dims]
         try:
             alone, result = (self.real(whole, Trace(True), each) for each in (behind, inputs))
-        except CaptureError as error:
-            if error.__cause__ is None:
-                raise
+        except CallFails:
             return  # it does not take random numbers
         for number, (small, t) in enumerate(zip(alone.tensors, result.tensors, strict=True)):
             dim = next(f.dim for f in proof.follows[number] if f.place == place)
             rows = t.narrow(dim, half, count)
-            floats = t.is_floating_point() or t.is_complex()
-            if rows.shape != small.shape or (floats and not close(rows, small)):
+            if rows.shape != small.shape or (is_inexact(t) and not close(rows, small)):
                 what = f"rows of result {number} depend on how many are before them"
                 raise CaptureError("OL140", what, fix=_ELSE)

@@ -13,9 +13,10 @@ from onelaunch.autograd.graph_walk import CapturedGraph
 from onelaunch.call.tree import Constant, flatten, is_unchanging, unique
 from onelaunch.driver.aten import Operator, tensors
 from onelaunch.driver.distance import rounding
-from onelaunch.driver.protocol import Driver
+from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.taint.bounds import check_bounds
+from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import TracedStep, reach
 from onelaunch.sizes.buckets import Sizes
 from onelaunch.sizes.dims import SizeLink
@@ -56,20 +57,9 @@ def is_degenerate(steps: Sequence[TracedStep], sizes: Sizes, bucket: Sizes) -> b
     )
 
 
-def refuse_moved_views(
-    driver: Driver, big: Sequence[Tensor], small: Sequence[Tensor], given: Sequence[Tensor]
-) -> None:
-    """Refuse results of a fixed size that view arguments at other places for another size. Results
-    that follow the size are cut from the padded results. `big`, `small`: the results at two sizes.
-    `given`: the arguments that gave `big`."""
-    memory = set(map(driver.storage, given))
-    for number, (b, s) in enumerate(zip(big, small, strict=False)):
-        if b.shape == s.shape and driver.storage(b) in memory and not any(b is t for t in given):
-            refuse_moved_view(number, b, s)
-
-
 def refuse_moved_view(number: int, big: Tensor, small: Tensor) -> None:
-    """Refuse a result that views memory from before the call at other places for another size."""
+    """Refuse a result that views memory from before the call at other places for another size.
+    Results that follow the size are cut from the padded results."""
     laid_out = big.shape == small.shape and same_layout(small, big.stride())
     if not laid_out or big.storage_offset() != small.storage_offset():
         raise moved_view(number)
@@ -120,9 +110,9 @@ class Jitter(DecomposingMode):
     def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_bounds(op.label.partition(".")[0], args)
         result = op.func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        given = {storage_of(t) for t in tensors((args, kwargs))}
         for t in tensors(result):
-            if t.is_floating_point() and t.untyped_storage()._cdata not in given and t.numel():
+            if t.is_floating_point() and storage_of(t) not in given and t.numel():
                 noise = torch.randn(t.shape, generator=self._generator, device="cpu")
                 t.mul_((1 + rounding(t) / 4 * noise.to(t.dtype)).to(t.device))
         return result
@@ -174,5 +164,5 @@ def _sent(t: Tensor, real: torch.Size, seed: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(seed)
     random = torch.randn(real, generator=generator, device="cpu").to(t.device, t.dtype)
     sent = torch.zeros_like(t)
-    sent[tuple(slice(0, n) for n in real)] = random
+    first_rows(sent, real).copy_(random)
     return sent

@@ -26,29 +26,19 @@ from onelaunch.state.walk import Change
 
 @dataclass(slots=True)
 class DryRun:
-    """Rolled-back runs of a callable, at any size.
-
-    Args:
-        fn: the callable, as the user wrote it.
-        reached: the state that it reaches; learns what the runs read.
-        tree: the tree of the arguments.
-        ahead: whether this runs before the first call, so that no lasting state may be made.
-
-    Attributes:
-        found: the changes of the last run, which are undone.
-        written: the indices of the tensors that the last run wrote into.
-        used: the storages from before the last run that it used, but for its arguments.
-    """
+    """Rolled-back runs of a callable, at any size."""
 
     driver: Driver
     device: torch.device
-    fn: Callable[..., Any]
-    reached: ReachableState
-    tree: Tree
-    ahead: bool = False
+    fn: Callable[..., Any]  # the callable, as the user wrote it
+    reached: ReachableState  # the state that it reaches; learns what the runs read
+    tree: Tree  # the tree of the arguments
+    ahead: bool = False  # whether this is before the first call: no lasting state may be made
     found: list[Change] = field(default_factory=list)
-    written: frozenset[int] = frozenset()
+    """The changes of the last run, which are undone."""
+    written: frozenset[int] = frozenset()  # the tensors that the last run wrote into, by index
     used: frozenset[int] = frozenset()
+    """The storages from before the last run that it used, but for its arguments."""
 
     def run(self, inputs: Sequence[Tensor], mode: TorchDispatchMode | None) -> Flat:
         """Run on these tensors, restore everything, and return the result, flattened. What the run

@@ -16,6 +16,7 @@ from onelaunch.driver.select import recordable
 from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.chunks import ChunkProofs
 from onelaunch.padding.pad import BucketedCall, Proof, as_made, bucketed_call, dense_stride
+from onelaunch.padding.proof import CallFails
 from onelaunch.sizes.buckets import Sizes
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class JoinedCalls:
         fast, first = self._graphed, requests[0]
         try:
             proof = self._proof(first)
-        except CaptureError as error:
-            if error.__cause__ is None:
-                raise
+        except CallFails:
             proof = None  # the callable fails on this request, and says so when it runs alone
         before = _not_replayed(fast)
         if proof is not None:
@@ -115,7 +114,7 @@ class JoinedCalls:
         fast, found = self._graphed, self._proofs.of(one.key[0], one.call, 0)
         if not isinstance(found, CaptureError):
             return None if found.written else found
-        if found.__cause__ is not None or fast.options.on_refusal == "raise":
+        if isinstance(found, CallFails) or fast.options.on_refusal == "raise":
             raise copy.copy(found) from found.__cause__
         fast._notices.give(found.warning("requests run one by one"), "one by one")
         return None

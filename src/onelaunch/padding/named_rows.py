@@ -23,8 +23,6 @@ GROUPED = (
 def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
     """Return the sizes whose last row is in no call a real row, as far as no other size has the
     same numbers."""
-    if not isinstance(buckets, Ragged):
-        return frozenset()
     pairs = [*zip(sizes, bucket, strict=True)]
     return frozenset(
         p for p, has in zip(pairs, buckets.spare, strict=True) if has and pairs.count(p) == 1
@@ -53,14 +51,11 @@ def ends(buckets: Buckets, bucket: Sizes) -> tuple[Sizes, Sizes]:
 def naming(path: CallPath, call: BucketedCall) -> CallPath:
     """Return the call path for calls of this form, some of whose arguments name rows. Each must be
     real, which the device checks. Without such arguments return `path`."""
-    found: list[str] = []
-    paths = call.flat.paths
-    for name, how in zip(paths, call.padded, strict=True):
-        if how is None or how.rows is None:
-            continue
-        sized = zip(paths, call.padded, strict=True)
-        rows = next((p, d) for p, h in sized if h and (d := h.dim_of(how.rows)) is not None)
-        found.append(f"({name}, {rows[0]}.shape[{rows[1]}])")
+    found = [
+        f"({name}, {call.size_text(how.rows)})"
+        for name, how in zip(call.flat.paths, call.padded, strict=True)
+        if how is not None and how.rows is not None
+    ]
     if not found:
         return path
     read: Callable[..., Any] = eval(f"lambda args, kwargs: [{', '.join(found)}]")

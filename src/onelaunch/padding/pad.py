@@ -43,6 +43,11 @@ class BucketedCall(NamedTuple):
         """Return for each tensor the dimension that follows bucketed dimension number `place`."""
         return [None if how is None else how.dim_of(place) for how in self.padded]
 
+    def size_text(self, place: int) -> str:
+        """Return the expression of a size of the call, by its `args` and `kwargs`."""
+        dims = zip(self.flat.paths, self.along(place), strict=True)
+        return next(f"{path}.shape[{dim}]" for path, dim in dims if dim is not None)
+
     def grown(self, bucket: Sizes) -> Flat:
         found = self.each(lambda t, how: t if how is None else pad(t, how, bucket))
         return self.flat._replace(tensors=found)

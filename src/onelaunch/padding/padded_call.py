@@ -25,6 +25,7 @@ from onelaunch.errors import CaptureError, GraphError
 from onelaunch.padding.compare import moved_view
 from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut
 from onelaunch.padding.taint.hidden import Hiding, HidingChecks
+from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.replay.call_path import MISS, CallPath
 from onelaunch.sizes.buckets import Buckets, Sizes
 
@@ -68,7 +69,7 @@ class PaddedCall:
         parts = flatten(result, "result", objects=True, number=Identities().note)
         real = {id(g): t for g, t in zip(grown, given, strict=True)}
         copies = {
-            g.untyped_storage()._cdata: (g, t)
+            storage_of(g): (g, t)
             for g, t in zip(grown, given, strict=True)
             if g is not t and has_strides(g)
         }
@@ -76,7 +77,7 @@ class PaddedCall:
             if id(t) in real:  # a tensor may be in several places
                 continue
             fixed = not follows and has_strides(t)  # a view that follows the size is refused
-            copied = copies.get(t.untyped_storage()._cdata) if fixed else None
+            copied = copies.get(storage_of(t)) if fixed else None
             real[id(t)] = cut(t, follows, sizes) if copied is None else _view(number, t, *copied)
         return unflatten(parts.tree, [real[id(t)] for t in parts.tensors])
 
@@ -101,18 +102,10 @@ def refuse_shared(proof: Proof, flat: Flat) -> None:
         raise CaptureError("OL140", what, fix="pass a `.clone()`")
 
 
-def unread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
-    """Raise `LookupError`; stands in for `reader` before the first call."""
-    raise LookupError("no call was seen yet")
-
-
 def reader(call: BucketedCall) -> Callable[..., Sizes]:
     """Return a function that reads the sizes of a call of the same form, 0.1 us each."""
-    found: list[str] = []
-    for place in range(len(call.sizes)):
-        dims = zip(call.flat.paths, call.along(place), strict=True)
-        found += [f"{path}.shape[{dim}]" for path, dim in dims if dim is not None][:1]
-    return eval(f"lambda args, kwargs: ({', '.join(found)},)")
+    sizes = ", ".join(map(call.size_text, range(len(call.sizes))))
+    return eval(f"lambda args, kwargs: ({sizes},)")
 
 
 SCORES = (

@@ -22,7 +22,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelaunch.call.tree import Flat
-from onelaunch.driver.distance import close
+from onelaunch.driver.distance import close, is_inexact
+from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import (
     Backprop,
@@ -33,7 +34,6 @@ from onelaunch.padding.compare import (
     is_degenerate,
     line,
     refuse_moved_view,
-    refuse_moved_views,
     same_layout,
     stored_otherwise,
 )
@@ -74,6 +74,10 @@ _OF_ALL = "leave the buckets for this size out: the norm takes statistics of pad
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
+
+
+class CallFails(CaptureError):
+    """The refusal of a callable that fails in a run of a proof; `__cause__` says how."""
 
 
 def _lacks_a_batch(error: Exception) -> bool:
@@ -195,7 +199,7 @@ class Proving:
             if self.dry_run.reached.walk().runs_backward():  # no run here has a graph
                 what = "the callable runs its backward, which would take the padded rows too"
                 fix = "graph the forward alone, and call `.backward()` outside of it"
-            raise CaptureError("OL140", what, fix=fix) from error
+            raise CallFails("OL140", what, fix=fix) from error
         self.used[padded or sizes == self.bucket] |= self.dry_run.used
         return result
 
@@ -203,10 +207,8 @@ class Proving:
         """Run `_pair` on random numbers, or on the caller's if it fails on random ones."""
         try:
             return self._pair(sizes, random=True)
-        except CaptureError as error:
-            if error.__cause__ is None:
-                raise
-        return self._pair(sizes)
+        except CallFails:
+            return self._pair(sizes)
 
     def _pair(self, sizes: Sizes, random: bool = False) -> Flat:
         """Run at `sizes`, and padded from there, and compare. Return the padded result."""
@@ -222,7 +224,11 @@ class Proving:
             padded = self.real(sizes, taint, grown, padded=True)
             self._refuse_counting(taint)
             self.written |= {i for i in self.dry_run.written if self.call.padded[i] is not None}
-            refuse_moved_views(self.dry_run.driver, padded.tensors, real.tensors, grown)
+            memory = set(map(self.dry_run.driver.storage, grown))
+            for number, (big, small) in enumerate(zip(padded.tensors, real.tensors, strict=False)):
+                viewed = self.dry_run.driver.storage(big) in memory
+                if viewed and big.shape == small.shape and not any(big is t for t in grown):
+                    refuse_moved_view(number, big, small)
             return padded
         taint, padded = self._padded(pair)
         if self.form is None:
@@ -281,7 +287,7 @@ class Proving:
                 taint.vary(t)
                 continue
             outside = torch.ones(t.shape, dtype=torch.bool, device="cpu")
-            outside[tuple(slice(0, n) for n in small.shape)] = False
+            first_rows(outside, small.shape).fill_(False)
             # A constant fill is padding, but its value is known.
             rows = None if how.rows is None else (sizes[how.rows], self.bucket[how.rows])
             taint.mark(t, outside, unknown(outside, small, how), rows)
@@ -309,15 +315,15 @@ class Proving:
         ):
             what = f"{name} is {list(small.shape)} at size {shown(sizes)} and {list(big.shape)}"
             raise CaptureError("OL140", f"{what} padded to {shown(self.bucket)}")
-        real = tuple(slice(0, n) for n in small.shape)
+        real = first_rows(big, small.shape)
         if taint is not None:
-            if taint.depends(big, real):
+            if taint.depends(big, tuple(map(slice, small.shape))):
                 raise self.refusal(name, taint.blame(big), sizes=sizes)
             if not taint.made(big):
                 refuse_moved_view(number, big, small)
-        if close(big[real], small):
+        if close(real, small):
             return
-        if not self._rounded(number, big[real], small, pair):
+        if not self._rounded(number, real, small, pair):
             found = None if taint is None else taint.blame(big)
             what = f"{name} has other real rows padded to {shown(self.bucket)}"
             what += f", last by `{found.name}`" if found else ""
@@ -326,7 +332,7 @@ class Proving:
     def _rounded(self, number: int, big: Tensor, small: Tensor, pair: _Pair) -> bool:
         """Return whether integers differ only where rounding changes them too, as an argmax of
         equals."""
-        if small.is_floating_point() or small.is_complex():
+        if is_inexact(small):
             return False
         differ = big != small
         for seed in range(_ROUNDED):
@@ -357,13 +363,11 @@ class Proving:
             proving = replace(self, dry_run=replace(self.dry_run, fn=run))
             try:
                 small = proving.real(least, Trace(True), self._leaves(real, run))
-            except CaptureError as error:
-                if error.__cause__ is None:
-                    raise
+            except CallFails:
                 return  # it does not take random numbers
             big = proving.real(least, None, self._leaves(grown, run), padded=True)
             for a, b in zip(big.tensors, small.tensors, strict=True):
-                if not close(a[tuple(slice(0, n) for n in b.shape)], b):
+                if not close(first_rows(a, b.shape), b):
                     what = f"a gradient of shape {list(b.shape)} depends on what fills the padding"
                     raise CaptureError("OL140", what, fix=_REPEATED)
 
@@ -461,7 +465,7 @@ class Proving:
                 what = f"result {number} is a view with gaps, {list(t.stride())}"
                 raise CaptureError("OL140", what, fix="return `.contiguous()`")
             others = [o for i, o in enumerate(result.tensors) if i != number]
-            storage = t.untyped_storage()._cdata
-            if any(o.untyped_storage()._cdata == storage for o in others if o is not t):
+            storage = storage_of(t)
+            if any(storage_of(o) == storage for o in others if o is not t):
                 what = f"result {number} shares memory with another result"
                 raise CaptureError("OL140", what, fix="return a `.clone()`")

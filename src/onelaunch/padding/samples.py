@@ -26,14 +26,10 @@ _LARGE = 1e4  # floats from here on hide scores or stand for infinity, and are n
 
 
 class Samples:
-    """A set of arguments at a real size, and the same grown to a bucket with other rows.
-
-    Args:
-        random: True to replace floats by random numbers in their range: zeros, ones and equal rows
-            then hide nothing. Integers and booleans stay, as random indices may be out of bounds. A
-            mask of 0 and 1 stays too.
-        positive: True to make the random numbers positive.
-    """
+    """A set of arguments at a real size, and the same grown to a bucket with other rows. `random`:
+    True to replace floats by random numbers in their range: zeros, ones and equal rows then hide
+    nothing. Integers and booleans stay, as random indices may be out of bounds. A mask of 0 and 1
+    stays too. `positive`: True to make the random numbers positive."""
 
     def __init__(
         self, call: BucketedCall, bucket: Sizes, random: bool, positive: bool = False

@@ -1,6 +1,6 @@
 """The choice of warm-up, capture, replay or eager for each call, and the memory of recordings.
 
-graphed.py    Graphed: a callable whose calls replay once they can
+graphed.py    Graphed: a callable whose calls replay once they can; its kind for some options
 attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 ranks.py      processes that share collectives: all of them record a call, or none

@@ -61,12 +61,9 @@ def compare(
 
 def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     """Change the answer of a callable to yes after its last warm-up, where a capture would refuse
-    what it did after a no. Its results must be the same. That saves a capture and a run.
-
-    Args:
-        attempt: with the state after the warm-up, which is as before: its effects are not undone.
-        result: the warm-up's.
-    """
+    what it did after a no. Its results must be the same. That saves a capture and a run. `attempt`:
+    with the state after the warm-up, which is as before: its effects are not undone. `result`: the
+    warm-up's."""
     signature, asking = attempt.signature, attempt.signature.asking
     ledger, draws = signature.ledger, signature.draws
     if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
@@ -106,17 +103,13 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
 
 
 class _Left(NamedTuple):
-    """Values that a run left, as a result or in the state.
-
-    Attributes:
-        tensors: copies of their tensors.
-        places: the shape, the dtype and the owner of each tensor. The owner is an argument, a
-            tensor of the state, or the first tensor here that is the same or shares its memory.
-    """
+    """Values that a run left, as a result or in the state."""
 
     tree: Tree
-    tensors: list[Tensor]
+    tensors: list[Tensor]  # copies
     places: list[object]
+    """The shape, the dtype and the owner of each tensor. The owner is an argument, a tensor of the
+    state, or the first tensor here that is the same or shares its memory."""
 
     @staticmethod
     def of(attempt: Attempt, flat: Flat) -> _Left:
@@ -138,17 +131,11 @@ class _Left(NamedTuple):
 
 
 class _Answered(NamedTuple):
-    """The outcome of a run after an answer.
-
-    Attributes:
-        result: its result.
-        drawn: the states of the generators and the draws; empty if there were none.
-        effects: id of a slot, or a written storage -> what it left there.
-    """
+    """The outcome of a run after an answer."""
 
     result: _Left
-    drawn: list[object]
-    effects: dict[object, _Left]
+    drawn: list[object]  # the states of the generators and the draws; empty if there were none
+    effects: dict[object, _Left]  # id of a slot, or a written storage -> what it left there
 
     def distances(self, other: _Answered) -> tuple[float, float]:
         """Return the distances of the results and of the states, the farthest part of each."""

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from onelaunch.call.ambient import Modes
 from onelaunch.errors import ArgumentError, GraphError
 from onelaunch.runtime.forks import condition
 from onelaunch.sizes.batching import best
-from onelaunch.sizes.buckets import Sizes, integer
+from onelaunch.sizes.buckets import Sizes, positive
 
 _NEW = 0.2  # the weight of a new time in the running mean of its size
 _DOUBT = 0.02
@@ -60,11 +59,8 @@ class Batcher:
         if not isinstance(max_wait_ms, (int, float)) or not max_wait_ms >= 0:
             fix = "milliseconds, 0 or more"
             raise ArgumentError("OL401", f"max_wait_ms={max_wait_ms!r}", fix=fix)
-        if (integer(max_waiting) or 0) < 1:
-            fix = "an int of at least 1"
-            raise ArgumentError("OL401", f"max_waiting={max_waiting!r}", fix=fix)
         self.max_wait_ms = max_wait_ms
-        self.max_waiting = max_waiting
+        self.max_waiting = positive("max_waiting", max_waiting)
         self._joining = joining  # `padding.joined_calls.JoinedCalls`, of a package above this one
         self._modes = Modes(graded=False)
         self._times: dict[Sizes, float] = {}
@@ -137,12 +133,7 @@ class Batcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """Close; after an exception, such as a Ctrl-C, the requests that wait are cancelled."""
         self.close(cancel=kind is not None)
 

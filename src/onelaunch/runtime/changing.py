@@ -32,27 +32,19 @@ class ChangingArgument(NamedTuple):
     fix: str  # the code to write instead
 
 
-class Newest:
-    """The newest signatures, as long as each came once."""
-
-    def __init__(self) -> None:
-        self._once: list[tuple[CallSpec, SignatureState]] = []
-
-    def clear(self) -> None:
-        self._once.clear()
-
-    def note(
-        self, spec: CallSpec, paths: Sequence[str], known: SignatureState
-    ) -> ChangingArgument | None:
-        """Add a new signature, and return the part in which all signatures differ, or None.
-        `known`: its state, now and later."""
-        once = [(s, k) for s, k in self._once if k.warmups == 1][-_MOST:]
-        self._once = [*once, (spec, known)]
-        specs = [s for s, _ in self._once]
-        if len(specs) <= MANY:
-            return None
-        last = specs[-MANY - 1 :]
-        return _constant(last) or _growth(specs, paths)
+def note_newest(
+    once: list[tuple[CallSpec, SignatureState]],
+    spec: CallSpec,
+    paths: Sequence[str],
+    known: SignatureState,
+) -> ChangingArgument | None:
+    """Add a new signature to the newest, as long as each came once. Return the part in which all
+    differ, or None. `known`: its state, now and later."""
+    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST:], (spec, known)]
+    specs = [s for s, _ in once]
+    if len(specs) <= MANY:
+        return None
+    return _constant(specs[-MANY - 1 :]) or _growth(specs, paths)
 
 
 def _constant(specs: Sequence[CallSpec]) -> ChangingArgument | None:

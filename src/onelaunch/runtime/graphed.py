@@ -10,10 +10,11 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from pkgutil import resolve_name
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -39,16 +40,12 @@ from onelaunch.runtime.recorder import Recorder
 from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
-from onelaunch.runtime.stats import DEFERRED, GraphStats, graph_stats
+from onelaunch.runtime.stats import DEFERRED, GraphStats
 from onelaunch.runtime.table import Entry, Table
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
 from onelaunch.state.snapshot import ReachableState
-
-if TYPE_CHECKING:
-    from onelaunch.autograd.chain import Chain
-    from onelaunch.autograd.pair import AutogradPair
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,14 +74,9 @@ class Graphed(Service, Generic[P, R]):
         root: tuple[str, object] | None = None,
         callee: Callee | None = None,
     ) -> None:
-        """Graph `fn`.
-
-        Args:
-            pool: the memory of the recordings; default a pool of its own.
-            root: a name for messages, and the object whose state the callable reads: a module for
-                its forward. Default `fn` itself.
-            callee: `fn` as captures run it, compiled or not; default made from it.
-        """
+        """Graph `fn`. `root`: a name for messages, and the object whose state the callable reads: a
+        module for its forward, else `fn` itself. `callee`: `fn` as captures run it, compiled or
+        not."""
         self.fn = fn
         self.options = options
         self._name = name = getattr(fn, "__name__", type(fn).__name__)
@@ -396,8 +388,11 @@ class Graphed(Service, Generic[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
-        gone = self._signatures.past_launches()
-        return graph_stats(self._table.figures(), self._table.counts, gone)
+        recordings, counts = self._table.figures(), self._table.counts
+        replays = sum(info.replays for info in recordings) + self._signatures.past_launches()
+        figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
+        del figures["reason"]
+        return GraphStats(tuple(recordings), replays=replays, **figures)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; the next calls warm up again.
@@ -420,8 +415,14 @@ class Graphed(Service, Generic[P, R]):
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
+        self._capture_ahead(args, kwargs, lambda result: None)
+
+    def _capture_ahead(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[Any], object]
+    ) -> None:
+        """Do `capture`; `then` gets the result of the warm-up."""
         try:
-            self._recorder.capture_ahead(self, args, kwargs)
+            self._recorder.capture_ahead(self, args, kwargs, then=then)
         except CaptureError as error:
             offer_split(error, self._callee.state_root, self.options)
             raise
@@ -451,26 +452,28 @@ class Graphed(Service, Generic[P, R]):
         return type(self), (self.fn, self.options, None, self._callee.root)
 
 
-# For `module.py` (`like`) and `compat.py` (the other two).
+_KINDS = {
+    (True, "call"): "onelaunch.padding.bucketed:Bucketed",
+    (False, "background"): "onelaunch.runtime.background:CapturesBeside",
+    (True, "background"): "onelaunch.padding.background:BucketedBeside",
+}
+"""(with buckets, the option `capture`) -> the class, imported where it is asked for."""
 
 
-def newest_pair(graphed: Graphed[..., Any]) -> AutogradPair | None:
-    """Return the autograd side of the newest recording, or None."""
-    entries = graphed._table.entries
-    return entries[0].captured.pair if entries else None
-
-
-def like(graphed: Graphed[P, R], fn: Callable[P, R]) -> Graphed[P, R]:
-    """Graph another callable over the same state, with the same options and pool."""
-    return type(graphed)(fn, graphed.options, graphed._pool, graphed._callee.root)
-
-
-def capture_in(
-    graphed: Graphed[..., Any],
-    chain: Chain,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    then: Callable[[Any], object],
-) -> None:
-    """Do `Graphed.capture` for a callable of a chain. `then` gets the result of the warm-up."""
-    graphed._recorder.capture_ahead(graphed, args, kwargs, chain=chain, then=then)
+def graphed(
+    fn: Callable[P, R],
+    options: Options,
+    pool: PoolManager | None = None,
+    root: tuple[str, object] | None = None,
+    callee: Callee | None = None,
+) -> Graphed[P, R]:
+    """Return the graphed callable for these options. Padding takes 20 ms to import, and Dynamo half
+    a second: they are imported where they are needed. A module's forward has a `root`."""
+    where = _KINDS.get((options.buckets is not None, options.capture))
+    if options.compile == "later":
+        where = "onelaunch.runtime.later:CompilesLater"
+    if options.on_refusal == "split":
+        of_module = "onelaunch.split.graphed:SplitGraphed"
+        where = of_module if root else "onelaunch.dynamo.function:SplitFunction"
+    kind: Any = Graphed if where is None else resolve_name(where)
+    return kind(fn, options, pool, root, callee)

@@ -21,18 +21,13 @@ from onelaunch.beside import begin_run
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
-from onelaunch.capture.recording import Recording
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.replay.call_path import MISS, CallPath, Miss
+from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.readiness import Readiness, readiness_of
-from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.stats import GraphStats, summed
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.why import offer_split
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, changes, copied
 
 P = ParamSpec("P")
@@ -50,8 +45,7 @@ class CompilesLater(Graphed[P, R]):
         self.options = options
         compiled = replace(options, compile=True)
         self._compiled: Graphed[P, R] = Graphed(fn, compiled, None, self._callee.root)
-        self._agreed: set[CallPath] = set()
-        """The call paths of compiled recordings that agree with eager."""
+        """Makes the compiled recordings, until they take the places of eager's."""
         self._due = deque[Callable[[], None]]()
         self._tried = Counter[CallSpec]()
         this: Any = weakref.ref(self)
@@ -66,15 +60,6 @@ class CompilesLater(Graphed[P, R]):
         result = self._replayed(args, kwargs)
         return self._miss(args, kwargs) if result is MISS else result
 
-    def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | Miss:
-        """See `Graphed._replayed`. Compiled recordings come first."""
-        for launch_if_fits in self._compiled._table.calls:
-            if launch_if_fits in self._agreed:
-                result = launch_if_fits(args, kwargs)
-                if result is not MISS:
-                    return result
-        return super()._replayed(args, kwargs)
-
     def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
         example = copied(self._signatures.flat(attempt.args, attempt.kwargs))
@@ -88,10 +73,7 @@ class CompilesLater(Graphed[P, R]):
         """Record the signature of this call ahead of time; see `Graphed.capture`. The recording is
         to be compiled."""
         call = self._call(args, kwargs)
-        flat, spec = call.flat, spec_of(call)
-        compiled = (e for e in self._compiled._table.entries if e.call in self._agreed)
-        if any(e.spec == spec and e.captured.guard.check() for e in compiled):
-            return
+        flat = call.flat
         example, before = copied(flat), Footprint(self, flat, call.device)
         known, free = set(map(id, self._table.entries)), False
 
@@ -99,11 +81,7 @@ class CompilesLater(Graphed[P, R]):
             nonlocal free
             free = before.none_in_tensors()
 
-        try:
-            self._recorder.capture_ahead(self, args, kwargs, then=learn)
-        except CaptureError as error:
-            offer_split(error, self._callee.state_root, self.options)
-            raise
+        self._capture_ahead(args, kwargs, learn)
         for entry in self._table.entries:
             if id(entry) not in known:
                 self._want(entry, example, flat, free and not changes(entry.captured))
@@ -157,11 +135,23 @@ class CompilesLater(Graphed[P, R]):
             compiled._table.drop(made)
             self._tell("the compiled result differs from eager's")
             return
-        self._agreed.add(made.call)
         with driver.exclusive():
-            for entry in self._table.entries:
-                if entry.spec == spec:
-                    self._table.drop(entry)
+            self._take_over(made, spec)
+
+    def _take_over(self, made: Entry, spec: CallSpec) -> None:
+        """Put a compiled recording in the place of eager's."""
+        table = self._compiled._table
+        if made not in table.entries:  # `reset` meanwhile
+            return
+        with table.lock:
+            table.keep(entry for entry in table.entries if entry is not made)
+        earlier = [entry for entry in self._table.entries if entry.spec == spec]
+        made.signature = earlier[0].signature if earlier else self._signatures.state(spec)
+        made.member.forget = weakref.WeakMethod(self._table.evicted)
+        self._table.counts.captured(made.captured.facts.seconds)
+        self._table.add(made)
+        for entry in earlier:
+            self._table.drop(entry)
 
     def _tell(self, why: str) -> None:
         what = f"`{self._name}` keeps eager's kernels for a signature: {why}"
@@ -169,26 +159,15 @@ class CompilesLater(Graphed[P, R]):
 
     # For users.
 
-    def readiness(self) -> Readiness:
-        """Return which calls of `warm_up` are captured, by either kind of recording; see
-        `Graphed.readiness`."""
-        recorded = [e.spec for e in (*self._table.entries, *self._compiled._table.entries)]
-        return readiness_of(self._signatures.planned, recorded, self.options.on_refusal == "raise")
-
     @property
-    def recordings(self) -> list[Recording]:
-        """The figures of each recording, the compiled ones first."""
-        return [*self._compiled.recordings, *super().recordings]
-
-    def stats(self) -> GraphStats:
-        """Return the figures of all recordings and calls; see `Graphed.stats`."""
-        return GraphStats(**summed((self._compiled.stats(), super().stats())))
+    def memory_bytes(self) -> int:
+        """Device bytes of its pool, and of the pool of compiled recordings."""
+        return super().memory_bytes + self._compiled._pool.memory_bytes
 
     def reset(self) -> None:
         """Free every recording and forget every signature; see `Graphed.reset`."""
         with self._worker.changed:
             self._due.clear()
-        self._agreed.clear()
         self._tried.clear()
         self._compiled.reset()
         super().reset()

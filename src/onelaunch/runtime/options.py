@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from onelaunch.errors import ArgumentError
 from onelaunch.runtime.pool import Pool
-from onelaunch.sizes.buckets import Buckets
+from onelaunch.sizes.buckets import Buckets, positive
 
 Outputs = Literal["fresh", "static"]
 Inputs = Literal["copy", "rebind"]
@@ -80,9 +80,8 @@ class Options:
             name, fix = self.unsplit
             what = f'on_refusal="split" with {name}={getattr(self, name)!r}'
             raise ArgumentError("OL401", what, fix=fix)
-        _positive("warmup", self.warmup)
-        _positive("max_recordings", self.max_recordings)
-        _positive("max_in_flight", self.max_in_flight)
+        for name in ("warmup", "max_recordings", "max_in_flight"):
+            positive(name, getattr(self, name))
 
     @property
     def unsplit(self) -> tuple[str, str] | None:
@@ -112,8 +111,3 @@ def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if not any(value is a or (type(value) is str and value == a) for a in allowed):
         choices = ", ".join(repr(a) for a in allowed)
         raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is one of {choices}")
-
-
-def _positive(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")

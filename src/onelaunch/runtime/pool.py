@@ -22,9 +22,8 @@ from torch import Tensor
 
 from onelaunch.capture.io_plan import staged_bytes
 from onelaunch.driver.protocol import DevicePool, Driver, Graph
-from onelaunch.errors import ArgumentError
 from onelaunch.runtime.stats import PoolStats, summed
-from onelaunch.sizes.buckets import integer
+from onelaunch.sizes.buckets import positive
 
 if TYPE_CHECKING:
     from onelaunch.runtime.graphed import Graphed
@@ -48,11 +47,6 @@ class Member:
     """Takes the recording off its owner's table, so that nothing refers to its memory."""
     busy: Callable[[], bool] = bool
     """Returns whether something still needs the results of the last launch; then it stays."""
-
-    def leave(self) -> None:
-        forget = self.forget()
-        if forget is not None:
-            forget(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,10 +107,7 @@ class Pool:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        most = None if max_bytes is None else integer(max_bytes)
-        if max_bytes is not None and (most is None or most <= 0):
-            what = f"max_bytes must be a positive int or None, got {max_bytes!r}"
-            raise ArgumentError("OL401", what, fix="max_bytes=2**30, or None for no bound")
+        most = None if max_bytes is None else positive("max_bytes", max_bytes)
         self._manager = PoolManager(most)
 
     @property
@@ -146,10 +137,6 @@ class Pool:
     def __repr__(self) -> str:
         limit = "no limit" if self.max_bytes is None else f"at most {self.max_bytes}"
         return f"Pool({self.memory_bytes} bytes, {limit})"
-
-
-def manager_of(pool: Pool) -> PoolManager:
-    return pool._manager
 
 
 @dataclass(slots=True, eq=False)
@@ -259,19 +246,9 @@ class PoolManager:
     def lease(
         self, driver: Driver, device: torch.device, need_bytes: int, user: Graphed[..., Any]
     ) -> Generator[PoolRoom]:
-        """Make room for a recording, and give a lease to capture it under::
-
-            with pool.lease(driver, device, need_bytes, user) as lease:
-                while lease.has_room:
-                    entry = capture()
-                    if lease.keep(entry.member):
-                        return entry
-                    del entry
-
-        Args:
-            need_bytes: the bytes, or the least of them, that the recording would need in a pool for
-                itself; 0 if unknown.
-        """
+        """Make room for a recording, and give a lease to capture it under, while that has room.
+        `need_bytes`: the bytes, or the least of them, that the recording would need in a pool for
+        itself; 0 if unknown."""
         with self._lock:
             self._users.add(user)
         has_room = self._make_room(driver, device, need_bytes)
@@ -332,6 +309,8 @@ class PoolManager:
             oldest = next((m for m in members if not m.busy()), None)
             if oldest is None or not self._evicts:
                 return False
-            oldest.leave()
+            forget = oldest.forget()
+            if forget is not None:
+                forget(oldest)
             self.free(oldest)
         return True

@@ -178,12 +178,8 @@ class Ranks:
         self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
     ) -> Entry | None:
         """Return a recording if all processes have one, or None if there is no room for it. `free`:
-        frees one that other processes lack.
-
-        Raises:
-            Elsewhere: another process cannot record it.
-            NotAllReady: it cannot yet.
-        """
+        frees one that other processes lack. Raises `Elsewhere`: another process cannot record it;
+        `NotAllReady`: it cannot yet."""
         if not self.several or not self._at:  # a run ahead without collectives
             return make()
         self._at = at = f"{self._at}/made"
@@ -191,7 +187,7 @@ class Ranks:
             entry = make()
         except Exception as error:
             own = self._failure(error)
-            self._give_way(own, self._decided(at, own, _CAPTURE))
+            self._give_way(at, own)
             self._raised += not (isinstance(error, _CAUGHT) or at.startswith("ahead"))
             raise
         except BaseException:
@@ -199,7 +195,7 @@ class Ranks:
             raise
         if entry is None:
             own = self._verdict("no", "[OL304] its pool has no room for the recording")
-            self._give_way(own, self._decided(at, own, _CAPTURE))
+            self._give_way(at, own)
             return None
         say = "unsettled" if entry.ran_differently else "ready"
         found = self._decided(at, self._verdict(say), _CAPTURE)
@@ -221,8 +217,10 @@ class Ranks:
         what = f"{type(error).__name__}: {error}"
         return self._verdict("no", what, str(place) if place else None, raises=True)
 
-    def _give_way(self, own: Verdict, found: Verdict) -> None:
-        """Raise where another process raises: it does not come to the collectives of this call."""
+    def _give_way(self, at: str, own: Verdict) -> None:
+        """Tell that this process has no recording. Raise where another process raises: it does not
+        come to the collectives of this call."""
+        found = self._decided(at, own, _CAPTURE)
         if not own["raises"] and any(refusal["raises"] for refusal in found["refusals"]):
             raise Elsewhere(found["refusals"]) from None
 

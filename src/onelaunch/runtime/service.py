@@ -23,7 +23,7 @@ from onelaunch.runtime.readiness import PendingCall, Readiness, RefusedCall, rea
 from onelaunch.runtime.recorder import CannotCaptureHere
 from onelaunch.runtime.signature import Signatures, spec_of
 from onelaunch.runtime.table import Table
-from onelaunch.sizes.buckets import integer
+from onelaunch.sizes.buckets import positive
 from onelaunch.source import levels_to_user, user_line
 
 Tell = Callable[[int, int, str], object]
@@ -232,8 +232,8 @@ def _check(examples: object, progress: object, budget_s: object, max_bytes: obje
         raise ArgumentError("OL401", f"progress={progress!r}", fix=fix)
     if budget_s is not None and not (isinstance(budget_s, (int, float)) and budget_s > 0):
         raise ArgumentError("OL401", f"budget_s={budget_s!r}", fix="seconds above 0, or None")
-    if max_bytes is not None and not ((count := integer(max_bytes)) and count > 0):
-        raise ArgumentError("OL401", f"max_bytes={max_bytes!r}", fix="an int above 0, or None")
+    if max_bytes is not None:
+        positive("max_bytes", max_bytes)
 
 
 def _arguments(example: object) -> Given:

@@ -16,7 +16,7 @@ from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import describe_type
 from onelaunch.runtime.attempt import Call, SignatureState
-from onelaunch.runtime.changing import ChangingArgument, Newest
+from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
@@ -38,7 +38,7 @@ class Signatures:
         self.varied = Varied()  # the numbers that the caller varies
         self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
-        self.newest = Newest()
+        self.newest: list[tuple[CallSpec, SignatureState]] = []  # the newest, if each came once
         self._seen = Objects()
         self._come_again: set[type] = set()
         self._apart: dict[type, bool] = {}
@@ -132,7 +132,7 @@ class Signatures:
         recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
-        found = self.newest.note(spec, flat.paths, signature)
+        found = note_newest(self.newest, spec, flat.paths, signature)
         if found is None or (followed and found.kind == "number"):
             return
         kind = type(found.newest)

@@ -142,11 +142,3 @@ def summed(each: Sequence[Figures]) -> dict[str, Any]:
         "eager_reasons": dict(sum((Counter(one.eager_reasons) for one in each), Counter[str]())),
         "padding": padded / sums["bucket_rows"] if padded else 0.0,
     }
-
-
-def graph_stats(recordings: Sequence[Recording], counts: Counters, gone: int) -> GraphStats:
-    """Return a callable's figures; `gone` is the replays of evicted recordings."""
-    replays = sum(info.replays for info in recordings) + gone
-    figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
-    del figures["reason"]
-    return GraphStats(tuple(recordings), replays=replays, **figures)

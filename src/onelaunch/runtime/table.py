@@ -25,10 +25,6 @@ from onelaunch.state.slots import Slot
 from onelaunch.watch.difference import TRIES
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(slots=True, eq=False)
 class Entry:
     """A recording in the table."""
@@ -46,7 +42,7 @@ class Entry:
     shares: dict[int, int] = field(default_factory=dict)
     """id of a tensor in a request's objects -> number of this recording's references to its
     memory."""
-    undo: Callable[[], None] = _nothing
+    undo: Callable[[], object] = bool
     """Restores the state from before the captured run, until that run has served its call."""
     unsettled_elsewhere: bool = False
     """True if another process that made it too has to drop its own."""
@@ -124,7 +120,7 @@ class Table:
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
     def add(self, entry: Entry) -> None:
-        entry.undo = _nothing  # it holds the former contents of the state
+        entry.undo = bool  # the other holds the former contents of the state
         with self.lock:  # another thread may reset
             self.keep((entry, *self.entries))
         self._warn_omitted(entry.captured)

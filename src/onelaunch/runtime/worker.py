@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -173,11 +173,8 @@ class Footprint:
 
 
 class Unmoved:
-    """The state that a call has read, as it is now.
-
-    Args:
-        before: of the call, if it has changed nothing.
-    """
+    """The state that a call has read, as it is now. `before`: of the call, if it has changed
+    nothing."""
 
     def __init__(
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
@@ -228,11 +225,9 @@ def _copy(t: Tensor) -> Tensor:
         return t.clone().requires_grad_(t.requires_grad)
 
 
-@contextmanager
-def _on(device: torch.device) -> Generator[None]:
+def _on(device: torch.device) -> AbstractContextManager[object]:
     chosen = getattr(torch.get_device_module(device), "device", None)
-    with nullcontext() if chosen is None else chosen(device):
-        yield
+    return nullcontext() if chosen is None else chosen(device)
 
 
 @contextmanager

@@ -16,14 +16,9 @@ def best(
     may_wait: bool,
     times: Mapping[int, float],
 ) -> int:
-    """Return the number of requests to run now, from the first; 0 to wait for more.
-
-    Args:
-        sizes: the sizes of the recordings, ascending.
-        waiting: the rows of each request, in their order.
-        may_wait: False if the first has waited long enough.
-        times: size -> time. Without any, times are in proportion to the sizes.
-    """
+    """Return the number of requests to run now, from the first; 0 to wait for more. `sizes`: of the
+    recordings, ascending. `waiting`: the rows of each request, in their order. `may_wait`: False if
+    the first has waited long enough. `times`: size -> time; without any, in proportion."""
     known = _completed(sizes, times)
     rows = count = found = found_rows = 0
     lowest = math.inf

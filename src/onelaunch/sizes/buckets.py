@@ -79,6 +79,8 @@ class Buckets:
     overflow: Overflow
     independent: bool
     outputs: Mapping[int, tuple[int | None, ...]] = field(hash=False)
+    spare: Sizes = field(repr=False)
+    """The spare rows of each size: 1 if its last row is never real, as in `Ragged`, else 0."""
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class Buckets:
             "overflow": overflow,
             "independent": independent,
             "outputs": _by_argument("outputs", outputs, len(places), _is_dim),
+            "spare": (0,) * len(places),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
@@ -119,14 +122,14 @@ class Buckets:
     @staticmethod
     def powers_of_two(max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
         """Return buckets of 1, 2, 4, ... `max_size`; the last size need not be a power of two."""
-        most = _positive("max_size", max_size)
+        most = positive("max_size", max_size)
         sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
         return Buckets(dim, (*sizes, most), **options)
 
     @staticmethod
     def every(step: int, max_size: int, dim: int = 0, **options: Unpack[BucketOptions]) -> Buckets:
         """Return buckets of `step`, 2 `step`, ... up to `max_size`, which is the last size."""
-        step, most = _positive("step", step), _positive("max_size", max_size)
+        step, most = positive("step", step), positive("max_size", max_size)
         return Buckets(dim, (*range(step, most, step), most), **options)
 
     @staticmethod
@@ -152,7 +155,7 @@ class Buckets:
         """
         several = _listed(dim)
         observed = _by_dimension(histogram, several)
-        most = None if max_sizes is None else _positive("max_sizes", max_sizes)
+        most = None if max_sizes is None else positive("max_sizes", max_sizes)
         found = [fit(rows, len(rows) if most is None else most) for rows in observed]
         chosen = found[0] if several is None else found
         return Buckets(dim, chosen, **options)
@@ -187,10 +190,10 @@ class Buckets:
         return best(self.sizes[0], rows, waited_ms < max_wait_ms, times or {})
 
     def choose(self, sizes: Sizes) -> Sizes | None:
-        """Return the smallest bucket that holds `sizes`, or None above the largest."""
+        """Return the smallest bucket that serves `sizes`, or None above the largest."""
         found: list[int] = []
-        for size, known in zip(sizes, self.sizes, strict=True):
-            place = bisect_left(known, size)
+        for size, known, spare in zip(sizes, self.sizes, self.spare, strict=True):
+            place = bisect_left(known, size + spare)
             if place == len(known):
                 return None
             found.append(known[place])
@@ -200,13 +203,13 @@ class Buckets:
         """Return the smallest sizes, 1 or more in each dimension, that a bucket serves."""
         places = [known.index(size) for known, size in zip(self.sizes, bucket, strict=True)]
         return tuple(
-            1 if place == 0 else known[place - 1] + 1
-            for known, place in zip(self.sizes, places, strict=True)
+            1 if place == 0 else max(known[place - 1] + 1 - spare, 1)
+            for known, place, spare in zip(self.sizes, places, self.spare, strict=True)
         )
 
     def most(self, bucket: Sizes) -> Sizes:
         """Return the largest sizes that a bucket serves."""
-        return bucket
+        return tuple(map(operator.sub, bucket, self.spare))
 
     def largest_first(self) -> Iterator[Sizes]:
         """Yield every bucket, largest volume first: a shared pool is smallest in that order."""
@@ -284,7 +287,8 @@ def _is_amount(value: object) -> bool:
     return 0 <= float(value) < math.inf
 
 
-def _positive(name: str, value: object) -> int:
+def positive(name: str, value: object) -> int:
+    """Return an integer of at least 1 as an int. Raises `ArgumentError`: OL401, it is none."""
     found = integer(value)
     if found is None or found < 1:
         raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")

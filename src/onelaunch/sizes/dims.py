@@ -8,19 +8,13 @@ import torch
 
 
 class PaddedDims(NamedTuple):
-    """The padding of a tensor to a bucket's size.
+    """The padding of a tensor to a bucket's size."""
 
-    Attributes:
-        dims: the dimensions that grow.
-        places: for each dimension, the number of the bucketed dimension that it follows.
-        fill: for each dimension, the value of the added rows; None repeats the last real row.
-        rows: the bucketed dimension whose rows its values name; None for other values.
-    """
-
-    dims: tuple[int, ...]
-    places: tuple[int, ...]
+    dims: tuple[int, ...]  # the dimensions that grow
+    places: tuple[int, ...]  # for each, the number of the bucketed dimension that it follows
     fill: tuple[int | float | bool | None, ...]
-    rows: int | None = None
+    """The value of the added rows, for each dimension; None repeats the last real row."""
+    rows: int | None = None  # the bucketed dimension whose rows its values name, or None
 
     def dim_of(self, place: int) -> int | None:
         """Return the first dimension that follows bucketed dimension number `place`, or None."""
@@ -28,19 +22,14 @@ class PaddedDims(NamedTuple):
 
 
 class Varying(NamedTuple):
-    """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch.
-
-    Attributes:
-        shape, dtype: shape and dtype of the recording's tensor.
-        dims: the dimensions that vary, ascending, one or two.
-        fill: for each dimension, the value of the added rows; None repeats the last real row. Rows
-            beyond the real size of both dimensions get the second fill.
-    """
+    """A contiguous tensor of a recording whose real sizes, at most its own, vary by launch."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # the dimensions that vary, ascending, one or two
     fill: tuple[int | float | bool | None, ...]
+    """The value of the added rows, for each dimension; None repeats the last real row. Rows beyond
+    the real size of both dimensions get the second fill."""
 
 
 class SizeLink(NamedTuple):

@@ -30,15 +30,10 @@ def _one_more(
     sizes: Sequence[int], requests: Sequence[float], rows: Sequence[float], count: int
 ) -> tuple[list[float], list[int]]:
     """Add a bucket. Return, for each `n`, the fewest rows of the `n` smallest sizes in `count`
-    buckets, and the number of sizes below the last bucket's.
-
-    With more sizes the last bucket begins at the same size or later. So the answer for the middle
-    `n` halves the search on both sides.
-
-    Args:
-        requests: for each `n`, the number of requests of the `n` smallest sizes.
-        rows: the answer for one bucket less; for the first bucket only index 0 is read.
-    """
+    buckets, and the number of sizes below the last bucket's. With more sizes the last bucket begins
+    at the same size or later. So the answer for the middle `n` halves the search on both sides.
+    `requests`: for each `n`, those of the `n` smallest sizes. `rows`: the answer for one bucket
+    less; for the first bucket only index 0 is read."""
     fewest, starts = list(rows), [0] * len(rows)
 
     def solve(first: int, last: int, low: int, high: int) -> None:

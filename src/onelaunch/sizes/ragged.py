@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from onelaunch.errors import ArgumentError
-from onelaunch.sizes.buckets import Buckets, Fills, Key, Sizes
+from onelaunch.sizes.buckets import Buckets, Fills, Key
 
 Names = Mapping[Key, str | Sequence[str | None]]
 
@@ -43,8 +43,6 @@ class Ragged(Buckets):
     names: tuple[str, ...]
     index: Mapping[Key, int] = field(hash=False)
     """Argument -> the number of the size whose rows it names."""
-    spare: Sizes
-    """The spare rows of each size: 1 if its last row is never real, else 0."""
 
     def __init__(
         self,
@@ -85,19 +83,6 @@ class Ragged(Buckets):
         settings = {"dim": (), "names": names, "index": named, "spare": spare}
         for name, value in settings.items():
             object.__setattr__(self, name, value)
-
-    def choose(self, sizes: Sizes) -> Sizes | None:
-        """Return the smallest bucket that holds `sizes`, and spare rows, or None."""
-        return super().choose(tuple(n + s for n, s in zip(sizes, self.spare, strict=True)))
-
-    def smallest(self, bucket: Sizes) -> Sizes:
-        """Return the smallest sizes, 1 or more of each, that a bucket serves."""
-        least = super().smallest(bucket)
-        return tuple(max(n - s, 1) for n, s in zip(least, self.spare, strict=True))
-
-    def most(self, bucket: Sizes) -> Sizes:
-        """Return the largest sizes that a bucket serves."""
-        return tuple(n - s for n, s in zip(bucket, self.spare, strict=True))
 
 
 def _mapping(option: str, given: object, fix: str) -> dict[Key, object]:

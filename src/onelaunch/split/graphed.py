@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -12,11 +12,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from onelaunch.capture.callee import Callee
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
-from onelaunch.runtime.stats import GraphStats, SplitModule
 from onelaunch.split.forward import ModuleForward, has_forward
-from onelaunch.split.in_pieces import InPieces, Told
+from onelaunch.split.in_pieces import InPieces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ _OPENING = 4
 class SplitGraphed(InPieces[P, R]):
     """The forward of a module, graphed whole where it can be captured. Made by `graph`. A refused
     signature runs as it is, with graphed forwards in place of the children's. A refused child is
-    split in turn. `tree`: the pieces of the whole, for a child."""
+    split in turn. `whole`: the graphed forward of the whole, for a child."""
 
     PIECES = "the children"
 
@@ -38,15 +38,19 @@ class SplitGraphed(InPieces[P, R]):
         options: Options,
         pool: PoolManager | None = None,
         root: tuple[str, object] | None = None,
-        tree: _Tree | None = None,
+        callee: Callee | None = None,
+        whole: SplitGraphed[..., Any] | None = None,
     ) -> None:
-        super().__init__(fn, options, pool, root)
+        super().__init__(fn, options, pool, root, callee)
         self._forward = fn
-        self._refusals = {}
         self._pieces: dict[int, SplitGraphed[..., Any]] = {}
         """id of a child -> its graphed forward in the last run in pieces."""
-        self._tree = tree or _Tree(self)
-        self._told = self._tree.told
+        self._whole = weakref.ref(whole or self)
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
+            weakref.WeakValueDictionary()
+        )
+        """id of a module -> its graphed forward, shared by its parents; in the whole alone."""
         self._runs = 0  # number of runs in pieces so far, up to `_OPENING`
         self._opened: dict[int, nn.Module] = {}
         """id -> a child that is not called itself, whose children are called."""
@@ -60,9 +64,6 @@ class SplitGraphed(InPieces[P, R]):
         if self._runs < _OPENING:
             self._open(found)
         return result
-
-    def _watches(self) -> bool:
-        return self._tree.root() is self
 
     def _open(self, found: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
         """Look for children that the module reaches through without a call, as in
@@ -93,23 +94,22 @@ class SplitGraphed(InPieces[P, R]):
         last = self._pieces.get(id(module))
         if last is not None and last._forward.is_of(module, module.__dict__.get("forward")):
             return last
-        own, tree = own_forward(module), self._tree
-        with tree.lock:
-            known = tree.pieces.get(id(module))
+        own, whole = own_forward(module), self._user
+        with whole._lock:
+            known = whole._known.get(id(module))
             if known is None or not known._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
-                known = SplitGraphed(forward, self.options, self._pool, ("", module), tree)
-                tree.pieces[id(module)] = known
+                known = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
+                whole._known[id(module)] = known
             return known
 
     @property
     def _user(self) -> SplitGraphed[..., Any]:
-        return self._tree.root() or self
+        return self._whole() or self
 
     # For users.
 
     def _every_piece(self) -> Iterator[SplitGraphed[..., Any]]:
-        """Return the whole and the pieces below it, outer pieces first, without repeats."""
         seen: set[int] = set()
         rest: list[SplitGraphed[..., Any]] = [self]
         while rest:
@@ -119,33 +119,12 @@ class SplitGraphed(InPieces[P, R]):
                 yield part
                 rest += part._pieces.values()
 
-    def _figures(self) -> Iterable[GraphStats]:
-        return [super(InPieces, part).stats() for part in self._every_piece()]
-
-    def _refused_parts(self) -> Iterable[SplitModule]:
-        return [refusal for part in self._every_piece() for refusal in part._refusals.values()]
-
     def reset(self) -> None:
-        """Free every recording, and forget every signature and refusal; see `Graphed.reset`."""
-        for part in list(self._every_piece()):
-            super(SplitGraphed, part).reset()
-            part._refusals.clear()
-            part._pieces, part._runs, part._opened = {}, 0, {}
-        self._told.reset()
-
-
-class _Tree:
-    """The pieces of a graphed module, and its measured call in pieces. `root`: a weak reference to
-    the graphed forward of the whole. `pieces`: id of a module -> its graphed forward, shared by its
-    parents."""
-
-    def __init__(self, root: SplitGraphed[..., Any]) -> None:
-        self.root = weakref.ref(root)
-        self.pieces: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
-            weakref.WeakValueDictionary()
-        )
-        self.lock = threading.Lock()
-        self.told = Told()
+        """Free every recording, and forget every signature and refusal; see `InPieces.reset`."""
+        pieces = list(self._every_piece())
+        super().reset()
+        for piece in pieces:
+            piece._pieces, piece._runs, piece._opened = {}, 0, {}
 
 
 Forward = Callable[..., Any]
@@ -185,18 +164,15 @@ def in_place(pieces: Sequence[tuple[nn.Module, Forward]]) -> Generator[None]:
         with _lock:
             for module, place in taken:
                 place.runs -= 1
-                if not place.runs:
-                    _restore(module, place)
-
-
-def _restore(module: nn.Module, place: _ReplacedForward) -> None:
-    _places.pop(id(module), None)
-    if module.__dict__.get("forward") is not place.piece:
-        return  # the run itself put another there, as it would have without us
-    if place.own is None:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = place.own
+                if place.runs:
+                    continue
+                _places.pop(id(module), None)
+                if module.__dict__.get("forward") is not place.piece:
+                    continue  # the run itself put another there, as it would have without us
+                if place.own is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = place.own
 
 
 def own_forward(module: nn.Module) -> Any:

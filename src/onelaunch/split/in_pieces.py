@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from onelaunch.capture.recording import Recording
@@ -26,41 +27,34 @@ _UNSETTLED = 32
 _MOST = 8  # the most modules that a message names
 
 
+@dataclass(slots=True)
 class Told:
-    """The measured call in pieces that the warning tells of. `calls`: the calls in pieces so far.
-    `launches`, `host_us`: the cost of the measured call."""
+    """The measured call in pieces that the warning tells of, and its cost."""
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the measured call, so that the next pieces get a warning again."""
-        self.done, self.calls, self.launches, self.host_us = False, 0, 0, 0.0
+    done: bool = False
+    calls: int = 0  # the calls in pieces so far
+    launches: int = 0
+    host_us: float = 0.0
 
 
 class InPieces(Graphed[P, R]):
     """A callable, graphed whole where it can be captured. A refused signature runs in pieces."""
 
     PIECES: str  # the noun for the graphed pieces in a message
-    _told: Told
-    _refusals: dict[tuple[str, str | None], SplitModule]
-    """(code, line) -> the refusal of a signature."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._told = Told()
+        self._refusals: dict[tuple[str, str | None], SplitModule] = {}
+        """(code, line) -> the refusal of a signature."""
 
     @abstractmethod
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a refused call."""
 
     @abstractmethod
-    def _watches(self) -> bool:
-        """Return whether the run that begins is the user's own call, to be measured."""
-
-    @abstractmethod
-    def _figures(self) -> Iterable[GraphStats]:
-        """Return the figures of the whole and of each piece."""
-
-    @abstractmethod
-    def _refused_parts(self) -> Iterable[SplitModule]:
-        """Return the modules that run as they are, outer modules first."""
+    def _every_piece(self) -> Iterable[Graphed[..., Any]]:
+        """Return the whole and the pieces below it, outer pieces first, without repeats."""
 
     def _phase(self, call: Call) -> Phase:
         phase = super()._phase(call)
@@ -83,7 +77,9 @@ class InPieces(Graphed[P, R]):
     def _run_original(self, *args: Any, **kwargs: Any) -> R:
         if not self._refusals:
             return super()._run_original(*args, **kwargs)
-        with self._watched() if not self._told.done and self._watches() else nullcontext():
+        # A piece is no call of the user's own.
+        measures = not self._told.done and self._user is self
+        with self._watched() if measures else nullcontext():
             return self._in_pieces(args, kwargs)
 
     @contextmanager
@@ -114,12 +110,30 @@ class InPieces(Graphed[P, R]):
 
     def stats(self) -> GraphStats:
         """Return the figures of the whole and its pieces together, and the split modules."""
+        figures, split = list[GraphStats](), list[SplitModule]()
+        for piece in self._every_piece():
+            if isinstance(piece, InPieces):
+                figures.append(super(InPieces, piece).stats())
+                split += piece._refusals.values()
+            else:
+                figures.append(piece.stats())
         return GraphStats(
-            **summed(list(self._figures())),
-            split=tuple(self._refused_parts()),
+            **summed(figures),
+            split=tuple(split),
             split_launches=self._told.launches,
             split_us=self._told.host_us,
         )
+
+    def reset(self) -> None:
+        """Free every recording of the whole and its pieces, and forget every signature and refusal;
+        see `Graphed.reset`."""
+        for piece in list(self._every_piece()):
+            if isinstance(piece, InPieces):
+                super(InPieces, piece).reset()
+                piece._refusals.clear()
+            else:
+                piece.reset()
+        self._told = Told()
 
 
 def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphWarning:
@@ -131,7 +145,8 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
     whole = list(dict.fromkeys(f"`{refusal.module}`" for refusal in stats.split))
     what = (
         f"`{name}` runs in pieces: {_listed(whole)}, with {pieces} graphed; "
-        f"a call is {_counted(stats.split_launches, 'launch')} and {stats.split_us:.0f} us of host "
+        f"a call is {stats.split_launches} launch{'es' * (stats.split_launches != 1)} and "
+        f"{stats.split_us:.0f} us of host "
         "time, waits for the device included"
     )
     if not settled:
@@ -148,7 +163,3 @@ def _listed(names: list[str]) -> str:
     rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     run = "run as they are" if len(names) > 1 else "runs as it is"
     return f"{', '.join(most)}{rest} {run}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es"

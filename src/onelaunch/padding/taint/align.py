@@ -4,15 +4,12 @@ attribution of taint to an operation, which a refusal names."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import argument_of
-from onelaunch.padding.taint.rules.table import rule_of
 from onelaunch.padding.taint.trace import AHEAD, LAYOUT, PREFIX, TracedStep, packet_of
 from onelaunch.source import Place, user_frame
 
@@ -33,6 +30,7 @@ class TaintEvent:
 
     name: str
     place: Place | None
+    known: bool  # whether there is a rule for it
     sources: frozenset[int]
     targets: frozenset[int]
     before: list[Tensor]
@@ -141,15 +139,8 @@ def _begins(constant: Tensor, real: Tensor | None) -> bool:
     """Return whether a constant in the code begins with the unpadded run's constant."""
     if real is None or real.dim() != constant.dim():
         return False
-    part = constant[tuple(slice(0, n) for n in real.shape)]
+    part = constant[tuple(map(slice, real.shape))]
     return part.shape == real.shape and bool(((part == real) | (part.isnan() & real.isnan())).all())
-
-
-def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operation draws random numbers: attention does for its dropout."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    return rule_of(func) is None or argument_of(func, args, kwargs, "dropout_p", 0.0) > 0
 
 
 def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
@@ -167,9 +158,9 @@ def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     for event in chain:  # from some tainted elements to all
         whole = bool(event.after) and float(event.after[0]) == 1
         if whole and any(0 < float(b) < 1 for b in event.before):
-            known = None if _known(event.name) else STRANGE
-            known = TAKES if packet_of(event.name) in LAYOUT else known
-            return TaintCause(event.name, event.place, known)
+            reason = None if event.known else STRANGE
+            reason = TAKES if packet_of(event.name) in LAYOUT else reason
+            return TaintCause(event.name, event.place, reason)
     rising = [e for e in chain if e.after and e.before]
     last = max(
         rising,
@@ -178,13 +169,4 @@ def find_cause(events: Sequence[TaintEvent], storage: int) -> TaintCause:
     )
     if last is None:
         return TaintCause("result", None, None)
-    return TaintCause(last.name, last.place, None if _known(last.name) else STRANGE)
-
-
-def _known(name: str) -> bool:
-    packet = packet_of(name)
-    func = getattr(torch.ops.aten, packet, None)
-    if func is None or name == "attention":
-        return name == "attention"
-    overload = getattr(func, name.partition(".")[2] or "default", None)
-    return overload is not None and rule_of(overload) is not None
+    return TaintCause(last.name, last.place, None if last.known else STRANGE)

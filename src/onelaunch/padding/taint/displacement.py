@@ -8,15 +8,15 @@ real elements of the padded tensor are numbered in the unpadded tensor's order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import leaves, tensors
+from onelaunch.driver.aten import leaves, mapped, tensors
+from onelaunch.driver.rows import first_rows
 
 if TYPE_CHECKING:
     from onelaunch.padding.taint.rules.call import TaintedCall
@@ -52,8 +52,8 @@ class Holds(Enum):
 
 
 class Picked(NamedTuple):
-    """A call of one of `MOVES` in the unpadded run, without the memory of its tensors. `args`,
-    `kwargs`: data tensors as their shapes, index tensors as copies."""
+    """A call of one of `MOVES` in the unpadded run. `args`: with data tensors without memory, and
+    copies of index tensors."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -63,24 +63,35 @@ def picked(packet: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Picked
     """Return the record of an operation in the unpadded run; None if it does not pick elements."""
     if packet not in MOVES:
         return None
-    data = _DATA.get(packet)
-    kept = (
-        _each(value, attrgetter("shape") if data is None or i in data else Tensor.clone)
-        for i, value in enumerate(args)
-    )
-    return Picked(tuple(kept), kwargs)
+    return Picked(_changed(packet, args, lambda t: t.to("meta"), Tensor.clone), kwargs)
+
+
+def _changed(
+    packet: str,
+    args: Sequence[Any],
+    data: Callable[[Tensor], Tensor],
+    indices: Callable[[Tensor], Tensor],
+) -> tuple[Any, ...]:
+    """Return the arguments of an operation with its tensors changed: the data, and the indices."""
+    known = _DATA.get(packet, range(len(args)))
+
+    def changed(place: int, value: Any) -> Any:
+        change = data if place in known else indices
+        return mapped(value, lambda v: change(v) if isinstance(v, Tensor) else v)
+
+    return tuple(changed(place, value) for place, value in enumerate(args))
 
 
 def displaced(
-    call: TaintedCall, packet: str, real: Picked, same_numbers: bool, results: int
+    call: TaintedCall, real: Picked, same_numbers: bool, results: int
 ) -> list[Holds] | None:
     """Return the elements that each result holds; None if nothing can be displaced.
     `same_numbers`: True if its numbers are the same in both runs. `results`: how many there are."""
-    args, unknown = call.args, call.unknown
-    data = _DATA.get(packet)
-    places = [] if data is None else tensors([a for i, a in enumerate(args) if i not in data])
-    inputs = tensors([a for i, a in enumerate(args) if data is None or i in data])
-    shapes = list(_shapes(real.args))
+    args, unknown, packet = call.args, call.unknown, call.packet
+    data = _DATA.get(packet, range(len(args)))
+    places = tensors([a for i, a in enumerate(args) if i not in data])
+    inputs = tensors([a for i, a in enumerate(args) if i in data])
+    shapes = [t.shape for t in tensors([a for i, a in enumerate(real.args) if i in data])]
     if len(shapes) != len(inputs) or any(bool(unknown(t).any()) for t in places):
         return None
     planes = [call.padded(t) for t in inputs]
@@ -100,11 +111,10 @@ def displaced(
             numbers.append(_in_place(plane, shape, k))
         else:  # which elements are the real ones is unknown; constants would show in the values
             return None if count > shape.numel() else [Holds.OTHERS] * results
-    grown = iter(numbers)
-    rest = iter([_numbered(shape, k, device) for k, shape in enumerate(shapes)])
+    unpadded = [_numbered(shape, k, device) for k, shape in enumerate(shapes)]
     try:
-        after = _run(call, packet, args, call.kwargs, lambda t: next(grown), device)
-        before = _run(call, packet, real.args, real.kwargs, lambda t: next(rest), device)
+        after = _run(call, args, call.kwargs, numbers)
+        before = _run(call, real.args, real.kwargs, unpadded)
     except (RuntimeError, IndexError, ValueError):
         return None
     found = [_held(a, b, same_numbers) for a, b in zip(after, before, strict=False)]
@@ -123,39 +133,15 @@ def _keeps_padding_behind(packet: str, args: tuple[Any, ...], real: tuple[Any, .
 
 
 def _run(
-    call: TaintedCall,
-    packet: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    number: Callable[[Any], Tensor],
-    device: torch.device,
+    call: TaintedCall, args: Sequence[Any], kwargs: dict[str, Any], numbers: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    data = _DATA.get(packet)
-    given = [
-        _each(value, number if data is None or i in data else lambda t: t.detach().to(device))
-        for i, value in enumerate(args)
-    ]
-    if packet == "constant_pad_nd":
-        given = [*given[:2], _CONSTANT]
+    """Run the operation on element numbers in place of its data."""
+    rest, device = iter(numbers), numbers[0].device
+    given = _changed(call.packet, args, lambda t: next(rest), lambda t: t.detach().to(device))
+    if call.packet == "constant_pad_nd":
+        given = (*given[:2], _CONSTANT)
     found = call.func(*given, **kwargs)
     return found if isinstance(found, (list, tuple)) else [found]
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with its tensors, or the shapes in their place, changed."""
-    if isinstance(value, (Tensor, torch.Size)):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return [_each(v, change) for v in value]
-    return value
-
-
-def _shapes(value: Any) -> Iterator[torch.Size]:
-    if isinstance(value, torch.Size):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _shapes(v)
 
 
 def _behind(padded: Tensor, real: torch.Size) -> bool:
@@ -163,12 +149,8 @@ def _behind(padded: Tensor, real: torch.Size) -> bool:
     if padded.dim() != len(real) or any(n > m for n, m in zip(real, padded.shape, strict=True)):
         return False
     inside = padded.clone()
-    inside[_first(real)] = True
+    first_rows(inside, real).fill_(True)
     return bool(inside.all())
-
-
-def _first(shape: torch.Size) -> tuple[slice, ...]:
-    return tuple(slice(0, n) for n in shape)
 
 
 def _numbered(shape: torch.Size, place: int, device: torch.device) -> Tensor:
@@ -180,7 +162,7 @@ def _numbered(shape: torch.Size, place: int, device: torch.device) -> Tensor:
 def _in_place(padded: Tensor, real: torch.Size, place: int) -> Tensor:
     """Return the numbers of real elements, which have the same places as in the unpadded run."""
     numbers = torch.full(padded.shape, _PADDING, device=padded.device)
-    numbers[_first(real)] = _numbered(real, place, padded.device)
+    first_rows(numbers, real).copy_(_numbered(real, place, padded.device))
     return torch.where(padded, _PADDING, numbers)
 
 
@@ -205,7 +187,7 @@ def _alike(after: Tensor, before: Tensor, same_numbers: bool, exact: bool) -> bo
         return True
     if after.dim() != before.dim():
         return False
-    if same_numbers and _equal(after[_first(before.shape)], before, exact):
+    if same_numbers and _equal(after[tuple(map(slice, before.shape))], before, exact):
         return True
     for dim in range(after.dim()):
         if after.shape[dim] != before.shape[dim]:

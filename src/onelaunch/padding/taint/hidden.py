@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onelaunch.driver.aten import Operator, tensors
 from onelaunch.padding.taint.rules.call import GAP, TaintedCall, argument_of
+from onelaunch.padding.taint.rules.elementwise import choice
 from onelaunch.padding.taint.shadow import storage_of
 from onelaunch.padding.taint.trace import kind_of, packet_of
 from onelaunch.watch.operations import DecomposingMode
@@ -80,15 +81,15 @@ class Hiding:
         return bound if math.isinf(bound) else bound + max(GAP, -bound / 1000)
 
 
-def low_of(call: TaintedCall, packet: str) -> Tensor | None:
+def low_of(call: TaintedCall) -> Tensor | None:
     """Return the plane where a result is low because an input is; None for other operations. A low
     element is minus infinity, or stands for it. In a sum the other summand must be far above."""
-    packet = packet.removesuffix("_")
+    packet = call.packet.removesuffix("_")
     if not call.results[0].is_floating_point() or packet not in (*_KEEP, "where", "masked_fill"):
         return None
     shape = call.results[0].shape
     if packet in ("where", "masked_fill"):
-        mask, yes, no = call.args if packet == "where" else (call.args[i] for i in (1, 2, 0))
+        mask, yes, no = choice(call)
         low, other = call.low(yes), call.low(no)
         picked = torch.where(call.value(mask).bool(), low, other)
         return torch.where(call.unknown(mask), low & other, picked).broadcast_to(shape)
@@ -135,9 +136,9 @@ class HidingTrace:
         highest = float(known.max()) if known.numel() else -torch.inf
         hiding.compare(self._place, dims, highest, bool(summed.any()))
 
-    def follow(self, call: TaintedCall, packet: str) -> None:
+    def follow(self, call: TaintedCall) -> None:
         """Note an operation that gives low elements whose values vary."""
-        hiding, sums = self.hiding, packet.removesuffix("_") in SUMS
+        hiding, sums = self.hiding, call.packet.removesuffix("_") in SUMS
         given = tensors(call.args)
         depth = max(self._depths.get(storage_of(t), 0) for t in given) + sums
         hiding.depth = max(hiding.depth, depth)

@@ -22,13 +22,12 @@ from onelaunch.padding.taint.align import (
     Alignment,
     TaintCause,
     TaintEvent,
-    draws,
     find_cause,
     reason_of,
 )
 from onelaunch.padding.taint.bounds import check_bounds
 from onelaunch.padding.taint.displacement import Holds, displaced
-from onelaunch.padding.taint.hidden import Hiding, HidingTrace, low_of
+from onelaunch.padding.taint.hidden import HidingTrace, low_of
 from onelaunch.padding.taint.rules.call import ALL, LEAST, TaintedCall
 from onelaunch.padding.taint.rules.rows import kept, named_by
 from onelaunch.padding.taint.rules.table import rule_of
@@ -51,15 +50,9 @@ from onelaunch.watch.operations import DecomposingMode
 
 
 class TaintMode(DecomposingMode):
-    """A mode that follows taint through a run at a padded size.
-
-    Args:
-        device: the device of the run and of the bits; bits of a device without kernels are on the
-            host.
-        reference: the steps of the unpadded run at the real size.
-        spare: the sizes whose last row is in no call a real row.
-        front: True if the rows that the unpadded run lacks are the first ones.
-    """
+    """A mode that follows taint through a run at a padded size. `reference`: the steps of the
+    unpadded run. `spare`: the sizes whose last row is in no call a real row. `front`: whether the
+    rows that the unpadded run lacks are the first ones."""
 
     def __init__(
         self,
@@ -79,13 +72,9 @@ class TaintMode(DecomposingMode):
         self._made: set[int] = set()
         self._written: dict[int, Tensor] = {}
         self._trace = HidingTrace()
+        self.hiding = self._trace.hiding  # the places where a finite number hides padding
         self.constants: set[int] = set()  # storages from before the run whose values count as known
         self.random: TaintCause | None = None  # the first operation that draws random numbers
-
-    @property
-    def hiding(self) -> Hiding:
-        """The places where a finite number hides padding."""
-        return self._trace.hiding
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
         """Mark the elements of an argument that are padding, or whose values may vary. `rows`: the
@@ -119,7 +108,7 @@ class TaintMode(DecomposingMode):
             return func(*args, **kwargs)
         if op.reshapes:  # metadata alone: the memory is unchanged
             result = func(*args, **kwargs)
-            self._alignment.counterpart(step_of(func, args, kwargs, result))
+            self._alignment.counterpart(step_of(op, args, kwargs, result))
             return result
         written = op.written(args, kwargs)
         old_values = dict[int, Tensor]()
@@ -129,30 +118,30 @@ class TaintMode(DecomposingMode):
             old_values = {id(t): t.clone() for t in written}
         check_bounds(packet_of(op.label), args)
         result = func(*args, **kwargs)
-        self._follow(func, args, kwargs, result, written, old_values)
+        self._follow(op, args, kwargs, result, written, old_values)
         return result
 
     def _follow(
         self,
-        func: Any,
+        op: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
         written: Sequence[Tensor],
         old_values: dict[int, Tensor],
     ) -> None:
-        step = step_of(func, args, kwargs, result)
+        step = step_of(op, args, kwargs, result)
         if step.name == "lift_fresh":  # a constant in the code
             self._made.add(storage_of(args[0]))
         self.steps.append(step)
-        random = draws(func, args, kwargs)
+        random = op.draws(args, {**kwargs, "generator": None})  # from any generator
         if self.random is None and random:
             self.random = TaintCause(step.name, user_frame(), "random numbers are drawn")
         real = self._alignment.counterpart(step)
-        if real is not None and random and real[2:4] != step[2:4] and self._alignment.apart is None:
-            self._alignment.apart = TaintCause(step.name, user_frame(), DRAWN)
+        if real is not None and random and real[2:4] != step[2:4]:
+            self._alignment.differ(TaintCause(step.name, user_frame(), DRAWN))
         call = TaintedCall(
-            *(func, args, kwargs, result, real),
+            *(op, args, kwargs, result, real),
             *(self._memory, old_values, self._outlives, self._front),
         )
         inputs, outputs = call.inputs, call.results
@@ -202,7 +191,7 @@ class TaintMode(DecomposingMode):
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
-                *(step.name, user_frame()),
+                *(step.name, user_frame(), rule_of(op) is not None),
                 frozenset(map(storage_of, inputs)),
                 frozenset(map(storage_of, (*outputs, *written))),
                 *([*map(_padded_share, before)], [*map(_padded_share, after)], reason),
@@ -233,8 +222,7 @@ class TaintMode(DecomposingMode):
             return None
         if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):
             return None
-        packet, count = packet_of(step.name), len(step.outputs)
-        return displaced(call, packet, real.picked, same_numbers, count)
+        return displaced(call, real.picked, same_numbers, len(step.outputs))
 
     def _mark_views(self, views: Sequence[Tensor], held: Sequence[Holds]) -> None:
         """Mark views of other elements than in the unpadded run."""
@@ -248,7 +236,7 @@ class TaintMode(DecomposingMode):
 
     def _bits(self, call: TaintedCall, reason: str | None) -> tuple[list[Tensor], Rows | None]:
         """Return the bits of the results, and the size whose rows they name."""
-        rule, outputs = None if reason else rule_of(call.func), call.results
+        rule, outputs = None if reason else rule_of(call.op), call.results
         padded, unknown = list[Tensor](), list[Tensor]()
         if rule is not None:
             try:
@@ -264,19 +252,18 @@ class TaintMode(DecomposingMode):
             return [every.broadcast_to(t.shape) for t in outputs], None
         bits = [self._joined(p, u) for p, u in zip(padded, unknown, strict=True)]
         bits += [union(bits[0]).broadcast_to(t.shape) for t in outputs[len(bits) :]]
-        packet = packet_of(call.name)
-        named = named_by(call, packet)
+        named = named_by(call)
         if named is not None:
-            real_rows, others = kept(call, packet, (bits[0] & PADDED) != 0)
+            real_rows, others = kept(call, (bits[0] & PADDED) != 0)
             bits[0] = bits[0] | real_rows.to(torch.uint8) * ROW | others.to(torch.uint8) * SPARE
-        low = low_of(call, packet)
+        low = low_of(call)
         if low is not None:
             low = low.to(self._memory.device) & (call.value(outputs[0]) <= LEAST / 2)
             low = low & ((bits[0] & UNKNOWN) != 0)
             if bool(low.any()):
-                self._trace.follow(call, packet)
+                self._trace.follow(call)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
-        elif packet == "exp":  # 0 for the lowest
+        elif call.packet == "exp":  # 0 for the lowest
             vanished = call.low(call.args[0]) & (call.value(outputs[0]) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits, named

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import Operator, leaves, operator, tensors
+from onelaunch.driver.aten import Operator, leaves, tensors
 from onelaunch.padding.taint.bounds import check_bounds, check_known
 from onelaunch.padding.taint.displacement import MOVES, Picked, picked
 from onelaunch.watch.operations import DecomposingMode
@@ -68,20 +68,15 @@ class TracedStep(NamedTuple):
     picked: Picked | None = None  # its call, if it picks elements by index
 
 
-def step_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:
-    name = name_of(func)
+def step_of(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> TracedStep:
+    name = op.label
     shapes = tuple(t.shape for t in tensors((args, kwargs)))
     outputs = tuple(t.shape for t in tensors(result))
     constant = args[0].detach().to("cpu", copy=True) if name == "lift_fresh" else None
-    fixed = _fixed(func, name, args, kwargs)
+    fixed = _fixed(op.func, name, args, kwargs)
     return TracedStep(
         kind_of(name), fixed, shapes, outputs, constant, picked(packet_of(name), args, kwargs)
     )
-
-
-def name_of(func: Any) -> str:
-    """Return the name of an overload: ``add.Tensor``."""
-    return operator(func).label
 
 
 def packet_of(name: str) -> str:
@@ -91,7 +86,8 @@ def packet_of(name: str) -> str:
 
 def kind_of(name: str) -> str:
     """Return the name of an overload; one for all kernels of attention."""
-    return "attention" if name.startswith("_scaled_dot_product") else name
+    is_attention = name.startswith("_scaled_dot_product") and "backward" not in name
+    return "attention" if is_attention else name
 
 
 def _fixed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -157,7 +153,7 @@ class Trace(DecomposingMode):
         result = op.func(*args, **kwargs)
         if op.label == "record_stream":
             return result
-        self.steps.append(step_of(op.func, args, kwargs, result))
+        self.steps.append(step_of(op, args, kwargs, result))
         return result
 
 

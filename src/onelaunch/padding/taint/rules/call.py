@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import tensors
+from onelaunch.driver.aten import Operator, mapped, tensors
 from onelaunch.padding.taint.shadow import (
     LOW,
     PADDED,
@@ -25,7 +25,7 @@ from onelaunch.padding.taint.shadow import (
     ShadowMemory,
     storage_of,
 )
-from onelaunch.padding.taint.trace import TracedStep, name_of
+from onelaunch.padding.taint.trace import TracedStep, packet_of
 
 LEAST = -1e4  # highest number that may stand for minus infinity; each call is checked where it does
 
@@ -42,7 +42,7 @@ class TaintedCall:
     """An operation that ran, with the taint of its inputs and the values that matter for it.
 
     Attributes:
-        name: the overload: ``add.Tensor``.
+        name, packet: the overload, ``add.Tensor``, and its name without that, ``add``.
         inputs, results: its strided tensors.
         real_results: the shapes of the results in the unpadded run; empty if unknown.
         padded: the plane of elements that depend on padding.
@@ -50,6 +50,7 @@ class TaintedCall:
             (`taint is call.unknown`), or the `padded` planes.
         rows: the plane where a value names a real row, at every call.
         spare: the plane where padding names a row that is not real.
+        none: a plane, 0-dim, that is false.
         hides: called with a tensor, the plane of its low elements that padding must not outweigh,
             and the dimensions along which they are compared.
         constants: masks from before the call, whose values count as known.
@@ -59,7 +60,7 @@ class TaintedCall:
 
     def __init__(
         self,
-        func: Any,
+        op: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
@@ -69,12 +70,13 @@ class TaintedCall:
         outlives: Callable[[Tensor], bool],
         front: bool,
     ) -> None:
-        self.func, self.name, self.args, self.kwargs = func, name_of(func), args, kwargs
+        self.op, self.func, self.args, self.kwargs = op, op.func, args, kwargs
+        self.name, self.packet = op.label, packet_of(op.label)
         self.inputs = [t for t in tensors((args, kwargs)) if t.layout is torch.strided]
         self.results = [t for t in tensors(result) if t.layout is torch.strided]
         self.real_results = () if real is None else real.outputs
         self._memory, self._old_values, self._front = memory, old_values, front
-        self._none = torch.zeros((), dtype=torch.bool, device=memory.device)
+        self.none = torch.zeros((), dtype=torch.bool, device=memory.device)
         self._bits: dict[int, Tensor] = {}
         shapes = real.inputs if real is not None and len(real.inputs) == len(self.inputs) else ()
         self._real = {id(t): shape for t, shape in zip(self.inputs, shapes, strict=False)}
@@ -143,7 +145,7 @@ class TaintedCall:
         def taint(value: Any) -> Tensor:
             bits = self._bits.get(id(value))
             if bits is None:
-                return self._none.broadcast_to(value.shape if isinstance(value, Tensor) else ())
+                return self.none.broadcast_to(value.shape if isinstance(value, Tensor) else ())
             return (bits & bit) != 0
 
         return taint
@@ -176,7 +178,7 @@ class TaintedCall:
     def zero(self, t: Any) -> Tensor:
         """Return the plane where a tensor is 0 whatever the padding holds."""
         if not isinstance(t, Tensor):
-            return self._none | (t == 0)
+            return self.none | (t == 0)
         bits = self._bits.get(id(t))
         zero = self.value(t) == 0
         return zero if bits is None else zero & ((bits & UNKNOWN) == 0)
@@ -185,10 +187,10 @@ class TaintedCall:
         """Return the plane where a tensor is minus infinity, or stands for it, whatever the padding
         holds."""
         if not isinstance(t, Tensor):
-            return self._none | (isinstance(t, float) and t <= LEAST)
+            return self.none | (isinstance(t, float) and t <= LEAST)
         bits = self._bits.get(id(t))
         if not t.is_floating_point():
-            return self._none.broadcast_to(t.shape)
+            return self.none.broadcast_to(t.shape)
         below = self.value(t) <= LEAST
         if bits is None:
             return below
@@ -270,6 +272,12 @@ def any_over(plane: Tensor, dims: Sequence[int]) -> Tensor:
     return plane
 
 
+def visible_over(plane: Tensor, low: Tensor, dims: Sequence[int]) -> Tensor:
+    """Join a plane over dimensions, without its low elements where others are beside them."""
+    visible = any_over(plane & ~low, dims)
+    return torch.where(any_over(~low, dims), visible, any_over(plane, dims))
+
+
 def fitted(plane: Tensor, shape: torch.Size) -> Tensor:
     """Return a reduced plane in the shape of a result, with or without the reduced dimensions."""
     if plane.numel() == math.prod(shape):
@@ -299,6 +307,27 @@ def same_image(call: TaintedCall, t: Tensor) -> bool:
     """Return whether the dimensions of `t` from the third on are those of the unpadded run."""
     real = call.real(t)
     return real is not None and real[2:] == t.shape[2:]
+
+
+def rerun(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Run the operation on NaN for tainted elements and 0 for others. NaN spreads to all that
+    depends on it, which a weight of 0 does not stop, and moves with its element."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return torch.where(taint(value), torch.nan, 0.0)
+        return 0.0 if value != value else value  # NaN, as of a constant that pads
+
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in ("dtype", "device", "layout")}
+    found = tensors(call.func(*mapped(call.args, given), **kwargs))
+    # Integers are the places of what the first result holds.
+    return [(f if f.is_floating_point() else found[0]).isnan() for f in found]
+
+
+def spread(call: TaintedCall, taint: Planes, *rows: Tensor) -> bool:
+    """Return whether an input besides `rows` is tainted: each of its elements matters for all."""
+    known = set(map(id, rows))
+    return any(bool(taint(t).any()) for t in call.inputs if id(t) not in known)
 
 
 def everywhere(call: TaintedCall, taint: Planes) -> list[Tensor]:

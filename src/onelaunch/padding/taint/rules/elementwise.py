@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.driver import aten
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere
-
-
-def is_pointwise(func: Any) -> bool:
-    """Return whether each element of the result depends only on the elements at its place."""
-    packet = str(func).removeprefix("aten.").partition(".")[0]
-    return aten.is_pointwise(func) or packet.removesuffix("_") in POINTWISE
-
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, everywhere, rerun, spread
 
 POINTWISE = frozenset(
     {
@@ -29,19 +22,15 @@ POINTWISE = frozenset(
 
 def pointwise(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join the inputs' planes, broadcast."""
-    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    found = call.none
     for t in tensors((call.args, call.kwargs)):
-        found = found.to(taint(t).device) | taint(t)
+        found = found | taint(t)
     return [found]
 
 
 def filled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint nothing: the result does not depend on the input's values."""
     return [torch.tensor(False, device="cpu") for _ in call.results]
-
-
-def copied(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    return [taint(call.args[1])]
 
 
 def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -53,12 +42,15 @@ def product(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [found]
 
 
+def choice(call: TaintedCall) -> Sequence[Any]:
+    """Return the mask of `where` or `masked_fill`, and the values where it is true and false."""
+    return call.args if call.packet == "where" else [call.args[i] for i in (1, 2, 0)]
+
+
 def chosen(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Take, for `where` and `masked_fill`, only the plane of the chosen value; join both if another
     call may choose otherwise."""
-    mask, yes, no = (
-        call.args if call.name.startswith("where") else [call.args[i] for i in (1, 2, 0)]
-    )
+    mask, yes, no = choice(call)
     yes, no = taint(yes), taint(no)
     picked = torch.where(call.value(mask).bool(), yes, no)
     return [taint(mask) | torch.where(call.unknown(mask), yes | no, picked)]
@@ -68,16 +60,8 @@ def halved(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Join, for `glu`, the two halves of a dimension."""
     t, dim = call.args[0], call.argument("dim", -1)
     real = call.real(t)
-    if real is None or real[dim] != t.shape[dim]:
-        return everywhere(call, taint)
-    one, other = taint(t).chunk(2, dim)
-    return [one | other]
-
-
-def sorted_into(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Join, for `bucketize` and `isin`, each value with all of the others."""
-    others = tensors((call.args[1:], call.kwargs))
-    return [taint(call.args[0]) | any(bool(taint(t).any()) for t in others)]
+    same = real is not None and real[dim] == t.shape[dim]
+    return (rerun if same else everywhere)(call, taint)
 
 
 def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -87,19 +71,15 @@ def searched(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [taint(call.args[1]) | row.any(-1, keepdim=True)]
 
 
-def quantized(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint element by element; tainted scales taint the whole."""
-    found = taint(call.args[0])
-    spread = any(bool(taint(t).any()) for t in tensors((call.args[1:], call.kwargs)))
-    return [found | spread for _ in call.results]
+def by_element(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Taint by element of the first argument; elements of the others matter for all."""
+    found = taint(call.args[0]) | spread(call, taint, call.args[0])
+    return [found for _ in call.results]
 
 
 def loss(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint a loss by element, or the single number for all elements."""
-    planes = [taint(t) for t in tensors((call.args, call.kwargs))]
-    found = planes[0]
-    for plane in planes[1:]:
-        found = found | plane
+    (found,) = pointwise(call, taint)
     return [found if call.argument("reduction", 1) == 0 else found.any()]
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere, hide
+from onelaunch.padding.taint.rules.call import (
+    Planes,
+    TaintedCall,
+    any_over,
+    everywhere,
+    hide,
+    spread,
+    visible_over,
+)
 
 
 def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -16,7 +23,7 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
         return everywhere(call, taint)
     q = taint(query).any(-1).unsqueeze(-1)
     kv = _keys(call, taint)
-    hidden_pairs = torch.zeros((), dtype=torch.bool, device=q.device)
+    hidden_pairs = call.none
     mask = call.argument("attn_mask", call.argument("attn_bias"))
     found = q | kv
     if mask is not None:
@@ -29,10 +36,8 @@ def attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     if call.argument("is_causal", False):
         ones = torch.ones(q.shape[-2], kv.shape[-1], dtype=torch.bool, device=q.device)
         hidden_pairs = hidden_pairs | ones.triu(1)
-    hidden_pairs = hidden_pairs.broadcast_to(found.shape)
-    any_visible = ~hidden_pairs.all(-1)
-    row = torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
-    return [row.unsqueeze(-1), *[row.any()] * (len(call.results) - 1)]
+    row = visible_over(found, hidden_pairs, [-1])
+    return [row, *[row.any()] * (len(call.results) - 1)]
 
 
 def _keys(call: TaintedCall, taint: Planes) -> Tensor:
@@ -49,26 +54,21 @@ def fused_attention(call: TaintedCall, taint: Planes) -> list[Tensor]:
     both = call.args[1:3] if call.name == "_native_multi_head_attention" else (query,)
     mask = call.argument("mask")
     rows = [query, *both] if mask is None else [query, *both, mask]
-    rest = tensors((call.args[1:], call.kwargs))
-    if any(bool(taint(p).any()) for p in rest if all(p is not t for t in rows)):
+    if spread(call, taint, *rows):
         return everywhere(call, taint)
     q = taint(query).any(-1).unsqueeze(-1)
-    found = q.new_zeros(())
+    found = call.none
     for t in both:
         found = found | taint(t).any(-1).unsqueeze(-2)
-    hidden_pairs = torch.zeros_like(found)
+    hidden_pairs = call.none
     if mask is not None:
         hidden = (call.value(mask) != 0) & ~call.unknown(mask)
         hidden_pairs, doubt = _by_pair(call, hidden), _by_pair(call, taint(mask) & ~hidden)
         found = found | doubt
-    hidden_pairs, found = torch.broadcast_tensors(hidden_pairs, found)
-    any_visible = ~hidden_pairs.all(-1)
-    row = q.squeeze(-1) | torch.where(any_visible, (found & ~hidden_pairs).any(-1), found.any(-1))
+    row = q | visible_over(found, hidden_pairs, [-1])
     planes: list[Tensor] = []
     for r in call.results:  # weights are (batch, heads, length, length), or their mean over heads
-        plane = row.unsqueeze(-1)
-        if r is not call.results[0]:
-            plane = plane | found
+        plane = row if r is call.results[0] else row | found
         if r.dim() == 4:
             plane = plane.unsqueeze(1)
         planes.append(plane.broadcast_to(r.shape) if r.numel() else torch.ones_like(r).bool())
@@ -89,9 +89,8 @@ def _by_pair(call: TaintedCall, mask: Tensor) -> Tensor:
 
 def cell(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint a step of an LSTM or GRU, one kernel, row by row."""
-    rows, rest = call.args[:3], tensors(call.args[3:])
-    found = torch.stack([taint(t).any(-1) for t in rows]).any(0)
-    found = found | any(bool(taint(t).any()) for t in rest)
+    rows = call.args[:3]
+    found = torch.stack([taint(t).any(-1) for t in rows]).any(0) | spread(call, taint, *rows)
     return [found.unsqueeze(-1) for _ in call.results]
 
 
@@ -103,19 +102,17 @@ def recurrent(call: TaintedCall, taint: Planes) -> list[Tensor]:
     time = 1 if batch_first else 0
     found = taint(t).any(-1)
     row = found.any(time)
-    for state in map(call.argument, ("hx", "cx", "hx_", "cx_")):
-        if isinstance(state, Tensor):
-            begun = any_over(taint(state), [-1, *range(state.dim() - 2)]).reshape(-1)
-            row, found = row | begun, found | begun.unsqueeze(time)
-    weights = tensors(call.args[1:5])
-    weights = [w for w in weights if w is not call.argument("hx")]
-    spread = any(bool(taint(w).any()) for w in weights)
-    spread = spread or (call.argument("dropout", 0) and call.argument("train"))
+    states = [*filter(torch.is_tensor, map(call.argument, ("hx", "cx", "hx_", "cx_")))]
+    for state in states:
+        begun = any_over(taint(state), [-1, *range(state.dim() - 2)]).reshape(-1)
+        row, found = row | begun, found | begun.unsqueeze(time)
+    mixed = spread(call, taint, t, *states)
+    mixed = mixed or (call.argument("dropout", 0) and call.argument("train"))
     if both_ways:
         steps = row.unsqueeze(time).broadcast_to(found.shape)
     else:
         steps = found.to(torch.int32).cumsum(time) > 0
-    steps, row = steps | bool(spread), row | bool(spread)
+    steps, row = steps | bool(mixed), row | bool(mixed)
     shapes = [r.shape for r in call.results]
-    states = [row.unsqueeze(-1) for s in shapes[1:3] if s[-2:-1] == row.shape and row.dim()]
-    return [steps.unsqueeze(-1), *states, *[row.any()] * len(shapes[1 + len(states) :])]
+    last = [row.unsqueeze(-1) for s in shapes[1:3] if s[-2:-1] == row.shape and row.dim()]
+    return [steps.unsqueeze(-1), *last, *[row.any()] * len(shapes[1 + len(last) :])]

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
-
-
-def moved(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Apply the operation to the planes: elements change places, or come from constants."""
-
-    def plane(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return taint(value).to(torch.uint8)
-        if isinstance(value, (list, tuple)):
-            return type(value)(plane(v) for v in value)
-        return value
-
-    kwargs = {k: v for k, v in call.kwargs.items() if k not in ("dtype", "device", "layout")}
-    found = call.func(*(plane(a) for a in call.args), **kwargs)
-    return [f.bool() for f in (found if isinstance(found, (list, tuple)) else [found])]
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere, rerun
 
 
 def rolled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Move the planes as `roll` does; rows that wrap around are others if the size changes."""
     t, dims, shifts = call.args[0], call.argument("dims"), call.args[1]
     real = call.real(t)
-    (found,) = moved(call, taint)
+    (found,) = rerun(call, taint)
     if real == t.shape:
         return [found]
     if real is None or not dims:
@@ -45,54 +29,15 @@ def rolled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [found]
 
 
-def padded(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Pad the plane as `constant_pad_nd` does: the added elements are constant."""
-    found = torch.constant_pad_nd(taint(call.args[0]).to(torch.uint8), call.args[1], 0)
-    return [found.bool()]
-
-
-def index_select(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    t, dim, index = call.args
-    shape = [1] * t.dim()
-    if shape:
-        shape[dim] = -1
-
-    def pick(plane: Tensor) -> Tensor:
-        return plane.index_select(dim, call.value(index))
-
-    found = reached(call, taint, t, dim, index, pick, lambda plane: plane.reshape(shape))
-    return [found | taint(index).reshape(shape)]
-
-
 def gather(call: TaintedCall, taint: Planes) -> list[Tensor]:
     t, dim, index = call.args[:3]
-
-    def pick(plane: Tensor) -> Tensor:
-        return plane.gather(dim, call.value(index))
-
-    return [reached(call, taint, t, dim, index, pick, lambda plane: plane) | taint(index)]
-
-
-def reached(
-    call: TaintedCall,
-    taint: Planes,
-    t: Tensor,
-    dim: int,
-    index: Tensor,
-    pick: Callable[[Tensor], Tensor],
-    over: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the plane of the elements that an index picks, which is never negative; the union over
-    the real places if another call may index otherwise. Padding that names a row that is not real
-    picks that. `pick`: picks from a plane of `t`. `over`: gives a plane of the index a shape that
-    broadcasts to the result's."""
-    plane = taint(t)
-    if not t.dim() or not bool(call.unknown(index).any()):
-        return pick(plane)
-    found = pick(over_real(call, t, plane, [dim]))
-    if not names(call, t, dim, index):
-        return found
-    return torch.where(over(call.spare(index)), pick(plane), found)
+    plane, value = taint(t), call.value(index)
+    found = plane.gather(dim, value)
+    if t.dim() and bool(call.unknown(index).any()):
+        joined = over_real(call, t, plane, [dim]).gather(dim, value)
+        named = names(call, t, dim, index)
+        found = torch.where(call.spare(index), found, joined) if named else joined
+    return [found | taint(index)]
 
 
 def names(call: TaintedCall, t: Tensor, dim: int, index: Tensor | None) -> bool:
@@ -138,12 +83,34 @@ def uncertain(
 
 
 def indexed(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Index the plane as `t[i, j]`; join over a dimension whose index is uncertain."""
-    t, indices = call.args[0], call.args[1]
-    values = tuple(slice(None) if i is None else call.value(i) for i in indices)
+    """Index the plane as `t[i, j]`."""
+    t, indices = call.args[:2]
     given = [i for i in indices if i is not None]
     named = all(bool((call.rows(i) | ~call.unknown(i)).all()) for i in given)
-    dims = uncertain(call, t, indices, t.shape if named else call.real(t))
+    return _picked(call, taint, indices, t.shape if named else call.real(t))
+
+
+def index_select(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Index the plane along a dimension, by an index that is never negative."""
+    return _picked(call, taint, indices_along(*call.args), call.args[0].shape)
+
+
+def indices_along(t: Tensor, dim: int, index: Tensor) -> list[Tensor | None]:
+    """Return the indices by which `t[..., index]` indexes a dimension."""
+    return [*[None] * (dim % max(t.dim(), 1)), index]
+
+
+def _picked(
+    call: TaintedCall,
+    taint: Planes,
+    indices: Sequence[Tensor | None],
+    real: Sequence[int] | None,
+) -> list[Tensor]:
+    """Return the plane of the elements that indices pick; the union over a dimension whose index is
+    uncertain. Padding that names a row that is not real picks that. `real`: see `uncertain`."""
+    t = call.args[0]
+    values = tuple(slice(None) if i is None else call.value(i) for i in indices)
+    dims = uncertain(call, t, indices, real)
     if any(i is not None and i.dtype == torch.bool and call.unknown(i).any() for i in indices):
         return everywhere(call, taint)  # their number is uncertain
     plane = torch.ones_like(taint(t)) if dims is None else over_real(call, t, taint(t), dims)
@@ -215,54 +182,49 @@ def put_along(call: TaintedCall, taint: Planes) -> list[Tensor]:
     def over(plane: Tensor) -> Tensor:
         return plane.reshape(along).broadcast_to(shape)
 
-    found = landed(call, taint, put, over)
-    if found is None:
-        return everywhere(call, taint)
-    old = taint(t)
-    if call.name.startswith(("index_copy", "index_fill")) and not call.unknown(index).any():
-        old = old.index_fill(dim, call.value(index), False)
-    return [old | found]
+    return landed(call, taint, put, over, call.name.startswith(("index_copy", "index_fill")))
 
 
 def scattered(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    t, dim, index, source = call.args[:4]
-    put = taint(source)
-    put = put[tuple(slice(0, n) for n in index.shape)] if put.dim() else put
-    old, put = taint(t), (put | taint(index)).broadcast_to(index.shape)
+    t, _, index, source = call.args[:4]
     if not t.dim() or not index.dim():
         return everywhere(call, taint)
-    found = landed(call, taint, put, lambda plane: plane)
-    if found is None:
-        return everywhere(call, taint)
+    put = taint(source)
+    put = put[tuple(map(slice, index.shape))] if put.dim() else put
+    put = (put | taint(index)).broadcast_to(index.shape)
     adds = call.name.startswith(("scatter_add", "scatter_reduce")) or len(call.args) > 4
-    if not adds and not call.unknown(index).any():
-        clean = torch.zeros_like(index, dtype=torch.bool, device=old.device)
-        old = old.scatter(dim, call.value(index), clean)
-    return [old | found]
+    return landed(call, taint, put, lambda plane: plane, not adds)
 
 
 def landed(
-    call: TaintedCall, taint: Planes, put: Tensor, over: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Return the plane of a tensor's places where elements of a plane are put along a dimension;
-    None if they may be any. Places beyond the real size stay padding. `put`: the plane of the
-    elements that are put. `over`: gives a tensor of the shape of the index the shape of `put`."""
+    call: TaintedCall,
+    taint: Planes,
+    put: Tensor,
+    over: Callable[[Tensor], Tensor],
+    replaces: bool,
+) -> list[Tensor]:
+    """Return the plane of a tensor into which elements are put along a dimension; places beyond the
+    real size stay padding. `put`: the plane of the elements that are put. `over`: gives a tensor of
+    the shape of the index the shape of `put`. `replaces`: whether the old elements go."""
     t, dim, index = call.args[:3]
     real, unknown = call.real(t), call.unknown(index)
+    old, value = taint(t), over(call.value(index)).long()
+    if replaces and not unknown.any():
+        old = old.scatter(dim, value, torch.zeros_like(put))
     if real is None:
-        return None
+        return everywhere(call, taint)
     if real[dim] != t.shape[dim]:
         if not _in_place(call, t) or not _is_whole(call, index):
-            return None
+            return everywhere(call, taint)
         # Another known number may name a real row in another call.
         unknown = ~call.spare(index) if names(call, t, dim, index) else torch.ones_like(unknown)
     found = torch.zeros(t.shape, dtype=torch.uint8, device=put.device)
-    exact, value = (put & ~over(unknown)).to(torch.uint8), over(call.value(index)).long()
+    exact = (put & ~over(unknown)).to(torch.uint8)
     found = found.scatter_reduce(dim, value, exact, "amax", include_self=True).bool()
     parts = (slice(None) if d == dim % t.dim() else slice(0, n) for d, n in enumerate(put.shape))
     found[tuple(parts)] |= (put & over(unknown)).any(dim, keepdim=True)
     grown = taint is not call.unknown and real != t.shape
-    return found | call.beyond(t.shape, real) if grown else found
+    return [old | found | call.beyond(t.shape, real) if grown else old | found]
 
 
 def _in_place(call: TaintedCall, t: Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, any_over, everywhere, spread
 
 
 def contracted(call: TaintedCall, taint: Planes, a: Tensor, b: Tensor) -> Tensor:
@@ -32,16 +32,12 @@ def matmul_added(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def linear(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    found = taint(call.args[0]).any(-1, keepdim=True)
-    if any(bool(taint(t).any()) for t in call.args[1:] if isinstance(t, Tensor)):
-        found = torch.ones_like(found)
-    return [found]
+    return [taint(call.args[0]).any(-1, keepdim=True) | spread(call, taint, call.args[0])]
 
 
 def embedded(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint `embedding(weight, indices)` by index."""
-    weight, indices = call.args[0], call.args[1]
-    return [taint(indices).unsqueeze(-1) | taint(weight).any()]
+    return [taint(call.args[1]).unsqueeze(-1) | spread(call, taint, call.args[1])]
 
 
 def scaled_matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -52,25 +48,6 @@ def scaled_matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
         plane = taint(t)
         rows = plane.dim() == 2 and plane.shape == (found.shape[0], 1)
         found = found | (plane if rows else plane.any())
-    return [found]
-
-
-def outer(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint `addr(t, column, row)`."""
-    t, column, row = call.args[:3]
-    return [taint(t) | taint(column).unsqueeze(1) | taint(row)]
-
-
-def trilinear(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint the sum of products of three tensors, each with added dimensions of size 1."""
-    found = torch.zeros((), dtype=torch.bool, device="cpu")
-    for t, dims in zip(call.args[:3], call.args[3:6], strict=True):
-        plane = taint(t)
-        for dim in dims:
-            plane = plane.unsqueeze(dim)
-        found = found.to(plane.device) | plane
-    for dim in sorted((d % found.dim() for d in call.args[6]), reverse=True):
-        found = found.any(dim)
     return [found]
 
 
@@ -85,7 +62,7 @@ def bagged(call: TaintedCall, taint: Planes) -> list[Tensor]:
     weight, indices, offsets = call.args[:3]
     real = call.real(indices)
     if bool(call.unknown(offsets).any()) or call.argument("include_last_offset") or real is None:
-        return [torch.stack([taint(t).any() for t in tensors((call.args, call.kwargs))]).any()]
+        return [torch.tensor(spread(call, taint), device="cpu")]
     starts = call.value(offsets)
     entry = taint(indices)
     factor = call.argument("per_sample_weights")
@@ -102,14 +79,14 @@ def each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint an inverse, determinant, factorisation or solution matrix by matrix of a batch."""
     given = tensors((call.args, call.kwargs))
     batch = given[0].dim() - 2
-    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    found = call.none
     for t in given:
         plane = taint(t)
         if t.dim() < batch or t.shape[:batch] != given[0].shape[:batch]:
             plane = plane.any().reshape([1] * batch)
         else:
             plane = any_over(plane, range(batch, t.dim())).flatten(batch).any(-1)
-        found = found.to(plane.device) | plane
+        found = found | plane
     return [
         found.reshape(*found.shape, *[1] * (r.dim() - batch))
         if r.numel()
@@ -123,12 +100,6 @@ def values_of_each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
     signs."""
     vectors = call.argument("compute_v", call.argument("compute_uv", True))
     return (everywhere if vectors else each_matrix)(call, taint)
-
-
-def crossed(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint `linalg_cross` by its three elements."""
-    found = taint(call.args[0]) | taint(call.args[1])
-    return [found.any(call.argument("dim", -1), keepdim=True)]
 
 
 def transformed(call: TaintedCall, taint: Planes) -> list[Tensor]:

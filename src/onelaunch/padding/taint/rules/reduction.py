@@ -16,6 +16,8 @@ from onelaunch.padding.taint.rules.call import (
     fitted,
     hidden,
     more,
+    spread,
+    visible_over,
 )
 
 
@@ -25,7 +27,7 @@ def reduced(call: TaintedCall, taint: Planes) -> list[Tensor]:
     plane = more(call, taint, t, dims)
     if call.name.startswith("any"):  # constants that are 0 add nothing
         plane = taint(t) | (plane & ~call.zero(t))
-    return [fitted(any_over(plane, dims), r.shape) for r in call.results]
+    return each(any_over(plane, dims), call.results)
 
 
 def summed(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -35,7 +37,7 @@ def summed(call: TaintedCall, taint: Planes) -> list[Tensor]:
     found = any_over(taint(t) & ~call.zero(t), dims)
     if taint is not call.unknown and t.numel():
         found = found | ~any_over(~taint(t), dims)
-    return [fitted(found, r.shape) for r in call.results]
+    return each(found, call.results)
 
 
 def measured(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -75,9 +77,7 @@ def behind(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
 
 def above_low(call: TaintedCall, taint: Planes, dims: Sequence[int]) -> Tensor:
     t = call.args[0]
-    low, plane = hidden(call, t, dims), more(call, taint, t, dims)
-    any_visible = any_over(~low, dims)
-    return torch.where(any_visible, any_over(plane & ~low, dims), any_over(plane, dims))
+    return visible_over(more(call, taint, t, dims), hidden(call, t, dims), dims)
 
 
 def softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -95,44 +95,16 @@ def log_softmax(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [above_low(call, taint, dims_of(call, call.args[0])) | taint(call.args[0])]
 
 
-def scanned(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint each element by itself and those before it."""
-    t = call.args[0]
-    (dim,) = dims_of(call, t)[:1] or [0]
-    found = taint(t) if not t.dim() else taint(t).to(torch.int32).cumsum(dim) > 0
-    return [found for _ in call.results]
-
-
-def normalized_last(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint `native_layer_norm` and `rms_norm` over the last dimensions."""
-    t = call.args[0]
-    kept = t.dim() - len(call.args[1])
-    found = any_over(taint(t), range(kept, t.dim()))
-    for parameter in call.args[2:4]:
-        if isinstance(parameter, Tensor):
-            found = found | taint(parameter).any()
-    return [found, *each(found, call.results[1:])]
-
-
-def group_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    t, n, groups = call.args[0], call.args[3], call.args[6]
-    found = taint(t).reshape(n, groups, -1).any(-1)
-    found = found | any(bool(taint(p).any()) for p in call.args[1:3] if isinstance(p, Tensor))
-    whole = found.unsqueeze(-1).broadcast_to(n, groups, max(t.numel() // max(n * groups, 1), 1))
-    out = call.results[0]
-    return [whole.reshape(out.shape), *each(found, call.results[1:])]
-
-
 def batch_norm(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint a row by the batch in training, by itself in eval."""
     t = call.args[0]
     training = call.argument("training", call.argument("train", False))
-    spread = any(bool(taint(p).any()) for p in call.args[1:5] if isinstance(p, Tensor))
+    mixed = spread(call, taint, t)
     if "no_stats" in call.name or "with_update" in call.name or training:
-        found = any_over(taint(t), [d for d in range(t.dim()) if d != 1]) | spread
+        found = any_over(taint(t), [d for d in range(t.dim()) if d != 1]) | mixed
         return [found, *[found.any()] * (len(call.results) - 1)]
-    rest = torch.tensor(spread, device="cpu")
-    return [taint(t) | spread, *[rest] * (len(call.results) - 1)]
+    rest = torch.tensor(mixed, device="cpu")
+    return [taint(t) | mixed, *[rest] * (len(call.results) - 1)]
 
 
 def renormed(call: TaintedCall, taint: Planes) -> list[Tensor]:

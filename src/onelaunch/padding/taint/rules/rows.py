@@ -12,20 +12,24 @@ import torch
 from torch import Tensor
 
 from onelaunch.driver.aten import tensors
-from onelaunch.padding.taint.rules.call import Planes, TaintedCall
+from onelaunch.padding.taint.rules.call import Planes, TaintedCall, rerun
 from onelaunch.padding.taint.rules.elementwise import pointwise
-from onelaunch.padding.taint.rules.places import index_taint, moved, names, only
+from onelaunch.padding.taint.rules.places import index_taint, indices_along, names, only
 
-_COPIES = frozenset({"_to_copy", "clone", "copy", "copy_"})
-_MOVES = frozenset({"cat", "stack", "repeat", "flip", "_unsafe_view"})
+_MOVES = frozenset(
+    {
+        *("cat", "stack", "repeat", "flip", "_unsafe_view"),
+        *("_to_copy", "clone", "copy", "copy_"),
+    }
+)
 _PICKS = frozenset({"index_select", "gather", "index"})
 
 
-def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
+def named_by(call: TaintedCall) -> tuple[int, int] | None:
     """Return the size whose rows a result names, if it holds elements of inputs that name rows."""
-    t = call.args[0] if call.args else None
+    packet, t = call.packet, call.args[0] if call.args else None
     index = call.results[0].dtype in (torch.int32, torch.int64)
-    if packet not in _COPIES | _MOVES | _PICKS or not index:
+    if packet not in _MOVES | _PICKS or not index:
         return None
     if packet in _PICKS:
         return call.named(t)
@@ -33,19 +37,16 @@ def named_by(call: TaintedCall, packet: str) -> tuple[int, int] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def kept(call: TaintedCall, packet: str, padded: Tensor) -> tuple[Tensor, Tensor]:
+def kept(call: TaintedCall, padded: Tensor) -> tuple[Tensor, Tensor]:
     """Return the planes of a result that name real rows, and rows that are not real, as it holds
     such elements of its inputs. `padded`: the plane of the result's elements that depend on
     padding."""
     none, t = torch.zeros((), dtype=torch.bool, device=padded.device), call.args[0]
-    if packet in _COPIES:
-        source = call.args[1 if packet.startswith("copy") else 0]
-        return call.rows(source), call.spare(source)
+    packet = call.packet
     if packet in _MOVES:
-        return moved(call, call.rows)[0], moved(call, call.spare)[0]
+        return rerun(call, call.rows)[0], rerun(call, call.spare)[0]
     if packet in _PICKS and bool((call.rows(t) | call.spare(t)).all()):
-        indices = call.args[1] if packet == "index" else [None] * (call.args[1] % t.dim())
-        indices = indices if packet == "index" else [*indices, call.args[2]]
+        indices = call.args[1] if packet == "index" else indices_along(*call.args[:3])
         named = names(call, t, *only(indices))
         if packet == "gather":
             return ~padded, call.spare(call.args[2]) if named else none

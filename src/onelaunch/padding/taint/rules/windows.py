@@ -7,10 +7,10 @@ from torch import Tensor
 
 from onelaunch.padding.taint.rules.call import (
     Planes,
-    Rule,
     TaintedCall,
     any_over,
     everywhere,
+    rerun,
     same_image,
 )
 
@@ -40,22 +40,19 @@ def convolution(call: TaintedCall, taint: Planes) -> list[Tensor]:
     return [found]
 
 
-def max_pooled(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    found = call.func(taint(call.args[0]).float(), *call.args[1:], **call.kwargs)
-    first = found[0] if isinstance(found, tuple) else found
-    return [first > 0 for _ in call.results]
-
-
-def of_same_image(rule: Rule) -> Rule:
-    """Return a rule for images of an unchanged size; others are tainted everywhere."""
-    return lambda call, taint: (rule if same_image(call, call.args[0]) else everywhere)(call, taint)
+def rerun_alike(call: TaintedCall, taint: Planes) -> list[Tensor]:
+    """Run the operation on NaN if the images and those that result have an unchanged size; others
+    are tainted everywhere."""
+    sizes = [shape[2:] for shape in call.real_results[:1]]
+    same = same_image(call, call.args[0]) and sizes == [call.results[0].shape[2:]]
+    return (rerun if same else everywhere)(call, taint)
 
 
 def resampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     """Taint by window if each place still comes from the same places of the input, else all."""
     t = call.args[0]
     if same_image(call, t):
-        return averaged(call, taint)
+        return rerun(call, taint)
     real = call.real(t)
     if real is None or not call.real_results or call.argument("align_corners", False):
         return everywhere(call, taint)
@@ -64,24 +61,7 @@ def resampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
     times = [out // max(size, 1) for out, size in pairs]
     whole = all(out == n * size and n for n, (out, size) in zip(times, pairs, strict=True))
     half = len(times) // 2
-    return (averaged if whole and times[:half] == times[half:] else everywhere)(call, taint)
-
-
-def averaged(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint pooling, resampling and unfolding as NaN spreads, which a weight of 0 does not stop."""
-    plane = taint(call.args[0])
-    given = torch.where(plane, torch.nan, torch.zeros((), device=plane.device))
-    return [call.func(given, *call.args[1:], **call.kwargs).isnan()]
-
-
-def each_image(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint resampling with wide windows by channel of each image."""
-    t = call.args[0]
-    if not same_image(call, t) or [s[2:] for s in call.real_results[:1]] != [
-        call.results[0].shape[2:]
-    ]:
-        return everywhere(call, taint)
-    return [any_over(taint(t), range(2, t.dim()))]
+    return (rerun if whole and times[:half] == times[half:] else everywhere)(call, taint)
 
 
 def sampled(call: TaintedCall, taint: Planes) -> list[Tensor]:
@@ -97,5 +77,4 @@ def gridded(call: TaintedCall, taint: Planes) -> list[Tensor]:
     out = call.results[0]
     if not call.real_results or call.real_results[0][1:] != out.shape[1:]:
         return everywhere(call, taint)
-    found = taint(call.args[0]).flatten(1).any(1)
-    return [found.reshape(-1, *[1] * (out.dim() - 1))]
+    return rerun(call, taint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import importlib
 import inspect
 import os
@@ -139,7 +138,6 @@ class CodeFacts:
 _YIELD = dis.opmap["YIELD_VALUE"]
 _OF_MODULES = {fn.__code__ for fn in vars(nn.Module).values() if inspect.isgeneratorfunction(fn)}
 """Generators that read no result of another generator."""
-_PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 
 class SureStore(NamedTuple):
@@ -159,46 +157,19 @@ class SureStore(NamedTuple):
     item: bool
 
 
-@functools.lru_cache(maxsize=4096)
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that every run makes that gets past them. A jump may skip a store in a
-    branch or a loop, and exception handlers may skip any."""
-    if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
-        return ()
-    steps = list(dis.get_instructions(code))
-    assigned: set[str] = set()
-    for step in steps:
-        if step.opname.startswith("STORE_FAST"):
-            assigned.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+    """Return the stores that every run makes that gets past them, if a chain of attributes leads
+    to their objects. Exception handlers may skip any."""
+    loads = loads_of(code)
     found: list[SureStore] = []
-    beyond = 0  # where the furthest jump until here leads
-    for number, step in enumerate(steps):
-        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            beyond = max(beyond, step.argval)
-        if step.opname.startswith("RETURN"):
-            beyond = len(code.co_code)
-        if beyond <= step.offset and step.opcode in _PLACE_STORES:
-            store = _store(steps[: number + 1])
-            if store is not None and store.variable not in assigned:
-                found.append(store)
+    for offset, place in () if code.co_exceptiontable else loads.sure:
+        key = place.parts[0] if place.kind == "item" else place
+        path: list[str] = []
+        base = place.base
+        while base is not None and base.kind == "attribute":
+            path.insert(0, base.key)
+            base = base.base
+        known = place.kind == "attribute" or key.kind == "constant"
+        if known and base is not None and loads.is_fixed(base):
+            found.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
     return tuple(found)
-
-
-def _store(steps: list[dis.Instruction]) -> SureStore | None:
-    """Return the store of the last instruction, if a chain of attributes leads to its object."""
-    last = steps.pop()
-    item = last.opcode == dis.opmap["STORE_SUBSCR"]
-    key = last.argval
-    if item:
-        constant = steps.pop()
-        if constant.opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            return None
-        key = constant.argval
-    path: list[str] = []
-    while steps and steps[-1].opname == "LOAD_ATTR":
-        path.insert(0, steps.pop().argval)
-    if not steps or not steps[-1].opname.startswith("LOAD_FAST"):
-        return None
-    name = steps[-1].argval
-    variable = name[-1] if isinstance(name, tuple) else name
-    return SureStore(last.offset, variable, tuple(path), key, item)

@@ -54,6 +54,7 @@ class _Reader(OperandStack):
         self._stores_items = any(s.opname in _STORES_ITEMS for s in self._steps)
         self._branch_end = 0
         """The end of the last branch so far. A run may skip the instructions before it."""
+        self._returned = False
         self._counters: dict[int, Symbol] = {}
         self._stores: Counter[Symbol] = Counter()
         self._loaded: set[Symbol] = set()
@@ -75,6 +76,7 @@ class _Reader(OperandStack):
                 if step.opname not in LEAVE_OTHERS:
                     self._jump(step, self._stack)
                 self._branch_end = max(self._branch_end, step.argval)
+            self._returned |= step.opname.startswith("RETURN")
             if step.opname in _ENDS:
                 self._stack = []
         self._found.inside = frozenset(self._assigned_inside)
@@ -114,8 +116,11 @@ class _Reader(OperandStack):
         self._loads.append(Load(place, stores=True))
         known = without_offset(place)
         self._stores[known] += 1
-        if step.offset >= self._branch_end and known not in self._loaded:
-            self._always_stored.add(known)
+        if step.offset >= self._branch_end:
+            if known not in self._loaded:
+                self._always_stored.add(known)
+            if not self._returned:
+                self._found.sure.append((step.offset, place))
 
     # The instructions that matter, by the place that they load.
 

@@ -54,12 +54,12 @@ from onelaunch.watch.compiled_accesses import (
     places,
     refuse_handed_on,
 )
-from onelaunch.watch.compiled_lanes import CompiledLanes
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
+from onelaunch.watch.operations import CompiledLanes
 
 
 class Retry(Exception):

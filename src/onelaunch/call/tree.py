@@ -31,6 +31,10 @@ from onelaunch.identity import id
 
 _PLAIN = frozenset({tuple, list, dict})  # kinds of nearly all containers, which have no attributes
 _EMPTY: tuple[object, ...] = ()  # Python's only empty tuple
+_CODE = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.ModuleType, type, torch.Generator),
+)
 
 
 class Leaf(NamedTuple):
@@ -370,15 +374,7 @@ def is_unchanging(value: object) -> bool:
 
 
 def is_code(value: object) -> bool:
-    return isinstance(
-        value,
-        types.FunctionType
-        | types.BuiltinFunctionType
-        | types.MethodType
-        | types.ModuleType
-        | type
-        | torch.Generator,
-    )
+    return isinstance(value, _CODE)
 
 
 def unique(tensors: Sequence[Tensor]) -> list[Tensor]:

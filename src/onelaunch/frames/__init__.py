@@ -8,7 +8,6 @@ codes.py    facts about the code of a function that runs, the stores of each run
 callees.py  callees that are not read, and their possible reads of their arguments
 loads.py    a reader of bytecode: the loads and stores of a function
 operands.py the operand stack that the reader follows
-counts.py   numbers that are only counted
 stack.py    symbols for the values on a function's stack
 members.py  functions behind decorators, and the names in their code
 reads.py    Reads: the reads seen in a callable's runs, by object

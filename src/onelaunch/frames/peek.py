@@ -80,7 +80,9 @@ def _learn(kind: type) -> Kind:
     mro = kind.__mro__
     sealed = not _SEALED.isdisjoint(mro)
     tensor = issubclass(kind, Tensor)
-    of_parts = tensor and is_of_parts(kind)
+    # Inner tensors are state by themselves. Nothing refers to a tensor that is made of them weakly:
+    # `torch.utils.swap_tensors` would refuse it.
+    of_parts = tensor and hasattr(kind, "__tensor_flatten__")
     by_name = class_member(kind, "__getattr__")
     dicts = types.GetSetDescriptorType | types.MemberDescriptorType  # the latter for modules
     usual = (
@@ -135,12 +137,6 @@ def has_contents(value: object) -> bool:
     kind = type(value)
     facts = _kinds.get(kind) or _learn(kind)
     return facts.contents and not (facts.tensor and not attributes_of(value))
-
-
-def is_of_parts(kind: type) -> bool:
-    """Return whether tensors of a class are made of inner tensors, which are state by themselves.
-    Nothing refers to such a tensor weakly: `torch.utils.swap_tensors` would refuse it."""
-    return hasattr(kind, "__tensor_flatten__")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -226,7 +222,7 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
         return (member,)
     if isinstance(member, (types.MemberDescriptorType, _OF_NAMED_TUPLES)):
         try:
-            return (cast(Any, member).__get__(value),)
+            return (member.__get__(value),)
         except AttributeError:
             return ()
     if member is None or isinstance(member, (property, types.GetSetDescriptorType)):
@@ -248,12 +244,12 @@ def _unbound(member: object) -> object:
     return member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
 
 
-def class_member(kind: type, name: str, default: object = None) -> object:
+def class_member(kind: type, name: str) -> Any:
     for parent in kind.__mro__:
         members = parent.__dict__
         if name in members:
             return members[name]
-    return default
+    return None
 
 
 def is_view(value: object) -> bool:
@@ -292,12 +288,8 @@ def finds_by_key(kind: type) -> bool:
     """Return whether `d[key]` of a class of dicts is the item of that key, and no override takes
     another (`super().__getitem__(key.lower())`)."""
     members = [class_member(kind, name) for name in ("__getitem__", "__missing__", "__contains__")]
-    # `Counter.__missing__` is 0.
-    return all(getattr(m, "__code__", None) is None or _module(m) == "collections" for m in members)
-
-
-def _module(member: object) -> object:
-    return getattr(member, "__module__", None)
+    overrides = [m for m in members if getattr(m, "__code__", None) is not None]
+    return all(m.__module__ == "collections" for m in overrides)  # `Counter.__missing__` is 0
 
 
 def attributes_of(value: object) -> dict[str, Any] | None:

@@ -101,10 +101,11 @@ class Contents:
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
-    def _is_keyed(self, container: object) -> bool:
-        """Return whether the items of a container were read and stored by known keys alone."""
+    def is_whole(self, container: object) -> bool:
+        """Return whether all items of a container that is read are read: code named none of its
+        keys, or keys that are not known."""
         key = id(container)
-        return key in self._keys and not (self.reads and key in self.reads.whole)
+        return self.reads is None or key in self.reads.whole or key not in self._keys
 
     def _note_uses(
         self, kinds: Iterable[type], uses: Mapping[str, Use], owner: object = None
@@ -182,9 +183,8 @@ class Contents:
         if isinstance(value, METHODS) or is_view(value):
             return self._of_method(name, value)
         if isinstance(value, Tensor):
-            return (
-                self._of_tensor(name, value) if is_memory(value) else self._of_compound(name, value)
-            )
+            of = self._of_tensor if is_memory(value) else self._of_compound
+            return of(name, value)
         return itertools.chain(self._items(name, value, use), self._attributes(name, value))
 
     def has_contents(self, t: Tensor) -> bool:
@@ -237,11 +237,10 @@ class Contents:
             self.containers[id(mapping)] = (mapping, name, len(mapping))
             # A missing key may be added: `try: d["scale"]`, or a class's `__missing__`.
             missed = [key for key in self._keys.get(id(mapping), ()) if key not in mapping]
+            by_key = None if use is not Use.ITEMS or self.is_whole(mapping) else self.reads
             for key in (*mapping, *missed):
-                text = f"{name}[{_short(key)}]"
-                slot = Slot("item", mapping, key, text, None)
-                known = self.reads if use is Use.ITEMS and self._is_keyed(mapping) else None
-                yield slot, Use.READ if known is None else known.items.get(slot.id)
+                slot = Slot("item", mapping, key, f"{name}[{_short(key)}]", None)
+                yield slot, Use.READ if by_key is None else by_key.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, factory_of, factory, None), Use.READ
@@ -271,7 +270,8 @@ class Contents:
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of an instance: its `__dict__`, and `__slots__` of user classes."""
         owner = self.reads and self.reads.expected(value)
-        if _is_unwalked(type(value)) and (owner is None or _is_ours(type(value))):
+        ours = f"{type(value).__module__}.".startswith("onelaunch.")
+        if _is_unwalked(type(value)) and (owner is None or ours):
             return
         if isinstance(value, threading.Condition):  # threads that wait are never put back
             return
@@ -410,10 +410,6 @@ def _members_of(value: set[object]) -> frozenset[int]:
     return frozenset(map(id, value))
 
 
-def _is_ours(kind: type) -> bool:
-    return f"{kind.__module__}.".startswith("onelaunch.")
-
-
 def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
 
@@ -427,10 +423,7 @@ a `Size`, and attributes for saving and loading. Parameters, buffers and modules
 
 _OF_EVERY_MODULE = {
     *vars(types.ModuleType("")),
-    "__file__",
-    "__builtins__",
-    "__cached__",
-    "__path__",
+    *("__file__", "__builtins__", "__cached__", "__path__"),
 }
 
 
@@ -455,12 +448,9 @@ def members_of(kind: type) -> dict[str, object]:
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
-_WRAPPERS = (staticmethod, classmethod)
-
-
 def _is_fixed(value: object) -> bool:
     """Return whether a value of an installed package is code, which is taken never to change."""
-    while isinstance(value, _WRAPPERS):
+    while isinstance(value, (staticmethod, classmethod)):
         value = cast(Any, value).__func__
     if isinstance(value, types.FunctionType):
         return is_installed(value.__code__.co_filename)

@@ -42,7 +42,7 @@ class LastWalk:
         if found.reads is None or found.strays:
             return
         slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        fits = found.was_let_go or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        fits = found.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
         if fits and found.let_go():
             self._kept = found, torch.is_grad_enabled()
 

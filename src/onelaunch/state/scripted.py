@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,40 @@ from torch.utils import _pytree as pytree
 
 from onelaunch.call.tree import is_plain
 from onelaunch.frames.stack import Use
-from onelaunch.state.slots import ScriptAttribute, ScriptLeaf, Slot
+from onelaunch.state.slots import MISSING, Slot
 
 _NAMED = re.compile(r"\.(\w+)")
 _MOST_ITEMS = 64  # of a container, which is copied for each of them
+
+
+@dataclass(frozen=True)
+class ScriptAttribute:
+    """A reader of an attribute of a TorchScript module."""
+
+    name: str
+
+    def __call__(self, module: Any) -> object:
+        return module.getattr(self.name)
+
+    def write(self, module: Any, value: object) -> None:
+        module.setattr(self.name, value)
+
+
+@dataclass(frozen=True)
+class ScriptLeaf(ScriptAttribute):
+    """A reader of one value in a list, tuple or dict of a TorchScript module. Python gets a new
+    copy of the container at each read."""
+
+    index: int
+
+    def __call__(self, module: Any) -> object:
+        return pytree.tree_leaves(module.getattr(self.name))[self.index]
+
+    def write(self, module: Any, value: object) -> None:
+        leaves, spec = pytree.tree_flatten(module.getattr(self.name))
+        if value is not MISSING and self.index < len(leaves):  # its length is not restored
+            leaves[self.index] = value
+            module.setattr(self.name, pytree.tree_unflatten(leaves, spec))
 
 
 def of_script(

@@ -215,14 +215,17 @@ class CompiledAccesses:
         an attribute that an object got since.
         """
         began, contents = self.began, contents_of(now)
+        both = {**began, **contents}
+        gradients = {s for s in both if isinstance(s, tuple) and s[1] is gradient_of}
         if not (now.runs_backward() or now.asks("grad")):
-            began, contents = _without_gradients(began), _without_gradients(contents)
+            began = {slot: value for slot, value in began.items() if slot not in gradients}
+            contents = {slot: value for slot, value in contents.items() if slot not in gradients}
         if any(contents.get(slot, value) != value for slot, value in began.items()):
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
         known = not any(slot[0] in holders or isinstance(contents[slot], str) for slot in new)
-        return known and _gradients(began) <= contents.keys()
+        return known and gradients.isdisjoint(began.keys() - contents.keys())
 
     def note_contents(self, after: StateWalk) -> None:
         """Note the contents of slots that only this run was seen to read, as they are after it.
@@ -365,15 +368,6 @@ def _described(t: Tensor) -> str:
     if has_strides(t) and not is_lazy(t):
         return str(description(t))
     return f"{type(t)} {t.dtype} {t.device} {t.requires_grad}"
-
-
-def _gradients(contents: Mapping[object, object]) -> set[object]:
-    return {slot for slot in contents if isinstance(slot, tuple) and slot[1] is gradient_of}
-
-
-def _without_gradients(contents: Mapping[object, object]) -> dict[object, object]:
-    gradients = _gradients(contents)
-    return {slot: value for slot, value in contents.items() if slot not in gradients}
 
 
 def _written_if_compiled(places: Iterable[object]) -> CaptureError:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from onelaunch.call.values import has_members
 from onelaunch.errors import text_of
 
 BY_VALUE = (
@@ -87,6 +86,13 @@ def is_ordinary(kind: type) -> bool:
         and not has_members(kind)
         and not issubclass(kind, type | types.ModuleType | types.FunctionType | torch.nn.Module)
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def has_members(kind: type) -> bool:
+    """Return whether the objects of a class have `__slots__`, or members that C stores."""
+    members = (member for base in kind.__mro__ for member in vars(base).values())
+    return any(isinstance(member, types.MemberDescriptorType) for member in members)
 
 
 class _Ordinary:
@@ -206,7 +212,6 @@ def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
 
 
 def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
-    """Return a new container of a class, with keys and children."""
     if kind is tuple or kind is list:
         return kind(children)
     if kind is dict:

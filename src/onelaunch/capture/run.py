@@ -50,7 +50,7 @@ from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
-    noting_host_inputs,
+    HostInputs,
     places,
     refuse_handed_on,
 )
@@ -265,11 +265,12 @@ class CaptureRun:
             if job.accesses.refused is not None:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
-            noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
+            found = HostInputs(job.device, self.constants)
+            self.host_inputs = found.notes
             begin_run()
             lanes = observer.lanes
             dealt = nullcontext() if lanes is None else CompiledLanes(lanes, job.driver, job.device)
-            with leaves_refused(), around, noting, dealt:
+            with leaves_refused(), around, found.noting(brings), dealt:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)

@@ -1,14 +1,15 @@
-"""Facts about a function's code, the same for each frame that it runs in."""
+"""Facts about the code of functions, and the functions behind whatever decorates them."""
 
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import inspect
 import os
 import threading
 import types
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,6 +28,7 @@ from onelaunch.frames.origins import (
     serves_machinery,
 )
 from onelaunch.frames.stack import ITERATED, Loads, Use
+from onelaunch.identity import id
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
 _IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
@@ -118,7 +120,6 @@ class CodeFacts:
         return not (kept or self.depends or self.aside or self.matters)
 
     def meet(self) -> None:
-        """Read the code, at its first frame."""
         code, self.met = self.code, True
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)
@@ -173,3 +174,46 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
         if known and base is not None and loads.is_fixed(base):
             found.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_read(code: types.CodeType) -> frozenset[str]:
+    """Return the global and attribute names in a function's code, nested functions included."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_read(constant)
+    return frozenset(names)
+
+
+def functions_in(member: object) -> list[types.FunctionType]:
+    """Return the functions behind a member of a class, however it is decorated."""
+    found: dict[int, types.FunctionType] = {}
+    waiting = [member]
+    while waiting:
+        member = waiting.pop(0)
+        if isinstance(member, types.FunctionType):
+            if id(member) not in found:  # a function may wrap itself
+                found[id(member)] = member
+                waiting.append(member.__dict__.get("__wrapped__"))
+        else:
+            waiting += behind(member)
+    return list(found.values())
+
+
+def behind(member: object) -> Iterator[object]:
+    """Return the functions wrapped by a descriptor (property, partial, cached_property...)."""
+    if isinstance(member, property):
+        yield from (f for f in (member.fget, member.fset) if f is not None)
+    elif isinstance(member, staticmethod | classmethod):
+        yield cast(Any, member).__func__
+    elif isinstance(member, functools.singledispatchmethod):
+        yield from cast(Any, member).dispatcher.registry.values()
+    elif isinstance(member, _WITH_FUNC):
+        yield cast(Any, member).func
+    elif isinstance(member, _CACHED):
+        yield cast(Any, member).__wrapped__
+
+
+_WITH_FUNC = (functools.partial, functools.partialmethod, functools.cached_property)
+_CACHED = type(functools.lru_cache(len))

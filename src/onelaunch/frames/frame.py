@@ -77,7 +77,7 @@ class RanFrame(Values):
                 self._note_known(value, known)
         for place, use in reached.items:
             self._note_item(place, use)
-        for symbol in reached.opaque:
+        for symbol in self._loads.opaque:
             self._note_opaque(self._values(symbol))
         for call in reached.shaped:
             self._note_call(call)
@@ -107,7 +107,7 @@ class RanFrame(Values):
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
-            if not (is_inert(function) or reads_nothing(function, calls)):
+            if not reads_nothing(function, calls):
                 for call in calls:
                     self._note_call_of(function, call)
 

@@ -31,7 +31,6 @@ class OperandStack:
         self._stack = self._joined(self._stack, other)
 
     def _joined(self, one: list[Symbol], other: list[Symbol]) -> list[Symbol]:
-        """Return the stack where two ways meet."""
         if len(one) != len(other):  # a handler of exceptions does not know what lies below
             return list(max(one, other, key=len))
         for a, b in zip(one, other, strict=True):

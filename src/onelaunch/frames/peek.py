@@ -33,7 +33,7 @@ LEAVES = frozenset(
         *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     )
 )
-_OPAQUE = (torch.Stream, torch.Event)
+_SEALED = frozenset({torch.Stream, torch.Event})
 """Types whose attributes are not followed. A freed CUDA stream or event leaves weak references to
 nothing behind (pytorch#183403)."""
 
@@ -42,7 +42,6 @@ METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 VIEWS = (*map(type, ({}.keys(), {}.values(), {}.items())), collections.abc.MappingView)
 """Types of views of a mapping's present items."""
 
-_SEALED = frozenset(_OPAQUE)
 _WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
@@ -71,7 +70,6 @@ _kinds: dict[type, Kind] = {}
 
 
 def facts_of_type(value: object) -> Kind:
-    """Return the facts about a value's class."""
     kind = type(value)  # `isinstance` would ask the value for its class
     return _kinds.get(kind) or _learn(kind)
 
@@ -214,7 +212,6 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
 
 
 def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
-    """Return an attribute that an object has from its class."""
     if name == "__class__":
         return (kind,)
     member = class_member(kind, name)

@@ -95,8 +95,6 @@ class Reached(NamedTuple):
     """Imports, and calls whose shape tells that they read their arguments."""
     callees: dict[Symbol, list[Symbol]]
     """callee -> its calls."""
-    opaque: list[Symbol]
-    """`Loads.opaque`, wherever the frame ended."""
     named_attributes: list[tuple[Symbol, dict[str, Use]]]
     named_callees: dict[Symbol, list[Symbol]]
     """Calls of callees that global names lead to, by attributes alone."""
@@ -160,7 +158,7 @@ class Loads:
         return last
 
     def _until(self, last: int) -> Reached:
-        found = Reached([], [], [], [], {}, self.opaque, [], {}, set())
+        found = Reached([], [], [], [], {}, [], {}, set())
         attributes: dict[Symbol, dict[str, Use]] = {}
         for place, use in self.places.items():
             if self.begins[place] > last:

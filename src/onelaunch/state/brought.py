@@ -42,7 +42,6 @@ class Brought(NamedTuple):
         return parts_of_slot(self.slot, value, self.kept)
 
     def nbytes(self) -> int:
-        """Return the bytes of the tensors in the present content."""
         return sum(t.nbytes for t in apart(self.slot.read(), self.kept).tensors)
 
     def guard(self, value: object) -> list[tuple[Slot, object]]:
@@ -140,7 +139,6 @@ class Staged:
         self._staged = [(value, apart(value, b.kept)) for b, value in found]
 
     def put_back(self) -> None:
-        """Put the caller's contents back."""
         for (b, original), (staged, flat) in zip(self._originals, self._staged, strict=False):
             if b.slot.read() is not staged:
                 self.changed.add(b.slot.id)

@@ -21,16 +21,15 @@ from torch import Tensor, nn
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import inner_names, is_memory
 from onelaunch.errors import text_of
+from onelaunch.frames.codes import behind, functions_in, names_read
 from onelaunch.frames.loads import loads_of
-from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.identity import id
-from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.attributes import Attributes, SplitAttributes, is_bare
-from onelaunch.state.scripted import of_script
+from onelaunch.state.outside import is_array, of_script, slots_of_array
 from onelaunch.state.slots import (
     InnerTensor,
     Slot,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory
-from onelaunch.frames.members import names_read
+from onelaunch.frames.codes import names_read
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
@@ -349,7 +349,6 @@ class StateWalk:
                 yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
 
     def touched(self) -> Iterator[object]:
-        """Return the objects whose attributes were read."""
         if self.reads is not None:
             for owner in self.owners:
                 seen = self.reads.of(owner)

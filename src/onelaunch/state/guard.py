@@ -181,7 +181,6 @@ class StateGuard:
     def _part(
         self, slots: list[int], tensors: list[int], sized: list[int], modes: list[Reader]
     ) -> StateGuard:
-        """Return a guard that makes some of the checks, by index."""
         part = copy.copy(self)
         part._attributes = bisect_left(slots, self._attributes)
         part._slots = [self._slots[i] for i in slots]
@@ -198,7 +197,7 @@ class StateGuard:
     def places(self) -> Iterator[tuple[Tensor, int]]:
         """Return (tensor, expected address) for the tensors that are read by address."""
         for t, layout in zip(self.tensors, self._layouts, strict=True):
-            yield t, layout.address
+            yield t, layout.facts[0]
 
     def _native_check(self) -> Callable[[], bool] | None:
         """Return a check in C, and in Python for the rest; None without C."""
@@ -338,7 +337,6 @@ class StateGuard:
         return [pair for i, pair in enumerate(self.held()) if not self._holds(i)]
 
     def held(self) -> Iterator[tuple[Slot, object]]:
-        """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
 
     def lengths(self) -> Iterator[tuple[Any, int]]:
@@ -348,7 +346,6 @@ class StateGuard:
                 yield container, size.length
 
     def names(self) -> list[str]:
-        """Return the names of the slots that hold tensors."""
         return [slot.name for slot, value in self.held() if is_memory(value)]
 
     def container_name(self, container: object) -> str:

@@ -46,7 +46,6 @@ class _NodeHooks:
         self._put: Final = _Mixin._register_hook
 
     def put(self, hooks: Hooks | None, hook: Callable[..., object]) -> tuple[Hooks, Any]:
-        """See `torch.autograd.function._HookMixin`."""
         if hook is _nothing:
             self.probes += 1
         else:

@@ -42,7 +42,7 @@ def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
     return flatten(value, root, objects=True, known=kept)
 
 
-class Within:
+class SlotPart:
     """A reader of something in whatever a slot holds.
 
     Args:
@@ -57,14 +57,13 @@ class Within:
         self.whole, self.what, self.kept = whole, what, kept
         self._read: Callable[[], Any] = whole.reader
 
-    def at(self, place: Callable[[Slot], Slot]) -> Within:
-        """Return the same of another slot."""
+    def at(self, place: Callable[[Slot], Slot]) -> SlotPart:
         made = copy.copy(self)
-        Within.__init__(made, place(self.whole), self.what, self.kept)
+        SlotPart.__init__(made, place(self.whole), self.what, self.kept)
         return made
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Within) or type(other) is not type(self):
+        if not isinstance(other, SlotPart) or type(other) is not type(self):
             return False
         return (self.whole.id, self.what) == (other.whole.id, other.what)
 
@@ -72,7 +71,7 @@ class Within:
         return hash(self.whole.id)
 
 
-class ContainerPart(Within):
+class ContainerPart(SlotPart):
     """A reader, and writer, of one tensor in the container that a slot holds.
 
     Args:
@@ -110,7 +109,7 @@ class ContainerPart(Within):
         self.whole.write(unflatten(flat.tree, tensors))
 
 
-class ContainerBuild(Within):
+class ContainerBuild(SlotPart):
     """A reader that tells whether the container in a slot has a build, `what`: its tree, with its
     plain values."""
 
@@ -120,7 +119,7 @@ class ContainerBuild(Within):
         return apart(self._read(), self.kept).tree == self.what
 
 
-class DictItem(Within):
+class DictItem(SlotPart):
     """A reader, and writer, of an item of the dict that a slot holds. `what`: its key."""
 
     __slots__ = ()

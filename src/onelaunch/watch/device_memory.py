@@ -72,7 +72,6 @@ class DeviceMemory:
         return self._storage(t) if self.on_device(t) and has_strides(t) else None
 
     def made(self, t: Tensor) -> bool:
-        """Return whether this memory was allocated in the run."""
         return self._storage(t) in self._made
 
     def known(self, t: Tensor) -> bool:

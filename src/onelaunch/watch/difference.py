@@ -45,7 +45,6 @@ class RunDifference(NamedTuple):
         return GROWING if self.grows else TRIES
 
     def refusal(self) -> CaptureError:
-        """Return the error for a callable whose runs keep differing."""
         return CaptureError("OL117", self.what, where=self.place, fix=self.fix)
 
 

@@ -36,7 +36,6 @@ from onelaunch.frames.peek import (
     has_attributes,
     has_contents,
     is_key,
-    keys_of,
     own_uses,
     peek,
 )
@@ -170,8 +169,11 @@ class RanFrame(Values):
                     whole.add(id(value))
                     if use is Use.READ:
                         continue
-                found = known if told else [*known, *keys_of(value)]
-                if issubclass(type(value), (list, deque)):  # `history[-1]`
+                listed = issubclass(type(value), (list, deque))
+                found = list(known)
+                if not told:
+                    found += range(len(value)) if listed else filter(is_key, list(value))
+                if listed:  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 

@@ -63,7 +63,7 @@ class _Reader(OperandStack):
     def read(self) -> Loads:
         for index, step in enumerate(self._steps):
             if step.offset in self._at:
-                self._merge(self._at.pop(step.offset))
+                self._stack = self._joined(self._stack, self._at.pop(step.offset))
             handler = _HANDLERS.get(step.opname)
             if handler is not None:
                 handler(self, step, index)

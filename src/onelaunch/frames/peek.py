@@ -178,12 +178,6 @@ def has_attributes(value: object) -> bool:
     return facts.attributes and not (issubclass(kind, type) and id(value) in BUILTIN)
 
 
-def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
-    if name in namespace:
-        return [namespace[name]]
-    return [vars(builtins)[name]] if name in vars(builtins) else []
-
-
 def peek(value: Any, name: str) -> tuple[object, ...]:
     """Return the value of an attribute, if it can be found without running user code; 0.5 us."""
     kind: type = type(value)
@@ -370,12 +364,6 @@ def iterated_container(iterator: object) -> object:
             break
         (iterator,) = referents
     return iterator
-
-
-def keys_of(value: Any) -> Iterable[object]:
-    if isinstance(value, list | deque):
-        return range(len(cast(list[object], value)))
-    return filter(is_key, list(value))
 
 
 def namespaces(values: Iterable[object]) -> list[object]:

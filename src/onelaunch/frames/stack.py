@@ -146,16 +146,12 @@ class Loads:
         """Return the part that a frame may have reached that ended at an offset."""
         found = self._reached.get(offset)
         if found is None:
-            found = self._reached[offset] = self._until(self._last(offset))
+            last = offset  # the last one that may have run
+            for source, target in self.backward:
+                if target <= last < source:
+                    last = source
+            found = self._reached[offset] = self._until(last)
         return found
-
-    def _last(self, offset: int) -> int:
-        """Return the last offset that may have run in a frame that ended at an offset."""
-        last = offset
-        for source, target in self.backward:
-            if target <= last < source:
-                last = source
-        return last
 
     def _until(self, last: int) -> Reached:
         found = Reached([], [], [], [], {}, [], {}, set())

@@ -313,7 +313,8 @@ class StateWalk:
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
         containers, used, read = self.contents.containers, self.used, Use.READ
-        for slot, value in self.holding(_may_be_container):
+        others = (Tensor, nn.Module)
+        for slot, value in self.holding(lambda k: k not in LEAVES and not issubclass(k, others)):
             key = slot.id
             if id(value) not in containers or used.get(key) is not read:
                 continue
@@ -374,10 +375,6 @@ class StateWalk:
         found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
         every = list(self.slots.values()) if found else []
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
-
-
-def _may_be_container(kind: type) -> bool:
-    return kind not in LEAVES and not issubclass(kind, (Tensor, nn.Module))
 
 
 def _is_whole(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:

@@ -167,9 +167,9 @@ class Container(NamedTuple):
     keys: tuple[Any, ...]
     children: tuple[Tree, ...]
 
-    def step(self, index: int) -> str:
-        """Return the step to a child, for a message."""
-        return steps_to(self.kind, self.keys, len(self.children))[index]
+    def steps(self) -> list[str]:
+        """Return the steps to the children, for messages."""
+        return steps_to(self.kind, self.keys, len(self.children))
 
 
 class Above(NamedTuple):
@@ -392,8 +392,8 @@ def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
     if isinstance(tree, Constant):
         yield path, tree
     elif isinstance(tree, Container):
-        for index, child in enumerate(tree.children):
-            yield from constants(child, path + tree.step(index))
+        for child, step in zip(tree.children, tree.steps(), strict=True):
+            yield from constants(child, path + step)
 
 
 def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:

@@ -160,7 +160,7 @@ class SureStore(NamedTuple):
 
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
     """Return the stores that every run makes that gets past them, if a chain of attributes leads
-    to their objects. Exception handlers may skip any."""
+    to their objects, from a variable that keeps its value. Exception handlers may skip any."""
     loads = loads_of(code)
     found: list[SureStore] = []
     for offset, place in () if code.co_exceptiontable else loads.sure:
@@ -171,7 +171,7 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
             path.insert(0, base.key)
             base = base.base
         known = place.kind == "attribute" or key.kind == "constant"
-        if known and base is not None and loads.is_fixed(base):
+        if known and base is not None and loads.is_fixed(base) and base.key not in loads.free:
             found.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
     return tuple(found)
 

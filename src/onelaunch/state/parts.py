@@ -68,7 +68,7 @@ class SlotPart:
         return (self.whole.id, self.what) == (other.whole.id, other.what)
 
     def __hash__(self) -> int:
-        return hash(self.whole.id)
+        return hash((self.whole.id, self.what))
 
 
 class ContainerPart(SlotPart):
@@ -117,6 +117,9 @@ class ContainerBuild(SlotPart):
 
     def __call__(self, holder: object) -> bool:
         return apart(self._read(), self.kept).tree == self.what
+
+    def __hash__(self) -> int:
+        return hash(self.whole.id)  # a tree's takes long
 
 
 class DictItem(SlotPart):

@@ -37,9 +37,7 @@ def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
             these, which each content has.
         root: the beginning of paths.
     """
-    if kept is None:
-        return flatten(value, root)
-    return flatten(value, root, objects=True, known=kept)
+    return flatten(value, root, objects=kept is not None, known=kept or {})
 
 
 class SlotPart:

@@ -264,6 +264,15 @@ def replacing(self: Any, x: Any) -> Any:
     self.append(1)
 
 
+def replacing_inside(self: Any, x: Any) -> Any:
+    def replace() -> None:
+        nonlocal self
+        self = x
+
+    self.first = 1
+    replace()
+
+
 @pytest.mark.parametrize(
     ("body", "once"),
     [
@@ -315,11 +324,11 @@ def test_what_dynamo_compiles_with_is_no_part_of_the_run() -> None:
 
 
 def test_stores_that_a_run_comes_by() -> None:
-    stores = {fn: sure_stores(fn.__code__) for fn in (straight, branching, handling, replacing)}
+    functions = (straight, branching, handling, replacing, replacing_inside)
+    stores = {fn: sure_stores(fn.__code__) for fn in functions}
     assert [(s.variable, s.path, s.key, s.item) for s in stores[straight]] == [
         ("self", (), "size", False),
         ("self", ("kept", "inner"), "n", True),
     ]
     assert [s.key for s in stores[branching]] == ["first", "fourth"]
-    assert not stores[handling]
-    assert not stores[replacing]
+    assert not any(stores[fn] for fn in (handling, replacing, replacing_inside))

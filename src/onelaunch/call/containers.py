@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from onelaunch.call.values import has_members
 from onelaunch.errors import text_of
 
 BY_VALUE = (
@@ -89,6 +88,13 @@ def is_ordinary(kind: type) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def has_members(kind: type) -> bool:
+    """Return whether the objects of a class have `__slots__`, or members that C stores."""
+    members = (member for base in kind.__mro__ for member in vars(base).values())
+    return any(isinstance(member, types.MemberDescriptorType) for member in members)
+
+
 class _Ordinary:
     """A class whose objects have only a `__dict__`: C classes and `__slots__` make them larger."""
 
@@ -129,13 +135,13 @@ def parts_of(value: object) -> tuple[tuple[Any, ...], list[object]] | None:
         # The context is a child: a tree compares numbers by type and bits, and `2 == 2.0 == True`.
         children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
         return (pytree.SUPPORTED_NODES[kind],), [*children, context]
-    if dataclasses.is_dataclass(value) and _is_of_attributes(kind):
+    if dataclasses.is_dataclass(value) and _is_made_by(object, kind):
         fields = [field.name for field in dataclasses.fields(value)]
         if all(hasattr(value, name) for name in fields):
             # In the order of `vars`, where `__post_init__` may have stored more; then slots.
             names = tuple(dict.fromkeys([*getattr(value, "__dict__", ()), *fields]))
             return names, [getattr(value, name) for name in names]
-    if isinstance(value, tuple) and _is_tuple_kind(kind):
+    if isinstance(value, tuple) and _is_made_by(tuple, kind):
         items = list(tuple.__iter__(cast(tuple[object, ...], value)))  # not its class's `__iter__`
         attributes = getattr(value, "__dict__", {})
         return (len(items), *attributes), [*items, *attributes.values()]
@@ -153,32 +159,20 @@ def _dict_parts(mapping: dict[Any, object]) -> tuple[tuple[Any, ...], list[objec
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_of_attributes(kind: type) -> bool:
-    """Return whether a class is no module, and is not derived from a class in C."""
-    if issubclass(kind, torch.nn.Module):
-        return False
-    try:
-        object.__new__(kind)
-    except TypeError:
-        return False
-    return True
-
-
-@functools.lru_cache(maxsize=1024)
 def _is_dict_kind(kind: type) -> bool:
     """Return whether items and attributes make up the whole of a class's dicts."""
     return kind.__init__ in (dict.__init__, OrderedDict.__init__) and not has_members(kind)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_tuple_kind(kind: type) -> bool:
-    """Return whether items and attributes make up the whole of a class's tuples, as they do for
-    classes in Python, but not in C: `torch.return_types`, `os.stat_result`."""
+def _is_made_by(base: Any, kind: type) -> bool:
+    """Return whether instances of a class are a builtin class's with attributes, as those of
+    classes in Python are, but not in C: `torch.return_types`, `os.stat_result`."""
     try:
-        tuple.__new__(kind)
+        base.__new__(kind)
     except TypeError:
         return False
-    return True
+    return not issubclass(kind, torch.nn.Module)
 
 
 def has_context(keys: tuple[Any, ...]) -> bool:
@@ -206,7 +200,6 @@ def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
 
 
 def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
-    """Return a new container of a class, with keys and children."""
     if kind is tuple or kind is list:
         return kind(children)
     if kind is dict:

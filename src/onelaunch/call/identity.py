@@ -51,23 +51,18 @@ class Identities:
         return tree
 
 
-def argument_objects(tree: Tree, value: object) -> dict[int, Same]:
+def argument_objects(tree: Tree, value: Any, steps: tuple[object, ...] = ()) -> dict[int, Same]:
     """Return the objects among the arguments of a call, by id. `tree`: of ``(args, kwargs)``.
-    `value`: both, as the callable gets them."""
-    found: dict[int, Same] = {}
-    _collect(tree, value, (), found)
-    return found
-
-
-def _collect(tree: Tree, value: Any, steps: tuple[object, ...], found: dict[int, Same]) -> None:
+    `value`: both, as the callable gets them. `steps`: the path to a part."""
     if isinstance(tree, Constant):
-        if tree.by_identity and not is_code(value):
-            found[id(value)] = Same(value, None)
-    elif isinstance(tree, Container) and tree.kind is not slice:
+        return {id(value): Same(value, None)} if tree.by_identity and not is_code(value) else {}
+    found: dict[int, Same] = {}
+    if isinstance(tree, Container) and tree.kind is not slice:
         if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
             found[id(value)] = Same(None, steps)  # its tensors are the capture's
         for child, step in zip(tree.children, _child_steps(tree), strict=False):
-            _collect(child, _at(value, step), (*steps, step), found)
+            found |= argument_objects(child, _at(value, step), (*steps, step))
+    return found
 
 
 def _at(value: Any, step: Any) -> Any:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator
 
 from onelaunch.call.containers import BY_ATTRIBUTES, Names, is_ordinary
 from onelaunch.call.tree import Constant, Container, Flat, Leaf, Tree, leaf_numbers
 
 
-def kinds_in(tree: Tree) -> dict[type, bool]:
+def kinds_in(tree: Tree, within: bool = False) -> dict[type, bool]:
     """Return the `objects` that `flatten` was given for a tree: True for flattened classes, False
     for dataclasses, namespaces and registered classes that are kept whole. Objects with tensors
-    inside of flattened objects are left out, as they are flattened in any case."""
-    return dict(_kinds(tree, within=False))
-
-
-def _kinds(tree: Tree, within: bool) -> Iterator[tuple[type, bool]]:
+    inside of flattened objects are left out, as they are flattened in any case. `within`: True for
+    a part of a flattened object."""
+    found: dict[type, bool] = {}
     if isinstance(tree, Constant) and not within:
         kind: type = type(tree.value)
         known = dataclasses.is_dataclass(kind) or kind in BY_ATTRIBUTES
         if tree.by_identity and (known or kind is types.SimpleNamespace):
-            yield kind, False
+            found[kind] = False
     elif isinstance(tree, Container):
         is_object = isinstance(tree.keys, Names)
         if is_object and not (within and any(True for _ in leaf_numbers(tree))):
-            yield tree.kind, True
+            found[tree.kind] = True
         for child in tree.children:
-            yield from _kinds(child, within or is_object)
+            found |= kinds_in(child, within or is_object)
+    return found
 
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:

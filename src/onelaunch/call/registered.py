@@ -71,7 +71,7 @@ def register(
         if cls in pytree.SUPPORTED_NODES:
             what = f"{name} is registered with torch's pytree already"
             raise ArgumentError("OL401", what, fix="register a class once")
-        pytree.register_pytree_node(cls, _listing(flatten), unflatten)
+        pytree.register_pytree_node(cls, lambda value: _listed(*flatten(value)), unflatten)
     elif is_ordinary(cls):
         BY_ATTRIBUTES.add(cls)
     elif cls not in pytree.SUPPORTED_NODES and not dataclasses.is_dataclass(cls):
@@ -79,13 +79,6 @@ def register(
     return cls
 
 
-def _listing(
-    flatten: Callable[[T], tuple[Iterable[Any], Any]],
-) -> Callable[[T], tuple[list[Any], Any]]:
-    """Return `flatten` with a list of children, which torch's pytree asks for."""
-
-    def listed(value: T) -> tuple[list[Any], Any]:
-        children, context = flatten(value)
-        return list(children), context
-
-    return listed
+def _listed(children: Iterable[Any], context: Any) -> tuple[list[Any], Any]:
+    """Return children and context as torch's pytree asks for them."""
+    return list(children), context

@@ -175,8 +175,7 @@ def tree_difference(mine: Tree, theirs: Tree, path: str = "") -> tuple[str, str]
         return path, f"captured keys {text_of(list(mine.keys))}, got {text_of(list(theirs.keys))}"
     for index, (a, b) in enumerate(zip(mine.children, theirs.children, strict=True)):
         if a != b:
-            step = mine.step(index)
-            place = path + step if path else ("args", "kwargs")[index]
+            place = path + mine.steps()[index] if path else ("args", "kwargs")[index]
             return tree_difference(a, b, place)
     return path, "the same"
 

@@ -6,6 +6,7 @@ Two calls with equal trees differ only in their tensors.
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 import types
 import weakref
@@ -21,16 +22,21 @@ from onelaunch.call.containers import (
     BY_VALUE,
     Names,
     has_context,
+    has_members,
     is_ordinary,
     made_of,
     parts_of,
     steps_to,
 )
-from onelaunch.call.values import compares, is_value_kind, written_bits
 from onelaunch.identity import id
 
 _PLAIN = frozenset({tuple, list, dict})  # kinds of nearly all containers, which have no attributes
 _EMPTY: tuple[object, ...] = ()  # Python's only empty tuple
+_BY_NAME = (type, types.BuiltinFunctionType, types.FunctionType)  # as pickle writes them
+_CODE = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.ModuleType, type, torch.Generator),
+)
 
 
 class Leaf(NamedTuple):
@@ -42,7 +48,7 @@ class Leaf(NamedTuple):
 class Constant:
     """A value that must be the same in every call: plain by type and bits, else by identity. So 2,
     2.0 and True differ, -0.0 and 0.0 differ, a NaN equals a NaN of the same bits. A NumPy number, a
-    `Decimal` or a date is plain too: see `is_value_kind`."""
+    `Decimal` or a date is plain too: see `_is_value_kind`."""
 
     __slots__ = ("_key", "by_identity", "value")
     _key: tuple[object, ...]
@@ -55,7 +61,7 @@ class Constant:
         self.value = value
         bits = _bits(value)
         if bits is None and in_context and compares(type(value)):
-            bits = written_bits(value, _bits)
+            bits = _written_bits(value)
         self.by_identity = bits is None
         self._key = ("is", id(value)) if bits is None else bits
 
@@ -110,7 +116,48 @@ def _bits(value: object) -> tuple[object, ...] | None:
         # Order is not kept, so the parts' keys are compared as a set too.
         keys = [_bits(part) for part in cast(frozenset[object], value)]
         return None if None in keys else (kind, frozenset(keys))
-    return written_bits(value, _bits) if is_value_kind(kind) else None
+    return _written_bits(value) if _is_value_kind(kind) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_value_kind(kind: type) -> bool:
+    """Return whether the objects of a class are values that can never change: NumPy's numbers,
+    `Decimal`, dates. It has `==` and a hash, and no attribute, slot or item that can be set. A
+    `__setattr__` that refuses does not count, as `object.__setattr__` sets all the same."""
+    return compares(kind) and not (hasattr(kind, "__setitem__") or has_members(kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def compares(kind: type) -> bool:
+    """Return whether a class has no attributes, and an `==` and a hash of its own."""
+    return (
+        kind.__dictoffset__ == 0
+        and kind.__eq__ is not object.__eq__
+        and kind.__hash__ not in (None, object.__hash__)
+        and not issubclass(kind, type | tuple | types.BuiltinFunctionType | types.MethodType)
+    )
+
+
+def _written_bits(value: Any) -> tuple[object, ...] | None:
+    """Return a key of pickle's text for a value; None if there is none, or if it contains an object
+    that is no value. Costs a microsecond. `==` is weaker: `Decimal("2") == Decimal("2.0")`."""
+    dtype: Any = getattr(value, "dtype", None)
+    if hasattr(dtype, "hasobject") and hasattr(value, "tobytes"):  # NumPy's: a tenth of the time
+        return None if dtype.hasobject else (type(value), dtype, value.tobytes())
+    try:
+        written = value.__reduce_ex__(4)
+    except TypeError:
+        return None  # it refuses to be written
+    return _key(written)
+
+
+def _key(part: Any) -> tuple[object, ...] | None:
+    kind = type(part)
+    if kind in (tuple, list, dict):
+        parts = [*part, *part.values()] if kind is dict else part
+        keys = [_key(inside) for inside in parts]
+        return None if None in keys else (kind, *keys)
+    return ("is", part) if isinstance(part, _BY_NAME) else _bits(part)
 
 
 class Container(NamedTuple):
@@ -120,9 +167,9 @@ class Container(NamedTuple):
     keys: tuple[Any, ...]
     children: tuple[Tree, ...]
 
-    def step(self, index: int) -> str:
-        """Return the step to a child, for a message."""
-        return steps_to(self.kind, self.keys, len(self.children))[index]
+    def steps(self) -> list[str]:
+        """Return the steps to the children, for messages."""
+        return steps_to(self.kind, self.keys, len(self.children))
 
 
 class Above(NamedTuple):
@@ -340,14 +387,13 @@ def leaf_numbers(tree: Tree) -> Iterator[int]:
 
 
 def constants(tree: Tree, path: str = "") -> Iterator[tuple[str, Constant]]:
-    """Return every constant of a tree, with its path."""
     if isinstance(tree, Shared):
         tree = tree.tree
     if isinstance(tree, Constant):
         yield path, tree
     elif isinstance(tree, Container):
-        for index, child in enumerate(tree.children):
-            yield from constants(child, path + tree.step(index))
+        for child, step in zip(tree.children, tree.steps(), strict=True):
+            yield from constants(child, path + step)
 
 
 def call_constants(tree: Tree) -> Iterator[tuple[str, Constant]]:
@@ -370,15 +416,7 @@ def is_unchanging(value: object) -> bool:
 
 
 def is_code(value: object) -> bool:
-    return isinstance(
-        value,
-        types.FunctionType
-        | types.BuiltinFunctionType
-        | types.MethodType
-        | types.ModuleType
-        | type
-        | torch.Generator,
-    )
+    return isinstance(value, _CODE)
 
 
 def unique(tensors: Sequence[Tensor]) -> list[Tensor]:

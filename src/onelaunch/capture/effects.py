@@ -21,13 +21,13 @@ from onelaunch.call.tree import (
     Constant,
     Same,
     Tree,
+    compares,
     constants,
     flatten,
     is_plain,
     is_unchanging,
     unique,
 )
-from onelaunch.call.values import compares
 from onelaunch.call.wrappers import is_compound
 from onelaunch.capture.checks import is_fixed
 from onelaunch.capture.io_plan import Outputs

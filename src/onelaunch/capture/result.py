@@ -134,8 +134,8 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     )
     modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
     asks = snapshot.walk.asks("requires_grad")
-    quiet = snapshot.walk.quiet.values()
-    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks, quiet)
+    slots += [pair for attributes in snapshot.walk.quiet.values() for pair in attributes.slots()]
+    guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
 
 

@@ -60,16 +60,16 @@ from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
 from onelaunch.watch.compiled_accesses import (
     CompiledAccesses,
-    noting_host_inputs,
+    HostInputs,
     places,
     refuse_handed_on,
 )
-from onelaunch.watch.compiled_lanes import CompiledLanes
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
+from onelaunch.watch.operations import CompiledLanes
 
 if TYPE_CHECKING:
     from onelaunch.capture.forward import Forward
@@ -311,11 +311,12 @@ class CaptureRun:
             if job.accesses.refused is not None:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
-            noting = noting_host_inputs(job.device, self.host_inputs, brings, self.constants)
+            found = HostInputs(job.device, self.constants)
+            self.host_inputs = found.notes
             begin_run()
             lanes = observer.lanes
             dealt = nullcontext() if lanes is None else CompiledLanes(lanes, job.driver, job.device)
-            with leaves_refused(), around, noting, dealt:
+            with leaves_refused(), around, found.noting(brings), dealt:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)

@@ -145,10 +145,7 @@ CHANGE = frozenset({"update", "__setitem__", "__ior__", "__delitem__", "clear"})
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
 _SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
 _METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-_OF_C = (
-    *(types.BuiltinFunctionType, types.MethodWrapperType),
-    *(types.MethodDescriptorType, types.WrapperDescriptorType),
-)
+_OF_C = (*_METHODS_OF_C, types.MethodDescriptorType, types.WrapperDescriptorType)
 _NONE: dict[str, Any] = {}
 _HEAP = 1 << 9
 """The flag of classes that are made at run time: Py_TPFLAGS_HEAPTYPE."""

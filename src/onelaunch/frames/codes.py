@@ -1,15 +1,14 @@
-"""Facts about a function's code, the same for each frame that it runs in."""
+"""Facts about the code of functions, and the functions behind whatever decorates them."""
 
 from __future__ import annotations
 
-import dis
 import functools
 import importlib
 import inspect
 import os
 import threading
 import types
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,6 +27,7 @@ from onelaunch.frames.origins import (
     serves_machinery,
 )
 from onelaunch.frames.stack import ITERATED, Loads, Use
+from onelaunch.identity import id
 
 _BOOTSTRAP: Any = cast(Any, importlib)._bootstrap
 _IMPORTS = {_BOOTSTRAP._find_and_load.__code__, _BOOTSTRAP._find_spec.__code__}
@@ -129,7 +129,6 @@ class CodeFacts:
         return not (kept or self.depends or self.aside or self.matters)
 
     def meet(self) -> None:
-        """Read the code, at its first frame."""
         code, self.met = self.code, True
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
         self.loads = loads_of(code)
@@ -141,9 +140,6 @@ class CodeFacts:
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if is_special and code.co_argcount:
             self.special = FixedVariable(arguments[0], {code.co_name: Use.READ})
-
-
-_PLACE_STORES = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 
 
 class SureStore(NamedTuple):
@@ -163,46 +159,62 @@ class SureStore(NamedTuple):
     item: bool
 
 
-@functools.lru_cache(maxsize=4096)
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that every run makes that gets past them. A jump may skip a store in a
-    branch or a loop, and exception handlers may skip any."""
-    if code.co_exceptiontable or _PLACE_STORES.isdisjoint(code.co_code[::2]):
-        return ()
-    steps = list(dis.get_instructions(code))
-    assigned: set[str] = set()
-    for step in steps:
-        if step.opname.startswith("STORE_FAST"):
-            assigned.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+    """Return the stores that every run makes that gets past them, if a chain of attributes leads
+    to their objects, from a variable that keeps its value. Exception handlers may skip any."""
+    loads = loads_of(code)
     found: list[SureStore] = []
-    beyond = 0  # where the furthest jump until here leads
-    for number, step in enumerate(steps):
-        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
-            beyond = max(beyond, step.argval)
-        if step.opname.startswith("RETURN"):
-            beyond = len(code.co_code)
-        if beyond <= step.offset and step.opcode in _PLACE_STORES:
-            store = _store(steps[: number + 1])
-            if store is not None and store.variable not in assigned:
-                found.append(store)
+    for offset, place in () if code.co_exceptiontable else loads.sure:
+        key = place.parts[0] if place.kind == "item" else place
+        path: list[str] = []
+        base = place.base
+        while base is not None and base.kind == "attribute":
+            path.insert(0, base.key)
+            base = base.base
+        known = place.kind == "attribute" or key.kind == "constant"
+        if known and base is not None and loads.is_fixed(base) and base.key not in loads.free:
+            found.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
     return tuple(found)
 
 
-def _store(steps: list[dis.Instruction]) -> SureStore | None:
-    """Return the store of the last instruction, if a chain of attributes leads to its object."""
-    last = steps.pop()
-    item = last.opcode == dis.opmap["STORE_SUBSCR"]
-    key = last.argval
-    if item:
-        constant = steps.pop()
-        if constant.opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            return None
-        key = constant.argval
-    path: list[str] = []
-    while steps and steps[-1].opname == "LOAD_ATTR":
-        path.insert(0, steps.pop().argval)
-    if not steps or not steps[-1].opname.startswith("LOAD_FAST"):
-        return None
-    name = steps[-1].argval
-    variable = name[-1] if isinstance(name, tuple) else name
-    return SureStore(last.offset, variable, tuple(path), key, item)
+@functools.lru_cache(maxsize=4096)
+def names_read(code: types.CodeType) -> frozenset[str]:
+    """Return the global and attribute names in a function's code, nested functions included."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_read(constant)
+    return frozenset(names)
+
+
+def functions_in(member: object) -> list[types.FunctionType]:
+    """Return the functions behind a member of a class, however it is decorated."""
+    found: dict[int, types.FunctionType] = {}
+    waiting = [member]
+    while waiting:
+        member = waiting.pop(0)
+        if isinstance(member, types.FunctionType):
+            if id(member) not in found:  # a function may wrap itself
+                found[id(member)] = member
+                waiting.append(member.__dict__.get("__wrapped__"))
+        else:
+            waiting += behind(member)
+    return list(found.values())
+
+
+def behind(member: object) -> Iterator[object]:
+    """Return the functions wrapped by a descriptor (property, partial, cached_property...)."""
+    if isinstance(member, property):
+        yield from (f for f in (member.fget, member.fset) if f is not None)
+    elif isinstance(member, staticmethod | classmethod):
+        yield cast(Any, member).__func__
+    elif isinstance(member, functools.singledispatchmethod):
+        yield from cast(Any, member).dispatcher.registry.values()
+    elif isinstance(member, _WITH_FUNC):
+        yield cast(Any, member).func
+    elif isinstance(member, _CACHED):
+        yield cast(Any, member).__wrapped__
+
+
+_WITH_FUNC = (functools.partial, functools.partialmethod, functools.cached_property)
+_CACHED = type(functools.lru_cache(len))

@@ -36,7 +36,6 @@ from onelaunch.frames.peek import (
     has_attributes,
     has_contents,
     is_key,
-    keys_of,
     own_uses,
     peek,
 )
@@ -77,7 +76,7 @@ class RanFrame(Values):
                 self._note_known(value, known)
         for place, use in reached.items:
             self._note_item(place, use)
-        for symbol in reached.opaque:
+        for symbol in self._loads.opaque:
             self._note_opaque(self._values(symbol))
         for call in reached.shaped:
             self._note_call(call)
@@ -107,7 +106,7 @@ class RanFrame(Values):
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
-            if not (is_inert(function) or reads_nothing(function, calls)):
+            if not reads_nothing(function, calls):
                 for call in calls:
                     self._note_call_of(function, call)
 
@@ -170,8 +169,11 @@ class RanFrame(Values):
                     whole.add(id(value))
                     if use is Use.READ:
                         continue
-                found = known if told else [*known, *keys_of(value)]
-                if issubclass(type(value), (list, deque)):  # `history[-1]`
+                listed = issubclass(type(value), (list, deque))
+                found = list(known)
+                if not told:
+                    found += range(len(value)) if listed else filter(is_key, list(value))
+                if listed:  # `history[-1]`
                     found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
                 raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
 

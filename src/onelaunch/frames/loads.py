@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from onelaunch.frames.counts import STORES, is_subscript, only_counts
 from onelaunch.frames.operands import JUMPS, LEAVE_OTHERS, OperandStack, is_slice
 from onelaunch.frames.stack import (
     MEMBER,
@@ -47,13 +46,14 @@ class _Reader(OperandStack):
             offsets=[step.offset for step in self._steps],
         )
         self._first = Symbol("variable", key=code.co_varnames[0]) if code.co_varnames else UNKNOWN
-        self._stored = {s.argval for s in self._steps if s.opname in STORES}
+        self._stored = {s.argval for s in self._steps if s.opname in _STORES}
         self._assigned_at: dict[str, list[int]] = {}
         """variable -> the offsets of its assignments."""
         self._assigned_inside = _assigned_inside(code)
         self._stores_items = any(s.opname in _STORES_ITEMS for s in self._steps)
         self._branch_end = 0
         """The end of the last branch so far. A run may skip the instructions before it."""
+        self._returned = False
         self._counters: dict[int, Symbol] = {}
         self._stores: Counter[Symbol] = Counter()
         self._loaded: set[Symbol] = set()
@@ -63,7 +63,7 @@ class _Reader(OperandStack):
     def read(self) -> Loads:
         for index, step in enumerate(self._steps):
             if step.offset in self._at:
-                self._merge(self._at.pop(step.offset))
+                self._stack = self._joined(self._stack, self._at.pop(step.offset))
             handler = _HANDLERS.get(step.opname)
             if handler is not None:
                 handler(self, step, index)
@@ -75,6 +75,7 @@ class _Reader(OperandStack):
                 if step.opname not in LEAVE_OTHERS:
                     self._jump(step, self._stack)
                 self._branch_end = max(self._branch_end, step.argval)
+            self._returned |= step.opname.startswith("RETURN")
             if step.opname in _ENDS:
                 self._stack = []
         self._found.inside = frozenset(self._assigned_inside)
@@ -103,7 +104,7 @@ class _Reader(OperandStack):
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
-        elif may_grow and only_counts(self._steps, index, place.key, items=items):
+        elif may_grow and _only_counts(self._steps, index, place.key, items):
             use = Use.GROWS  # if it is this place that is stored
             self._counters[len(self._loads)] = known
         self._loads.append(Load(place, use))
@@ -114,8 +115,11 @@ class _Reader(OperandStack):
         self._loads.append(Load(place, stores=True))
         known = without_offset(place)
         self._stores[known] += 1
-        if step.offset >= self._branch_end and known not in self._loaded:
-            self._always_stored.add(known)
+        if step.offset >= self._branch_end:
+            if known not in self._loaded:
+                self._always_stored.add(known)
+            if not self._returned:
+                self._found.sure.append((step.offset, place))
 
     # The instructions that matter, by the place that they load.
 
@@ -187,7 +191,7 @@ class _Reader(OperandStack):
         elif first.argval == "get":
             named = second.opname == "LOAD_CONST"
         else:
-            by_key = is_subscript(second) or second.opname.endswith("_SUBSCR")
+            by_key = _is_subscript(second) or second.opname.endswith("_SUBSCR")
             named = first.opname == "LOAD_CONST" and by_key
         if not named:
             self._found.opaque.append(base)
@@ -209,10 +213,7 @@ class _Reader(OperandStack):
             self._slice(step, index)
             return
         base = self._pop(indexed=key.kind == "constant")
-        if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
-            symbol = Symbol("attribute", base.base, key.key, offset=step.offset)
-        else:
-            symbol = Symbol("item", base, parts=(key,), offset=step.offset)
+        symbol = _item(base, key, step.offset)
         self._note(symbol, index)
         self._stack.append(symbol)
 
@@ -228,7 +229,7 @@ class _Reader(OperandStack):
         self._stack.append(Symbol("parts", parts=(element,), offset=step.offset))
 
     def operator(self, step: dis.Instruction, index: int) -> None:
-        if is_subscript(step):
+        if _is_subscript(step):
             self.item(step, index)
         else:
             self._other(step)
@@ -236,21 +237,14 @@ class _Reader(OperandStack):
     def contains(self, step: dis.Instruction, index: int) -> None:
         """Note `"scale" in layer.__dict__`."""
         key, place = self._pops(2)
-        if place.kind == "namespace" and key.kind == "constant" and place.base is not None:
-            self._note(Symbol("attribute", place.base, key.key), index)
-        else:
-            self._note(Symbol("item", place, MEMBER, (key,), step.offset), index)
+        self._note(_item(place, key, step.offset, MEMBER), index)
         self._stack.append(UNKNOWN)
 
     def store_item(self, step: dis.Instruction, index: int) -> None:
         key = self._pop()
         base = self._pop(indexed=key.kind == "constant")
         self._pop()
-        if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
-            place = Symbol("attribute", base.base, key.key)
-        else:
-            place = Symbol("item", base, parts=(key,))
-        self._store(place, step)
+        self._store(_item(base, key), step)
 
     def store_slice(self, step: dis.Instruction, index: int) -> None:
         _, base, *_ = self._pops(4)
@@ -340,9 +334,8 @@ class _Reader(OperandStack):
                 given = [Symbol("element", s, offset=offset) for s in given]
             self._found.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
-            key = arguments[1] if len(arguments) > 1 else UNKNOWN
-            if key.kind == "constant":
-                found = Symbol("attribute", base.base, key.key, offset=offset)
+            found = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
+            if found.kind == "attribute":
                 self._note(found, index)
                 symbol = Symbol("either", parts=(found, *arguments[2:]))
             else:
@@ -350,6 +343,13 @@ class _Reader(OperandStack):
         if symbol.kind == "call":
             self._found.calls.append(symbol)
         self._stack.append(symbol)
+
+
+def _item(base: Symbol, key: Symbol, offset: int = -1, member: str | None = None) -> Symbol:
+    """Return the symbol of an item. Those of an object's `__dict__` are its attributes."""
+    if base.kind == "namespace" and key.kind == "constant" and base.base is not None:
+        return Symbol("attribute", base.base, key.key, offset=offset)
+    return Symbol("item", base, member, (key,), offset)
 
 
 def _assigned_inside(code: types.CodeType) -> set[str]:
@@ -364,6 +364,44 @@ def _assigned_inside(code: types.CodeType) -> set[str]:
     return found
 
 
+def _is_subscript(step: dis.Instruction) -> bool:
+    """Return whether an instruction gives an item. Python 3.14 has an operator for it."""
+    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+
+
+def _only_counts(steps: list[dis.Instruction], start: int, name: str, items: bool) -> bool:
+    """Return whether the value read at `start` is only a term of the number stored there next.
+
+    Args:
+        items: True for an item of a container; False for an attribute or variable `name`.
+    """
+    above, computed = 1, False
+    for i in range(start + 1, len(steps)):
+        step = steps[i]
+        above += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if step.opname.startswith("CALL") and above < 2:  # it is an argument
+            return False
+        if step.opname == "SWAP" and not steps[i + 1].opname.startswith(_BY_SWAP):
+            return False  # of `a.n, a.k = a.k, a.n + 1`
+        if items and step.opname == "STORE_SUBSCR":
+            return computed and above <= 0 and steps[i - 1].opname.startswith("SWAP")
+        if not items and step.opname in _STORES:
+            return computed and above <= 0 and step.argval == name
+        if step.opname == "BINARY_OP" and not _is_subscript(step):
+            if step.argrepr not in ("+", "+=", "-="):
+                return False
+            computed = True
+        elif not (_is_subscript(step) or step.opname.startswith(_PASSES)):
+            return False
+    return False
+
+
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
+_CALLS = ("CALL", "PRECALL", "PUSH_NULL", "KW_NAMES")
+_PASSES = ("LOAD_", "SWAP", "COPY", "CACHE", *_CALLS)
+"""Prefixes of instructions between the read and the store of an assignment such as `n += k`."""
+_BY_SWAP = ("SWAP", "STORE_ATTR", "STORE_SUBSCR")
+"""Instructions after a swap in such an assignment."""
 _ASSIGNS_FREE = {dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]}
 _GROWING = frozenset({"append", "extend", "appendleft", "add", "update", "insert"})
 """Methods that make a container grow."""

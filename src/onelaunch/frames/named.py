@@ -133,7 +133,7 @@ class Named:
             or self.attributes
             or reached.items
             or reached.shaped
-            or reached.opaque
+            or loads.opaque
         )
 
     def note_alike(
@@ -164,7 +164,6 @@ class Named:
         return not self._own or all(names <= own.keys() for own, names in self._own)
 
     def _follow(self, symbol: Symbol) -> object:
-        """Return the object that a name leads to, or None."""
         name: str = symbol.key
         names: dict[str, Any] = self._namespace
         if symbol.kind == "attribute":

@@ -27,11 +27,7 @@ class OperandStack:
         known = self._at.get(step.argval)
         self._at[step.argval] = list(stack) if known is None else self._joined(known, stack)
 
-    def _merge(self, other: list[Symbol]) -> None:
-        self._stack = self._joined(self._stack, other)
-
     def _joined(self, one: list[Symbol], other: list[Symbol]) -> list[Symbol]:
-        """Return the stack where two ways meet."""
         if len(one) != len(other):  # a handler of exceptions does not know what lies below
             return list(max(one, other, key=len))
         for a, b in zip(one, other, strict=True):

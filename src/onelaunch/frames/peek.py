@@ -33,7 +33,7 @@ LEAVES = frozenset(
         *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     )
 )
-_OPAQUE = (torch.Stream, torch.Event)
+_SEALED = frozenset({torch.Stream, torch.Event})
 """Types whose attributes are not followed. A freed CUDA stream or event leaves weak references to
 nothing behind (pytorch#183403)."""
 
@@ -42,7 +42,6 @@ METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 VIEWS = (*map(type, ({}.keys(), {}.values(), {}.items())), collections.abc.MappingView)
 """Types of views of a mapping's present items."""
 
-_SEALED = frozenset(_OPAQUE)
 _WITHOUT_CONTENTS = LEAVES | _SEALED
 
 
@@ -71,7 +70,6 @@ _kinds: dict[type, Kind] = {}
 
 
 def facts_of_type(value: object) -> Kind:
-    """Return the facts about a value's class."""
     kind = type(value)  # `isinstance` would ask the value for its class
     return _kinds.get(kind) or _learn(kind)
 
@@ -80,7 +78,9 @@ def _learn(kind: type) -> Kind:
     mro = kind.__mro__
     sealed = not _SEALED.isdisjoint(mro)
     tensor = issubclass(kind, Tensor)
-    of_parts = tensor and is_of_parts(kind)
+    # Inner tensors are state by themselves. Nothing refers to a tensor that is made of them weakly:
+    # `torch.utils.swap_tensors` would refuse it.
+    of_parts = tensor and hasattr(kind, "__tensor_flatten__")
     by_name = class_member(kind, "__getattr__")
     dicts = types.GetSetDescriptorType | types.MemberDescriptorType  # the latter for modules
     usual = (
@@ -137,12 +137,6 @@ def has_contents(value: object) -> bool:
     return facts.contents and not (facts.tensor and not attributes_of(value))
 
 
-def is_of_parts(kind: type) -> bool:
-    """Return whether tensors of a class are made of inner tensors, which are state by themselves.
-    Nothing refers to such a tensor weakly: `torch.utils.swap_tensors` would refuse it."""
-    return hasattr(kind, "__tensor_flatten__")
-
-
 @functools.lru_cache(maxsize=1024)
 def is_of_tensors(kind: type, name: str) -> bool:
     """Return whether an attribute of a class of tensors is torch's own, as `shape`."""
@@ -184,12 +178,6 @@ def has_attributes(value: object) -> bool:
     return facts.attributes and not (issubclass(kind, type) and id(value) in BUILTIN)
 
 
-def global_values(namespace: Mapping[str, Any], name: str) -> list[object]:
-    if name in namespace:
-        return [namespace[name]]
-    return [vars(builtins)[name]] if name in vars(builtins) else []
-
-
 def peek(value: Any, name: str) -> tuple[object, ...]:
     """Return the value of an attribute, if it can be found without running user code; 0.5 us."""
     kind: type = type(value)
@@ -218,7 +206,6 @@ def peek(value: Any, name: str) -> tuple[object, ...]:
 
 
 def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
-    """Return an attribute that an object has from its class."""
     if name == "__class__":
         return (kind,)
     member = class_member(kind, name)
@@ -226,7 +213,7 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
         return (member,)
     if isinstance(member, (types.MemberDescriptorType, _OF_NAMED_TUPLES)):
         try:
-            return (cast(Any, member).__get__(value),)
+            return (member.__get__(value),)
         except AttributeError:
             return ()
     if member is None or isinstance(member, (property, types.GetSetDescriptorType)):
@@ -248,12 +235,12 @@ def _unbound(member: object) -> object:
     return member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
 
 
-def class_member(kind: type, name: str, default: object = None) -> object:
+def class_member(kind: type, name: str) -> Any:
     for parent in kind.__mro__:
         members = parent.__dict__
         if name in members:
             return members[name]
-    return default
+    return None
 
 
 def is_view(value: object) -> bool:
@@ -292,12 +279,8 @@ def finds_by_key(kind: type) -> bool:
     """Return whether `d[key]` of a class of dicts is the item of that key, and no override takes
     another (`super().__getitem__(key.lower())`)."""
     members = [class_member(kind, name) for name in ("__getitem__", "__missing__", "__contains__")]
-    # `Counter.__missing__` is 0.
-    return all(getattr(m, "__code__", None) is None or _module(m) == "collections" for m in members)
-
-
-def _module(member: object) -> object:
-    return getattr(member, "__module__", None)
+    overrides = [m for m in members if getattr(m, "__code__", None) is not None]
+    return all(m.__module__ == "collections" for m in overrides)  # `Counter.__missing__` is 0
 
 
 def attributes_of(value: object) -> dict[str, Any] | None:
@@ -381,12 +364,6 @@ def iterated_container(iterator: object) -> object:
             break
         (iterator,) = referents
     return iterator
-
-
-def keys_of(value: Any) -> Iterable[object]:
-    if isinstance(value, list | deque):
-        return range(len(cast(list[object], value)))
-    return filter(is_key, list(value))
 
 
 def namespaces(values: Iterable[object]) -> list[object]:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from onelaunch.identity import id
 
@@ -95,8 +95,6 @@ class Reached(NamedTuple):
     """Imports, and calls whose shape tells that they read their arguments."""
     callees: dict[Symbol, list[Symbol]]
     """callee -> its calls."""
-    opaque: list[Symbol]
-    """`Loads.opaque`, wherever the frame ended."""
     named_attributes: list[tuple[Symbol, dict[str, Use]]]
     named_callees: dict[Symbol, list[Symbol]]
     """Calls of callees that global names lead to, by attributes alone."""
@@ -137,6 +135,8 @@ class Loads:
     """place -> offset of the first instruction that loads or stores it."""
     backward: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) of each jump to an earlier instruction, in their order."""
+    sure: list[tuple[int, Symbol]] = field(default_factory=list)
+    """(offset, place) of the stores that no jump skips, and that no return comes before."""
     _reached: dict[int, Reached] = field(default_factory=dict)
     _settled: dict[Symbol, bool] = field(default_factory=dict)
     _told: dict[Symbol, bool] = field(default_factory=dict)
@@ -146,19 +146,15 @@ class Loads:
         """Return the part that a frame may have reached that ended at an offset."""
         found = self._reached.get(offset)
         if found is None:
-            found = self._reached[offset] = self._until(self._last(offset))
+            last = offset  # the last one that may have run
+            for source, target in self.backward:
+                if target <= last < source:
+                    last = source
+            found = self._reached[offset] = self._until(last)
         return found
 
-    def _last(self, offset: int) -> int:
-        """Return the last offset that may have run in a frame that ended at an offset."""
-        last = offset
-        for source, target in self.backward:
-            if target <= last < source:
-                last = source
-        return last
-
     def _until(self, last: int) -> Reached:
-        found = Reached([], [], [], [], {}, self.opaque, [], {}, set())
+        found = Reached([], [], [], [], {}, [], {}, set())
         attributes: dict[Symbol, dict[str, Use]] = {}
         for place, use in self.places.items():
             if self.begins[place] > last:
@@ -186,6 +182,10 @@ class Loads:
             methods = [(symbol, found.callees.pop(symbol)) for symbol in called]
             found.variables.append((name, uses, methods))
         return found
+
+    def is_fixed(self, symbol: Symbol) -> bool:
+        """Return whether a symbol is a variable that this code never assigns."""
+        return symbol.kind == "variable" and symbol.key not in self.assigned
 
     def is_settled(self, symbol: Symbol) -> bool:
         """Return whether no variable that is assigned leads to a symbol's values."""
@@ -269,8 +269,8 @@ def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
             uses = found.globals
         elif place.kind == "variable":
             uses = found.variables
-        elif place.kind == "attribute" and _is_argument(base, found):
-            uses = found.arguments.setdefault(cast(Symbol, base).key, {})
+        elif place.kind == "attribute" and base is not None and found.is_fixed(base):
+            uses = found.arguments.setdefault(base.key, {})
         key = place if uses is found.places else place.key
         if uses is found.places:
             begins = load.place.offset
@@ -303,10 +303,6 @@ def _offsets(symbol: Symbol | None) -> Iterator[int]:
 
 def _is(symbol: Symbol | None, name: str) -> bool:
     return symbol is not None and symbol.kind == "variable" and symbol.key == name
-
-
-def _is_argument(base: Symbol | None, found: Loads) -> bool:
-    return base is not None and base.kind == "variable" and base.key not in found.assigned
 
 
 def without_offset(place: Symbol) -> Symbol:

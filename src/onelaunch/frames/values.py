@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 import operator
@@ -26,7 +27,6 @@ from onelaunch.frames.peek import (
     MOST,
     attribute_values,
     elements,
-    global_values,
     has_contents,
     items,
     namespaces,
@@ -80,7 +80,8 @@ class Values:
         if kind == "variable":
             found = self._variable(symbol.key)
         elif kind == "global":
-            found = global_values(self._globals, symbol.key)
+            spaces = (self._globals, vars(builtins))
+            found = [space[symbol.key] for space in spaces if symbol.key in space][:1]
             if self._facts.of_class and symbol.key in self._locals:
                 found = [self._locals[symbol.key], *found]
         elif kind == "constant":

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from onelaunch.errors import CaptureError
-from onelaunch.frames.members import functions_in
+from onelaunch.frames.codes import functions_in
 from onelaunch.frames.stack import Use
 from onelaunch.optimizers.capturable import (
     is_real,

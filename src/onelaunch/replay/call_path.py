@@ -61,7 +61,7 @@ def build_call(captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
                 every = containers[part.whole.id] = f"c{len(inputs)}"
                 source.line(f"{every} = {source.name('tensors', part.all)}()")
                 source.miss_if(f"{every} is None")
-            source.line(f"{name} = {every}[{part.index}]")
+            source.line(f"{name} = {every}[{part.what}]")
         inputs.append(name)
     check_tensors(source, expected)
     check_values(source)

@@ -4,8 +4,7 @@ walk.py         the search for the state that a callable reaches
 found.py        StateWalk: what a walk found
 contents.py     the slots of one object, as far as they were touched
 attributes.py   the attributes of modules, of which most need no slots
-arrays.py       the slots of an array in host memory
-scripted.py     the slots of a TorchScript module
+outside.py      the slots of arrays in host memory, and of TorchScript modules
 hooks.py        the hooks that a backward runs, of tensors and of nodes
 slots.py        Slot: a place that holds a value the callable reads
 iterators.py    iterators that a call advances

@@ -32,7 +32,6 @@ class Attributes(NamedTuple):
         return new_slot(("item", self.holder, key, f"{self.name}{key}", self.module, self.via))
 
     def slots(self) -> Iterator[tuple[Slot, object]]:
-        """Return the slots of the attributes, each with its content."""
         return ((self.slot(key), value) for key, value in self.values.items())
 
 

@@ -42,14 +42,7 @@ class Brought(NamedTuple):
         return parts_of_slot(self.slot, value, self.kept)
 
     def nbytes(self) -> int:
-        """Return the bytes of the tensors in the present content."""
         return sum(t.nbytes for t in apart(self.slot.read(), self.kept).tensors)
-
-    def guard(self, value: object) -> list[tuple[Slot, object]]:
-        """Return the check of the build of a content without tensors: no input checks it."""
-        if apart(value, self.kept).tensors:
-            return []
-        return [(build_slot(self.slot, value, self.kept), True)]
 
     def objects(self, value: object) -> list[object]:
         """Return the containers and objects of a content that the next one has others for."""
@@ -140,7 +133,6 @@ class Staged:
         self._staged = [(value, apart(value, b.kept)) for b, value in found]
 
     def put_back(self) -> None:
-        """Put the caller's contents back."""
         for (b, original), (staged, flat) in zip(self._originals, self._staged, strict=False):
             if b.slot.read() is not staged:
                 self.changed.add(b.slot.id)
@@ -167,4 +159,9 @@ class Staged:
                 self.changed.add(b.slot.id)
 
     def guards(self) -> list[tuple[Slot, object]]:
-        return [pair for b, value in self._originals for pair in b.guard(value)]
+        """Return the checks of the builds of contents without tensors: no input checks them."""
+        return [
+            (build_slot(b.slot, value, b.kept), True)
+            for b, value in self._originals
+            if not apart(value, b.kept).tensors
+        ]

@@ -21,17 +21,15 @@ from torch import Tensor, nn
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import inner_names, is_memory
 from onelaunch.errors import text_of
-from onelaunch.frames.codes import MODULE_DICTS
+from onelaunch.frames.codes import MODULE_DICTS, behind, functions_in, names_read
 from onelaunch.frames.loads import loads_of
-from onelaunch.frames.members import behind, functions_in, names_read
 from onelaunch.frames.origins import is_installed, is_machinery
 from onelaunch.frames.peek import METHODS, attributes_of, is_view, object_of
 from onelaunch.frames.reads import ObjectReads, Reads, raise_uses
 from onelaunch.frames.stack import Use
 from onelaunch.identity import id
-from onelaunch.state.arrays import is_array, slots_of_array
 from onelaunch.state.attributes import Attributes, SplitAttributes, is_bare
-from onelaunch.state.scripted import of_script
+from onelaunch.state.outside import is_array, of_script, slots_of_array
 from onelaunch.state.slots import (
     InnerTensor,
     Slot,
@@ -101,10 +99,11 @@ class Contents:
                 bases: list[type] = type.mro(value) if isinstance(value, type) else []
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
-    def _is_keyed(self, container: object) -> bool:
-        """Return whether the items of a container were read and stored by known keys alone."""
+    def is_whole(self, container: object) -> bool:
+        """Return whether all items of a container that is read are read: code named none of its
+        keys, or keys that are not known."""
         key = id(container)
-        return key in self._keys and not (self.reads and key in self.reads.whole)
+        return self.reads is None or key in self.reads.whole or key not in self._keys
 
     def _note_uses(
         self, kinds: Iterable[type], uses: Mapping[str, Use], owner: object = None
@@ -182,9 +181,8 @@ class Contents:
         if isinstance(value, METHODS) or is_view(value):
             return self._of_method(name, value)
         if isinstance(value, Tensor):
-            return (
-                self._of_tensor(name, value) if is_memory(value) else self._of_compound(name, value)
-            )
+            of = self._of_tensor if is_memory(value) else self._of_compound
+            return of(name, value)
         return itertools.chain(self._items(name, value, use), self._attributes(name, value))
 
     def has_contents(self, t: Tensor) -> bool:
@@ -237,11 +235,10 @@ class Contents:
             self.containers[id(mapping)] = (mapping, name, len(mapping))
             # A missing key may be added: `try: d["scale"]`, or a class's `__missing__`.
             missed = [key for key in self._keys.get(id(mapping), ()) if key not in mapping]
+            by_key = None if use is not Use.ITEMS or self.is_whole(mapping) else self.reads
             for key in (*mapping, *missed):
-                text = f"{name}[{_short(key)}]"
-                slot = Slot("item", mapping, key, text, None)
-                known = self.reads if use is Use.ITEMS and self._is_keyed(mapping) else None
-                yield slot, Use.READ if known is None else known.items.get(slot.id)
+                slot = Slot("item", mapping, key, f"{name}[{_short(key)}]", None)
+                yield slot, Use.READ if by_key is None else by_key.items.get(slot.id)
             if isinstance(value, defaultdict):
                 factory = f"{name}.default_factory"
                 yield Slot("contents", value, factory_of, factory, None), Use.READ
@@ -271,7 +268,8 @@ class Contents:
     def _attributes(self, name: str, value: Any) -> Iterator[tuple[Slot, Use | None]]:
         """Return the slots of an instance: its `__dict__`, and `__slots__` of user classes."""
         owner = self.reads and self.reads.expected(value)
-        if _is_unwalked(type(value)) and (owner is None or _is_ours(type(value))):
+        ours = f"{type(value).__module__}.".startswith("onelaunch.")
+        if _is_unwalked(type(value)) and (owner is None or ours):
             return
         if isinstance(value, threading.Condition):  # threads that wait are never put back
             return
@@ -410,10 +408,6 @@ def _members_of(value: set[object]) -> frozenset[int]:
     return frozenset(map(id, value))
 
 
-def _is_ours(kind: type) -> bool:
-    return f"{kind.__module__}.".startswith("onelaunch.")
-
-
 def _is_unwalked(kind: type) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}.".startswith(_UNWALKED)
 
@@ -427,10 +421,7 @@ a `Size`, and attributes for saving and loading. Parameters, buffers and modules
 
 _OF_EVERY_MODULE = {
     *vars(types.ModuleType("")),
-    "__file__",
-    "__builtins__",
-    "__cached__",
-    "__path__",
+    *("__file__", "__builtins__", "__cached__", "__path__"),
 }
 
 
@@ -455,12 +446,9 @@ def members_of(kind: type) -> dict[str, object]:
     return cast(dict[str, object], gc.get_referents(vars(kind))[0])
 
 
-_WRAPPERS = (staticmethod, classmethod)
-
-
 def _is_fixed(value: object) -> bool:
     """Return whether a value of an installed package is code, which is taken never to change."""
-    while isinstance(value, _WRAPPERS):
+    while isinstance(value, (staticmethod, classmethod)):
         value = cast(Any, value).__func__
     if isinstance(value, types.FunctionType):
         return is_installed(value.__code__.co_filename)

@@ -14,7 +14,7 @@ from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import is_plain
 from onelaunch.call.wrappers import is_compound
 from onelaunch.identity import id
-from onelaunch.state.parts import ContainerBuild, ContainerPart
+from onelaunch.state.parts import SlotPart
 from onelaunch.state.slots import Slot
 
 
@@ -30,7 +30,7 @@ def ids_in(value: Any) -> Iterator[int]:
             yield from ids_in(part)
     elif isinstance(value, types.MethodType):
         yield from ids_in(value.__self__)
-    elif isinstance(value, ContainerPart | ContainerBuild):
+    elif isinstance(value, SlotPart):
         yield from ids_in(value.whole)
 
 
@@ -55,7 +55,6 @@ class Counterparts:
         """ids of the parts whose counterpart is another object."""
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
-        """Return (tensor, counterpart) for the tensors that are replaced."""
         pairs = self._found.values()
         return [
             (old, new)
@@ -75,8 +74,7 @@ class Counterparts:
         if kind is types.MethodType:
             owner = self.of(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
-        of_container = isinstance(value, ContainerPart | ContainerBuild)
-        return value.at(self.slot) if of_container else value
+        return value.at(self.slot) if isinstance(value, SlotPart) else value
 
     def slot(self, slot: Slot) -> Slot:
         via = None if slot.via is None else self.slot(slot.via)

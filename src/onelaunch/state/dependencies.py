@@ -129,8 +129,6 @@ def dependencies(
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
     guarded += bases(before)
-    if not (brought or gone):
-        return guarded
     return [
         (slot, value)
         for slot, value in guarded
@@ -237,8 +235,8 @@ def ordered(
     return [
         (slot, value)
         for slot, value in dicts
-        if _has_order(value)
-        and (len(value) <= SMALL or before.is_whole(value))
+        if (len(value) > 1 or any(type(key) is not str for key in value))  # or other equal keys
+        and (len(value) <= SMALL or before.contents.is_whole(value))
         and before.used.get(slot.id) is Use.READ
         and slot.id not in replaced
         and not is_replaced(slot, replaced)
@@ -327,22 +325,16 @@ def _apart(values: Sequence[Any]) -> list[Any]:
     return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]
 
 
-def _has_order(value: dict[object, object]) -> bool:
-    """Return whether the keys of a dict may be in another order, or be other equal keys."""
-    return len(value) > 1 or any(type(key) is not str for key in value)
-
-
-def _is_state(value: object) -> bool:
-    """Return whether a change of this value could change the results of the callable."""
-    return isinstance(value, (Tensor, nn.Module, torch.Generator)) or is_plain(value)
-
-
 def _matters(slot: Slot, value: object, before: StateWalk, use: Use | None, changed: bool) -> bool:
     """Return whether another value in this slot could change what the callable does."""
     if isinstance(value, nn.Module):
         return True
     container = before.contents.containers.get(id(slot.holder))
     if container is not None and container[2] > SMALL and not isinstance(slot.holder, set):
-        return before.is_item_read(slot)
+        items = before.reads.items if before.reads is not None else {}
+        return items.get(slot.id) is Use.READ or before.contents.is_whole(slot.holder)
     # An object that the callable replaces at each call would differ at the next.
-    return use is Use.READ and (not changed or _is_state(value) or callable(value))
+    lasting = (Tensor, nn.Module, torch.Generator)
+    return use is Use.READ and (
+        not changed or isinstance(value, lasting) or is_plain(value) or callable(value)
+    )

@@ -5,7 +5,6 @@ A check of another request's objects is built from the same data, and never from
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,39 +14,39 @@ from torch import Tensor
 from onelaunch.call.wrappers import local
 from onelaunch.state.native_guard import native_guard
 
+_Facts = tuple[int, type, tuple[int, ...], tuple[int, ...], torch.dtype, bool, bool]
+"""Address, class, sizes, strides, dtype, and whether it is a conjugate or negative view."""
+
 
 class Layout(NamedTuple):
     """The memory and layout of a tensor."""
 
-    address: int
-    kind: type
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    conj: bool
-    neg: bool
-    requires_grad: bool | None = None
+    facts: _Facts
+    requires_grad: bool | None
     """None if either value will do."""
-    number: int | None = None
+    number: int | None
     """The number of the dtype in C; None where C does not see the layout."""
 
     @classmethod
     def of(cls, t: Tensor, grads_matter: bool) -> Layout:
         """Return the layout of a tensor; a wrapper has its local tensor's."""
-        requires_grad = t.requires_grad if grads_matter else None
-        return tuple.__new__(cls, (*_read(t), requires_grad, _number(t)))
+        return cls(_facts_of(t), t.requires_grad if grads_matter else None, _number(t))
 
     def kept(self, t: Tensor) -> bool:
         """Return whether a tensor has this layout and address."""
-        return _read(t) == self[:7] and self.grad_kept(t)
+        return _facts_of(t) == self.facts and self.grad_kept(t)
 
     def moved(self, t: Tensor) -> bool:
         """Return whether a tensor has another layout or address; `requires_grad` is ignored."""
-        return _read(t) != self[:7]
+        return _facts_of(t) != self.facts
 
     def differs(self, t: Tensor) -> bool:
         """Return whether a tensor has another layout; the address is ignored."""
-        return _read(t)[1:] != self[1:7]
+        return _facts_of(t)[1:] != self.facts[1:]
+
+    def reshaped(self, t: Tensor) -> bool:
+        """Return whether a tensor has other sizes or strides."""
+        return _facts_of(t)[2:4] != self.facts[2:4]
 
     def grad_kept(self, t: Tensor) -> bool:
         return self.requires_grad is None or t.requires_grad is self.requires_grad
@@ -55,13 +54,11 @@ class Layout(NamedTuple):
     @property
     def for_c(self) -> tuple[object, ...]:
         """The arguments of `remember` in guard.c."""
-        return self.kind, self.address, self.number, self.shape, self.stride, self.requires_grad
+        address, kind, shape, stride, *_ = self.facts
+        return kind, address, self.number, shape, stride, self.requires_grad
 
 
-_Read = tuple[int, type, tuple[int, ...], tuple[int, ...], torch.dtype, bool, bool]
-
-
-def _read(t: Tensor) -> _Read:
+def _facts_of(t: Tensor) -> _Facts:
     kind, t = type(t), local(t)
     return t.data_ptr(), kind, tuple(t.shape), t.stride(), t.dtype, t.is_conj(), t.is_neg()
 
@@ -86,7 +83,7 @@ class Size(NamedTuple):
     @classmethod
     def of(cls, container: Any, names: frozenset[str] | None) -> Size:
         if names is None:
-            return _of_length(len(container))
+            return cls(len(container), None)
         return cls(len(container), names, names & container.keys())
 
     def kept(self, container: Any) -> bool:
@@ -99,8 +96,3 @@ class Size(NamedTuple):
         """Return whether another size makes the same check."""
         same = self.names == other.names and self.present == other.present
         return same and (self.names is not None or self.length == other.length)
-
-
-@functools.lru_cache(maxsize=256)
-def _of_length(length: int) -> Size:
-    return Size(length, None)

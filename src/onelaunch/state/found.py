@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory
-from onelaunch.frames.codes import MODULE_DICTS
-from onelaunch.frames.members import names_read
+from onelaunch.frames.codes import MODULE_DICTS, names_read
 from onelaunch.frames.origins import is_installed
 from onelaunch.frames.peek import attributes_of
 from onelaunch.frames.reads import Reads
@@ -92,14 +91,12 @@ class StateWalk:
     """See `tensors`, which a capture asks a dozen times."""
     _by_class: dict[type, list[int]] | None = None
     """class -> numbers of the slots that hold its instances."""
-    _keyed: set[int] | None = None
-    """ids of the containers whose items were read or stored by known keys."""
     noted: Mapping[object, object] | None = None
     """id of a slot -> its content, for a `Ledger`; without quiet ones."""
     _entries: tuple[list[dict[str, object]], list[str], list[object]] | None = None
     """(dicts, keys, contents) of attributes without slots, and of the dicts of modules."""
-    _weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
-    """id of a slot -> its tensor, without gradients; see `let_go`."""
+    weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
+    """id of a slot -> its tensor, without gradients, once `let_go` succeeded."""
 
     @property
     def quiet(self) -> dict[int, Attributes]:
@@ -183,11 +180,6 @@ class StateWalk:
         now = list(map(dict.get, holders, keys, itertools.repeat(MISSING)))
         return all(map(operator.is_, contents, now)) or all(map(is_same, contents, now))
 
-    @property
-    def was_let_go(self) -> bool:
-        """True if `let_go` succeeded before."""
-        return self._weak is not None
-
     def let_go(self) -> bool:
         """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
         if that is impossible: a tensor is made of others, or has an attribute that is an object."""
@@ -198,14 +190,14 @@ class StateWalk:
             return False
         for key, (slot, value) in on_tensors:
             held[key] = slot._replace(owner=_Weak(slot.owner)), value
-        if self._weak is None:
+        if self.weak is None:
             pairs = {key: held[key] for key in self.of_tensors}
             kept = {key: (s, t) for key, (s, t) in pairs.items() if s.key is not gradient_of}
-            self._weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
-        for key in self.of_tensors.keys() - self._weak.keys():
+            self.weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
+        for key in self.of_tensors.keys() - self.weak.keys():
             del held[key], self.of_tensors[key]
             self._by_class = self.noted = None
-        held.update(self._weak)
+        held.update(self.weak)
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
         self.leaves.clear()
         self._tensors = None
@@ -218,8 +210,8 @@ class StateWalk:
         for key in self.on_tensors:
             slot, value = held[key]
             held[key] = slot._replace(owner=slot.owner()), value
-        assert self._weak is not None
-        for key, (slot, reference) in self._weak.items():
+        assert self.weak is not None
+        for key, (slot, reference) in self.weak.items():
             t = reference()
             if t is None:
                 return False
@@ -279,23 +271,6 @@ class StateWalk:
         """Return whether the callable reads the slot, beyond a store or a count."""
         return self.use(slot) is Use.READ
 
-    def is_item_read(self, slot: Slot) -> bool:
-        """Return whether an item of a container was read: by its key, or with all others."""
-        found = self.reads.items if self.reads is not None else {}
-        read = found.get(slot.id)
-        if read is None or read is Use.READ:
-            return read is not None or self.is_whole(slot.holder)
-        return self.reads is not None and id(slot.holder) in self.reads.whole
-
-    def is_whole(self, container: Any) -> bool:
-        """Return whether all items of a container that is read are read: code named none of its
-        keys, or keys that are not known."""
-        if self.reads is None or id(container) in self.reads.whole:
-            return True
-        if self._keyed is None:
-            self._keyed = {key for key, _ in self.reads.items}
-        return id(container) not in self._keyed
-
     def runs_backward(self) -> bool:
         """Return whether the callable ran a backward; before it has run, whether its code may."""
         if self.reads is not None:
@@ -337,7 +312,8 @@ class StateWalk:
             if names and not is_library_class(kind):  # it may get an attribute that a base had
                 yield members_of(kind), frozenset({*names, "__getattr__", "__getattribute__"})
         containers, used, read = self.contents.containers, self.used, Use.READ
-        for slot, value in self.holding(_may_be_container):
+        others = (Tensor, nn.Module)
+        for slot, value in self.holding(lambda k: k not in LEAVES and not issubclass(k, others)):
             key = slot.id
             if id(value) not in containers or used.get(key) is not read:
                 continue
@@ -373,7 +349,6 @@ class StateWalk:
                 yield Slot("of", fn, code_of, f"the code of `{fn.__qualname__}`", None), fn.__code__
 
     def touched(self) -> Iterator[object]:
-        """Return the objects whose attributes were read."""
         if self.reads is not None:
             for owner in self.owners:
                 seen = self.reads.of(owner)
@@ -399,10 +374,6 @@ class StateWalk:
         found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
         every = list(self.slots.values()) if found else []
         return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
-
-
-def _may_be_container(kind: type) -> bool:
-    return kind not in LEAVES and not issubclass(kind, (Tensor, nn.Module))
 
 
 def _is_whole(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextvars
 import copy
-import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +31,6 @@ from onelaunch.call.wrappers import is_memory, local
 from onelaunch.errors import describe_type
 from onelaunch.frames.peek import attributes_of, object_of
 from onelaunch.identity import id
-from onelaunch.state.contents import Attributes
 from onelaunch.state.counterparts import Counterparts, ids_in
 from onelaunch.state.expected import Layout, Size
 from onelaunch.state.hooks import same_hooks
@@ -66,7 +64,6 @@ class StateGuard:
         leaves: tensors that a backward in the call leads to. Their hooks, and the hooks of the
             nodes behind them, must stay.
         asks: True if the callable reads `requires_grad`.
-        quiet: further attributes of modules, which are checked like slots.
 
     Attributes:
         check: returns whether all is unchanged, and changes nothing. 0.3 us, and 0.03 us for each
@@ -84,11 +81,7 @@ class StateGuard:
         modes: Sequence[Reader] = (),
         leaves: Sequence[Tensor] = (),
         asks: bool = False,
-        quiet: Iterable[Attributes] = (),
     ) -> None:
-        self._quiet = list(quiet)
-        values = [value for attributes in self._quiet for value in attributes.values.values()]
-        count = len(values)
         # Dicts of attributes first: they are read only after one has changed.
         ordered: list[tuple[Slot, object]] = []
         others: list[tuple[Slot, object]] = []
@@ -98,15 +91,12 @@ class StateGuard:
             # has its old dict is checked every time, as no watched dict reports it.
             of_dict = owner is not None and kind == "item" and isinstance(holder, dict)
             (ordered if of_dict else others).append(pair)
-        ordered += others
-        self._attributes = count + len(ordered) - len(others)
+        self._attributes = len(ordered)
         """The number of its slots that are read only after a watched dict has changed."""
-        self._others = [slot for slot, _ in ordered]
-        self._values = values + [value for _, value in ordered]
-        self._watched = [
-            *range(count),
-            *[i for i, slot in enumerate(self._others, count) if not _stays(slot)],
-        ]
+        ordered += others
+        self._slots = [slot for slot, _ in ordered]
+        self._values = [value for _, value in ordered]
+        self._watched = [i for i, slot in enumerate(self._slots) if not _stays(slot)]
         dicts = [pair for pair in sized if isinstance(pair[0], dict)]  # they come first
         dicts += [pair for pair in sized if not isinstance(pair[0], dict)]
         self._sized = [(container, Size.of(container, names)) for container, names in dicts]
@@ -120,11 +110,6 @@ class StateGuard:
         self._own: StateGuard | None = None
         """After a transfer, the part of the checks for the new objects."""
         self.check = self._native_check() or self._python_check
-
-    @functools.cached_property
-    def _slots(self) -> list[Slot]:
-        """The slots of the quiet attributes, then the others."""
-        return [slot for attributes in self._quiet for slot, _ in attributes.slots()] + self._others
 
     def agrees(self, other: StateGuard) -> bool:
         """Return whether another guard makes the same checks.
@@ -150,7 +135,7 @@ class StateGuard:
 
     def tensor_ids(self) -> frozenset[int]:
         """Return the ids of the tensors that its slots hold while `check` is True."""
-        return frozenset(id(value) for _, value in self._of_others() if isinstance(value, Tensor))
+        return frozenset(id(value) for value in self._values if isinstance(value, Tensor))
 
     @property
     def is_transferable(self) -> bool:
@@ -168,7 +153,6 @@ class StateGuard:
         made = copy.copy(self)
         made._division = division
         made._slots, made._values = self._slots.copy(), self._values.copy()
-        made._quiet, made._others = [], made._slots
         for i in division.slots:
             made._slots[i], made._values[i] = parts.slot(self._slots[i]), parts.of(self._values[i])
         made.tensors, made._sized = self.tensors.copy(), self._sized.copy()
@@ -197,11 +181,9 @@ class StateGuard:
     def _part(
         self, slots: list[int], tensors: list[int], sized: list[int], modes: list[Reader]
     ) -> StateGuard:
-        """Return a guard that makes some of the checks, by index."""
         part = copy.copy(self)
         part._attributes = bisect_left(slots, self._attributes)
-        part._quiet = []
-        part._slots = part._others = [self._slots[i] for i in slots]
+        part._slots = [self._slots[i] for i in slots]
         part._values = [self._values[i] for i in slots]
         part._watched = [i for i, s in enumerate(part._slots) if not _stays(s)]
         part.tensors = [self.tensors[i] for i in tensors]
@@ -215,30 +197,27 @@ class StateGuard:
     def places(self) -> Iterator[tuple[Tensor, int]]:
         """Return (tensor, expected address) for the tensors that are read by address."""
         for t, layout in zip(self.tensors, self._layouts, strict=True):
-            yield t, layout.address
+            yield t, layout.facts[0]
 
     def _native_check(self) -> Callable[[], bool] | None:
         """Return a check in C, and in Python for the rest; None without C."""
         guard = native_guard().guard
         if guard is None:
             return None
-        of_quiet = [a.holder for a in self._quiet for _ in a.values]
-        count = len(of_quiet)
+        slots = self._slots
         watched = bisect_left(self._watched, self._attributes)
         in_c = self._watched[:watched]
         not_in_c: list[int] = []
         for i in self._watched[watched:]:
-            (in_c if _is_readable_in_c(self._others[i - count]) else not_in_c).append(i)
-        slots = [self._others[i - count] for i in in_c[count:]]
+            (in_c if _is_readable_in_c(slots[i]) else not_in_c).append(i)
         values = [self._values[i] for i in in_c]
         lengths = [size.length for _, size in self._sized]
         pairs = list(zip(self.tensors, self._layouts, strict=True))
         tensors = tuple([t for t, layout in pairs if layout.number is not None])
         layouts = tuple([layout.for_c for layout in self._layouts if layout.number is not None])
         modes = tuple(read for read, _ in self._modes), tuple(value for _, value in self._modes)
-        holders = (*of_quiet, *[slot.holder for slot in slots])
-        keys = [key for a in self._quiet for key in a.values]
-        keys = (*keys, *map(_key_for_c, slots))
+        holders = tuple([slots[i].holder for i in in_c])
+        keys = tuple([_key_for_c(slots[i]) for i in in_c])
         containers = tuple([container for container, _ in self._sized])
         dicts = [isinstance(container, dict) for container in containers].count(True)
 
@@ -246,12 +225,12 @@ class StateGuard:
             *modes, holders, keys, values, watched, containers, lengths, dicts, tensors, layouts
         ).check
         if check_in_c() is not True:
-            now = [self._slots[i].read() for i in in_c]
+            now = [slots[i].read() for i in in_c]
             if guard((), (), holders, keys, now, watched, (), [], 0, (), ()).check() is not True:
                 return None  # the methods of a container hide its contents
-        rest = [i for i in not_in_c if self._others[i - count].key is not gradient_of]
-        of_leaves = [i for i in not_in_c if self._others[i - count].key is gradient_of]
-        leaves = [(self._others[i - count].holder, self._values[i]) for i in of_leaves]
+        rest = [i for i in not_in_c if slots[i].key is not gradient_of]
+        of_leaves = [i for i in not_in_c if slots[i].key is gradient_of]
+        leaves = [(slots[i].holder, self._values[i]) for i in of_leaves]
         gradients_kept = same_gradients(
             [(leaf, g if isinstance(g, Tensor) else None) for leaf, g in leaves]
         )
@@ -263,7 +242,7 @@ class StateGuard:
             Each slot is read once, as another thread may change it.
             """
             now = [len(container) for container in containers]
-            contents = [self._slots[i].read() for i in in_c]
+            contents = [slots[i].read() for i in in_c]
             if not self._sizes_kept():
                 return False
             if not all(map(_fits, contents, (self._values[i] for i in in_c))):
@@ -358,13 +337,7 @@ class StateGuard:
         return [pair for i, pair in enumerate(self.held()) if not self._holds(i)]
 
     def held(self) -> Iterator[tuple[Slot, object]]:
-        """Return (slot, expected content) for all slots."""
         return zip(self._slots, self._values, strict=True)
-
-    def _of_others(self) -> Iterator[tuple[Slot, object]]:
-        """Return (slot, expected content) without the quiet attributes, which hold no tensors."""
-        values = self._values[len(self._values) - len(self._others) :]
-        return zip(self._others, values, strict=True)
 
     def lengths(self) -> Iterator[tuple[Any, int]]:
         """Return (container, expected length) for the containers that keep their length."""
@@ -373,8 +346,7 @@ class StateGuard:
                 yield container, size.length
 
     def names(self) -> list[str]:
-        """Return the names of the slots that hold tensors."""
-        return [slot.name for slot, value in self._of_others() if is_memory(value)]
+        return [slot.name for slot, value in self.held() if is_memory(value)]
 
     def container_name(self, container: object) -> str:
         """Return the name of the slot or the attribute that holds a container, or its kind."""
@@ -389,12 +361,12 @@ class StateGuard:
         return describe_type(container)
 
     def _name(self, t: Tensor, index: int) -> str:
-        found = (slot.name for slot, value in self._of_others() if value is t)
+        found = (slot.name for slot, value in self.held() if value is t)
         return next(found, f"tensor {index}")
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that no guarded slot holds."""
-        held = {id(local(v)) for _, v in self._of_others() if isinstance(v, Tensor)}
+        held = {id(local(v)) for v in self._values if isinstance(v, Tensor)}
         return [t for t in tensors if id(local(t)) not in held]
 
 

@@ -46,7 +46,6 @@ class _NodeHooks:
         self._put: Final = _Mixin._register_hook
 
     def put(self, hooks: Hooks | None, hook: Callable[..., object]) -> tuple[Hooks, Any]:
-        """See `torch.autograd.function._HookMixin`."""
         if hook is _nothing:
             self.probes += 1
         else:
@@ -123,14 +122,11 @@ class Hooked:
 
     def __call__(self) -> bool:
         if handles_made() != self._handles:
-            self._look()
+            self._handles, put = handles_made(), node_hooks_put()
+            if put != self._put_on_nodes:
+                self._put_on_nodes, self._found_on_nodes = put, any(node_hooks(self._tensors))
+            self._found = self._found_on_nodes or any(map(has_hooks, self._tensors))
         return self._found
-
-    def _look(self) -> None:
-        self._handles, put = handles_made(), node_hooks_put()
-        if put != self._put_on_nodes:
-            self._put_on_nodes, self._found_on_nodes = put, any(node_hooks(self._tensors))
-        self._found = self._found_on_nodes or any(map(has_hooks, self._tensors))
 
 
 def has_hooks(t: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,26 +55,11 @@ def native_guard() -> NativeGuard:
 class _Object:
     """An object with a dict."""
 
-    a: object
-    b: object
 
-
-def _replace(o: _Object) -> None:
-    o.a = object()
-
-
-def _add(o: _Object) -> None:
-    o.b = object()
-
-
-def _remove(o: _Object) -> None:
-    del o.a
-
-
-def _update(o: _Object) -> None:
-    vars(o).update(a=object())
-
-
+_CHANGES = [
+    compile(line, "<onelaunch>", "exec")
+    for line in ("o.a = object()", "o.b = object()", "del o.a", "vars(o).update(a=object())")
+]
 _WARM = 64  # runs after which the interpreter has specialized the code
 
 
@@ -81,17 +67,16 @@ def _dicts_report_changes(guard: Any) -> bool:
     """Return whether watched dicts report all changes: Python 3.13.0 reports none by ``o.a = b``
     (cpython#125608)."""
 
-    def seen(change: Callable[[_Object], None]) -> bool:
-        o = _Object()
+    def seen(change: types.CodeType) -> bool:
+        o: Any = _Object()
         o.a = value = object()
         watched = vars(o)
         made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
         known = made.check() is True
-        change(o)
+        exec(change, {"o": o})
         return known and made.check() is not True
 
-    changes = (_replace, _add, _remove, _update)
-    return all(seen(change) for change in changes for _ in range(_WARM))
+    return all(seen(change) for change in _CHANGES for _ in range(_WARM))
 
 
 def _library() -> Path:

@@ -7,8 +7,9 @@ by their places in whatever the slot holds.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from onelaunch.call.containers import parts_of
 from onelaunch.call.tree import (
@@ -36,26 +37,51 @@ def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
             these, which each content has.
         root: the beginning of paths.
     """
-    if kept is None:
-        return flatten(value, root)
-    return flatten(value, root, objects=True, known=kept)
+    return flatten(value, root, objects=kept is not None, known=kept or {})
 
 
-class ContainerPart:
-    """A reader, and writer, of one tensor in the container that a slot holds.
+class SlotPart:
+    """A reader of something in whatever a slot holds.
 
     Args:
-        whole: the slot of the container.
-        tree: the build that the container must have.
-        index: the number of the tensor among those of the container.
+        whole: the slot.
+        what: tells it from other readers of its class.
         kept: see `apart`.
     """
 
-    __slots__ = ("_flat", "_read", "index", "kept", "tree", "whole")
+    __slots__ = ("_read", "kept", "what", "whole")
 
-    def __init__(self, whole: Slot, tree: Tree, index: int, kept: Kept | None = None) -> None:
-        self.whole, self.tree, self.index, self.kept = whole, tree, index, kept
+    def __init__(self, whole: Slot, what: Any, kept: Kept | None = None) -> None:
+        self.whole, self.what, self.kept = whole, what, kept
         self._read: Callable[[], Any] = whole.reader
+
+    def at(self, place: Callable[[Slot], Slot]) -> SlotPart:
+        made = copy.copy(self)
+        SlotPart.__init__(made, place(self.whole), self.what, self.kept)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SlotPart) or type(other) is not type(self):
+            return False
+        return (self.whole.id, self.what) == (other.whole.id, other.what)
+
+    def __hash__(self) -> int:
+        return hash((self.whole.id, self.what))
+
+
+class ContainerPart(SlotPart):
+    """A reader, and writer, of one tensor in the container that a slot holds.
+
+    Args:
+        what: the number of the tensor among those of the container.
+        tree: the build that the container must have.
+    """
+
+    __slots__ = ("_flat", "tree")
+
+    def __init__(self, whole: Slot, what: int, kept: Kept | None, tree: Tree) -> None:
+        super().__init__(whole, what, kept)
+        self.tree = tree
         flat = isinstance(tree, Container) and tree.kind in (tuple, list)
         leaves = tree.children if flat and isinstance(tree, Container) else ()
         self._flat = len(leaves) if leaves and all(type(c) is Leaf for c in leaves) else 0
@@ -63,7 +89,7 @@ class ContainerPart:
 
     def __call__(self, holder: object = None) -> object:
         every = self.all()
-        return MISSING if every is None else every[self.index]
+        return MISSING if every is None else every[self.what]
 
     def all(self) -> Sequence[object] | None:
         """Return all tensors of the container; None if it is built otherwise."""
@@ -77,66 +103,33 @@ class ContainerPart:
     def write(self, holder: object, value: object) -> None:
         """Put a container into the slot that has another tensor here."""
         flat = apart(self._read(), self.kept)
-        tensors = [value if i == self.index else t for i, t in enumerate(flat.tensors)]
+        tensors = [value if i == self.what else t for i, t in enumerate(flat.tensors)]
         self.whole.write(unflatten(flat.tree, tensors))
 
-    def at(self, place: Callable[[Slot], Slot]) -> ContainerPart:
-        """Return the same of another slot."""
-        return ContainerPart(place(self.whole), self.tree, self.index, self.kept)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ContainerPart) and self._key() == other._key()
+class ContainerBuild(SlotPart):
+    """A reader that tells whether the container in a slot has a build, `what`: its tree, with its
+    plain values."""
 
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, int]:
-        return self.whole.id, self.index
-
-
-class ContainerBuild(NamedTuple):
-    """A reader that tells whether the container in a slot has a build, with its plain values."""
-
-    whole: Slot
-    tree: Tree
-    kept: Kept | None
+    __slots__ = ()
 
     def __call__(self, holder: object) -> bool:
-        return apart(self.whole.read(), self.kept).tree == self.tree
-
-    def at(self, place: Callable[[Slot], Slot]) -> ContainerBuild:
-        """Return the same of another slot."""
-        return self._replace(whole=place(self.whole))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ContainerBuild):
-            return False
-        # With the build: guards of recordings are compared.
-        return (self.whole.id, self.tree) == (other.whole.id, other.tree)
+        return apart(self._read(), self.kept).tree == self.what
 
     def __hash__(self) -> int:
-        return hash(self.whole.id)
+        return hash(self.whole.id)  # a tree's takes long
 
 
-class DictItem(NamedTuple):
-    """A reader, and writer, of an item of the dict that a slot holds."""
+class DictItem(SlotPart):
+    """A reader, and writer, of an item of the dict that a slot holds. `what`: its key."""
 
-    whole: Slot
-    key: object
+    __slots__ = ()
 
     def __call__(self, holder: object) -> object:
-        return cast(dict[object, object], self.whole.read()).get(self.key, MISSING)
+        return self._read().get(self.what, MISSING)
 
     def write(self, holder: object, value: object) -> None:
-        cast(dict[object, object], self.whole.read())[self.key] = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DictItem):
-            return False
-        return (self.whole.id, self.key) == (other.whole.id, other.key)
-
-    def __hash__(self) -> int:
-        return hash((self.whole.id, self.key))
+        self._read()[self.what] = value
 
 
 def item_slot(whole: Slot, item: Slot) -> Slot:
@@ -157,7 +150,7 @@ def parts_of_slot(slot: Slot, value: object, kept: Kept | None = None) -> list[S
     if kept is None and not all(constant.is_plain for _, constant in constants(flat.tree)):
         return []
     return [
-        Slot("contents", slot.holder, ContainerPart(slot, flat.tree, i, kept), path, None, slot)
+        Slot("contents", slot.holder, ContainerPart(slot, i, kept, flat.tree), path, None, slot)
         for i, path in enumerate(flat.paths)
     ]
 

@@ -12,13 +12,11 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
-from torch.utils import _pytree as pytree
 
 from onelaunch.errors import describe_type, text_of
 from onelaunch.frames.peek import METHODS, attributes_of
@@ -193,36 +191,6 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-
-
-@dataclass(frozen=True)
-class ScriptAttribute:
-    """A reader of an attribute of a TorchScript module."""
-
-    name: str
-
-    def __call__(self, module: Any) -> object:
-        return module.getattr(self.name)
-
-    def write(self, module: Any, value: object) -> None:
-        module.setattr(self.name, value)
-
-
-@dataclass(frozen=True)
-class ScriptLeaf(ScriptAttribute):
-    """A reader of one value in a list, tuple or dict of a TorchScript module. Python gets a new
-    copy of the container at each read."""
-
-    index: int
-
-    def __call__(self, module: Any) -> object:
-        return pytree.tree_leaves(module.getattr(self.name))[self.index]
-
-    def write(self, module: Any, value: object) -> None:
-        leaves, spec = pytree.tree_flatten(module.getattr(self.name))
-        if value is not MISSING and self.index < len(leaves):  # its length is not restored
-            leaves[self.index] = value
-            module.setattr(self.name, pytree.tree_unflatten(leaves, spec))
 
 
 function_of, arguments_of, keywords_of = map(operator.attrgetter, ("func", "args", "keywords"))

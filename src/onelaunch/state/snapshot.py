@@ -18,6 +18,7 @@ from onelaunch.gc_pause import no_collection
 from onelaunch.identity import id
 from onelaunch.state.contents import LEAVES
 from onelaunch.state.dependencies import ordered
+from onelaunch.state.expected import Layout
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import Slot, gradient_of
 from onelaunch.state.walk import Change, StateWalk, changes, restore, walk
@@ -42,7 +43,7 @@ class LastWalk:
         if found.reads is None or found.strays:
             return
         slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        fits = found.was_let_go or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        fits = found.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
         if fits and found.let_go():
             self._kept = found, torch.is_grad_enabled()
 
@@ -147,13 +148,15 @@ class StateSnapshot:
     orders: dict[int, tuple[object, ...]]
     """id of a dict that is read as a whole -> its keys, in order."""
     rollback: RunRollback
-    _kept: list[_Kept]
+    _kept: list[tuple[Tensor, Tensor, Layout]]
+    """(tensor, alias of its memory, its layout) before the capture."""
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
         found = reached.walk()
         held = held_by(driver, device, found)
-        kept = [_Kept.of(local(t)) for tensors in held.values() for t in tensors]
+        tensors = [local(t) for tensors in held.values() for t in tensors]
+        kept = [(t, t.detach(), Layout.of(t, grads_matter=False)) for t in tensors]
         orders = {id(value): tuple(value) for _, value in ordered(found, ())}
         return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
 
@@ -187,7 +190,10 @@ class StateSnapshot:
 
     def moved(self) -> tuple[Tensor, bool] | None:
         """Return (tensor, whether its sizes or strides changed) of a moved tensor, or None."""
-        return next(((k.tensor, k.reshaped()) for k in self._kept if k.changed()), None)
+        for t, _, layout in self._kept:
+            if layout.moved(t):
+                return t, layout.reshaped(t)
+        return None
 
     def restorer(self, reads: Reads | None) -> Callable[[], None]:
         """Return a function that restores the Python state that a run with `reads` changed.
@@ -222,35 +228,11 @@ class StateSnapshot:
                 or flatten(c.after).tensors
                 or _holds_stand_in(c.after)
             )
-        for k in self._kept:
-            k.restore()
+        for t, alias, layout in self._kept:
+            if layout.moved(t):
+                t.data = alias
         self.reached.restored(self.walk)
 
 
 def _holds_stand_in(value: object) -> bool:
     return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
-
-
-@dataclass(slots=True, eq=False)
-class _Kept:
-    """A tensor that existed before a capture, with its memory and layout then."""
-
-    tensor: Tensor
-    alias: Tensor
-    address: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @staticmethod
-    def of(t: Tensor) -> _Kept:
-        return _Kept(t, t.detach(), t.data_ptr(), t.shape, t.stride())
-
-    def changed(self) -> bool:
-        return self.tensor.data_ptr() != self.address or self.reshaped()
-
-    def reshaped(self) -> bool:
-        return self.tensor.shape != self.shape or self.tensor.stride() != self.stride
-
-    def restore(self) -> None:
-        if self.changed():
-            self.tensor.data = self.alias

@@ -11,6 +11,5 @@ contents_before.py  ContentsBefore: the contents of the state before a run
 ledger_mode.py  the mode of a run whose operations are only noted
 difference.py   the first difference between two runs, and its message
 lifted.py       host values that each call copies to the device alike: the copies; fills by a number
-compiled_lanes.py  the operations of compiled code in the lanes of a capture
 compiled_accesses.py  the reads and writes of a watched run, for a capture of compiled code
 """

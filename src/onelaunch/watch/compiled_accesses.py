@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -66,70 +66,59 @@ def watching(
     return observer
 
 
-class Bringing(WatchingCompiled):
-    """A mode that finds the host values that compiled code copies to the device: Inductor's copies,
-    and its indices on the host, are operations of torch's.
+class HostInputs(WatchingCompiled):
+    """The host values that compiled code gets in a run. As a mode, it finds those that the code
+    copies to the device: Inductor's copies, and its indices on the host, are operations of torch's.
 
     Args:
         constants: copies that the operations get instead; None only to note the host values.
-        notes: gets the bits of each host value.
+
+    Attributes:
+        notes: the bits of each host value.
+        copied: the host values that were copied, if there is no `constants`.
+        written: the tensors that the code writes to.
     """
 
-    def __init__(
-        self, device: torch.device, constants: DeviceConstants | None, notes: list[object]
-    ) -> None:
+    def __init__(self, device: torch.device, constants: DeviceConstants | None) -> None:
         super().__init__()
         self._kind = device.type
         self._constants = constants
-        self._notes = notes
-        self.found: list[Tensor] = []
-        """The host values, if there is no `constants`."""
+        self.notes: list[object] = []
+        self.copied: list[Tensor] = []
+        self.written: list[Tensor] = []
 
     def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with unwatched(), no_functions():
             host = copied_to_device(op.base, args, kwargs, self._kind)
-            self._notes += map(bits_of, host)
+            self.notes += map(bits_of, host)
             if self._constants is None:
-                self.found += [t.detach().clone() for t in host]
+                self.copied += [t.detach().clone() for t in host]
             elif host:
                 args = self._constants.swapped(op.base, args, host)
         return op.func(*args, **kwargs)
+
+    @contextmanager
+    def noting(self, copies: bool) -> Generator[Self]:
+        """Note the host values of a run in this thread. `copies`: whether the code copies any."""
+        _noting.here = self
+        try:
+            with self if copies else nullcontext():
+                yield self
+        finally:
+            _noting.here = None
 
 
 _noting = threading.local()
 
 
-@contextmanager
-def noting_host_inputs(
-    device: torch.device, notes: list[object], brings: bool, constants: DeviceConstants | None
-) -> Generator[tuple[list[Tensor], list[Tensor]]]:
-    """Return a context for a run of compiled code, in which this thread adds the host values that
-    the code gets to `notes`: see `note_host_inputs` and `Bringing`.
-
-    It gives the lists of the tensors that the code writes to, and of the host values that it copies
-    to the device.
-
-    Args:
-        brings: whether the code copies any.
-    """
-    written: list[Tensor] = []
-    bringing = Bringing(device, constants, notes)
-    try:
-        _noting.notes, _noting.written = notes, written
-        with bringing if brings else nullcontext():
-            yield written, bringing.found
-    finally:
-        _noting.notes = _noting.written = None
-
-
 def note_host_inputs(args: Iterable[object], written: Iterable[Tensor]) -> None:
     """Note the host values among the arguments of a compiled graph, and the arguments that it
     writes to. A replay would freeze a host value that differs in two runs of a call."""
-    notes: list[object] | None = getattr(_noting, "notes", None)
-    if notes is not None:
-        _noting.written += written
+    found: HostInputs | None = getattr(_noting, "here", None)
+    if found is not None:
+        found.written += written
         with unwatched(), no_functions():
-            notes += map(_noted, args)
+            found.notes += map(_noted, args)
 
 
 def _noted(value: object) -> object:
@@ -188,7 +177,6 @@ class CompiledAccesses:
         Args:
             now: place -> tensor of the call. It is emptied, as the run may replace tensors.
         """
-        notes: list[object] = []
         standing: dict[int, set[object]] = {}
         for place, t in now.items():
             if t.device.type == device.type and has_strides(t):
@@ -198,14 +186,14 @@ class CompiledAccesses:
         now.clear()
         known = {place for storage in self.written for place in self.places.get(storage, ())}
         versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
-        run = noting_host_inputs(device, notes, bool(self.copied_to_device), None)
-        with run as (written, copied), versions:
+        with HostInputs(device, None).noting(bool(self.copied_to_device)) as found, versions:
             yield
-        for t in written:
+        for t in found.written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None
             if places and known.isdisjoint(places):
                 self.refused = self.refused or _written_if_compiled(places)
-        self.host_inputs, self.copied_to_device = notes, copied or self.copied_to_device
+        self.host_inputs = found.notes
+        self.copied_to_device = found.copied or self.copied_to_device
 
     def holds_for(self, now: StateWalk) -> bool:
         """Return whether a run from this state reads and writes the same.
@@ -215,14 +203,17 @@ class CompiledAccesses:
         an attribute that an object got since.
         """
         began, contents = self.began, contents_of(now)
+        both = {**began, **contents}
+        gradients = {s for s in both if isinstance(s, tuple) and s[1] is gradient_of}
         if not (now.runs_backward() or now.asks("grad")):
-            began, contents = _without_gradients(began), _without_gradients(contents)
+            began = {slot: value for slot, value in began.items() if slot not in gradients}
+            contents = {slot: value for slot, value in contents.items() if slot not in gradients}
         if any(contents.get(slot, value) != value for slot, value in began.items()):
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
         known = not any(slot[0] in holders or isinstance(contents[slot], str) for slot in new)
-        return known and _gradients(began) <= contents.keys()
+        return known and gradients.isdisjoint(began.keys() - contents.keys())
 
     def note_contents(self, after: StateWalk) -> None:
         """Note the contents of slots that only this run was seen to read, as they are after it.
@@ -365,15 +356,6 @@ def _described(t: Tensor) -> str:
     if has_strides(t) and not is_lazy(t):
         return str(description(t))
     return f"{type(t)} {t.dtype} {t.device} {t.requires_grad}"
-
-
-def _gradients(contents: Mapping[object, object]) -> set[object]:
-    return {slot for slot in contents if isinstance(slot, tuple) and slot[1] is gradient_of}
-
-
-def _without_gradients(contents: Mapping[object, object]) -> dict[object, object]:
-    gradients = _gradients(contents)
-    return {slot: value for slot, value in contents.items() if slot not in gradients}
 
 
 def _written_if_compiled(places: Iterable[object]) -> CaptureError:

@@ -55,14 +55,14 @@ class DeviceMemory:
         """The storages whose version counters the writes advanced: not BatchNorm's statistics."""
         self.made_tensors: list[weakref.ref[Tensor]] = []
         """Tensors made in the run, over memory of the recording."""
-        self._made: set[int] = set()
+        self._made: dict[int, CodePoint | None] = {}
+        """storage that the run allocated -> the line that did."""
         # ids of the run's views of external memory.
         self._views: set[int] = set()
         # Kept so that no other tensor gets their ids or addresses during the run.
         self._kept: list[Tensor] = []
-        # storage -> the line that allocated it; id of a tensor -> the line that reshaped it.
-        self._made_at: dict[int, CodePoint | None] = {}
         self._reshaped_at: dict[int, CodePoint | None] = {}
+        """id of a tensor -> the line that reshaped it."""
 
     def on_device(self, t: Tensor) -> bool:
         return self.here[t.device]
@@ -72,7 +72,6 @@ class DeviceMemory:
         return self._storage(t) if self.on_device(t) and has_strides(t) else None
 
     def made(self, t: Tensor) -> bool:
-        """Return whether this memory was allocated in the run."""
         return self._storage(t) in self._made
 
     def known(self, t: Tensor) -> bool:
@@ -82,7 +81,7 @@ class DeviceMemory:
 
     def note_filled(self, t: Tensor) -> None:
         """Note new memory that was filled from Python, without the dispatcher."""
-        self._made.add(self._storage(t))
+        self._made.setdefault(self._storage(t))
 
     def note_reads(self, call: OpCall) -> None:
         """Note the tensors that a kernel gets by address."""
@@ -121,9 +120,9 @@ class DeviceMemory:
             self._kept.append(t)
             return
         if storage not in self.inputs:
-            self._made.add(storage)
+            self._made.setdefault(storage)
             if locate and storage not in arguments:
-                self._made_at[storage] = user_point()
+                self._made[storage] = user_point()
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
@@ -132,7 +131,7 @@ class DeviceMemory:
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        point = self._made_at.get(self._storage(t))
+        point = self._made.get(self._storage(t))
         return str(point.place()) if point else None
 
     def reshaped_at(self, t: Tensor) -> str | None:
@@ -163,5 +162,4 @@ class DeviceMemory:
         self._kept.clear()
         self._views.clear()
         self._made.clear()
-        self._made_at.clear()
         self._reshaped_at.clear()

@@ -45,14 +45,7 @@ class RunDifference(NamedTuple):
         return GROWING if self.grows else TRIES
 
     def refusal(self) -> CaptureError:
-        """Return the error for a callable whose runs keep differing."""
         return CaptureError("OL117", self.what, where=self.place, fix=self.fix)
-
-
-class _ArgumentCount(NamedTuple):
-    """The number of arguments of an operation."""
-
-    arguments: int
 
 
 def of_operations(
@@ -87,7 +80,6 @@ def of_handed_on_value(name: str, was: object, now: object) -> RunDifference:
 
 
 def _message(number: int, was: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> str:
-
     step = f"operation {number + 1} of the call"
     if was is None or now is None or was[0] != now[0]:
         return f"{step} was {_named(was)} in the run before, and is {_named(now)} in the capture"
@@ -144,14 +136,14 @@ def _named(entry: tuple[Any, ...] | None) -> str:
 
 
 def _differing(was: Any, now: Any) -> tuple[Any, Any]:
-    """Return the first parts in which two different values differ."""
+    """Return the first parts in which two different values differ; the lengths of two lists."""
     are_lists = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
     if not are_lists or _is_leaf(was) or _is_leaf(now):
         return was, now
     for a, b in zip(was, now, strict=False):  # pyright: ignore
         if a != b:
             return _differing(a, b)
-    return _ArgumentCount(len(was)), _ArgumentCount(len(now))  # pyright: ignore
+    return len(was), len(now)  # pyright: ignore
 
 
 def _is_leaf(value: Any) -> bool:
@@ -161,40 +153,32 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _shown(was: Any, now: Any) -> tuple[str, str]:
-    if isinstance(was, _ArgumentCount):
-        return f"{was.arguments} arguments", f"{now.arguments}"
-    if isinstance(was, Operand) and isinstance(now, Operand):
+    if isinstance(was, int):
+        return f"{was} arguments", f"{now}"
+    if isinstance(was, Operand) and isinstance(now, Operand) and was.origin == now.origin:
         for name in Operand._fields:
             a, b = getattr(was, name), getattr(now, name)
             if a != b:
-                if name == "origin":
-                    return _origin_text(a), _origin_text(b)
                 return f"a tensor of {name} {a}", f"one of {name} {b}"
-    return _value(was), _value(now)
+    return _text(was), _text(now)
 
 
-def _origin_text(origin: Any) -> str:
-    if isinstance(origin, str):
-        return origin
-    if isinstance(origin, tuple):
-        match origin:
-            case ("value", value):
-                return f"{value}"
-            case ("memory", _):
-                return "a tensor of its own"
-            case (number, _):
-                return f"a result of operation {number + 1}"
-            case _:
-                pass
-    return "a tensor"
-
-
-def _value(noted: Any) -> str:
-    if isinstance(noted, Operand):
-        return _origin_text(noted.origin)
-    if isinstance(noted, tuple) and len(noted) == 2:  # pyright: ignore
-        kind, value = noted  # pyright: ignore
-        if value is None and kind is not type(None):
+def _text(noted: Any) -> str:
+    """Describe an argument of an operation; a tensor by its origin."""
+    match noted:
+        case Operand(origin=str(name)):
+            return name
+        case Operand(origin=("value", value)):
+            return f"{value}"
+        case Operand(origin=("memory", _)):
+            return "a tensor of its own"
+        case Operand(origin=(number, _)):
+            return f"a result of operation {number + 1}"
+        case Operand():
+            return "a tensor"
+        case (type() as kind, None) if kind is not type(None):
             return "a number of an optimizer"
-        return repr(float.fromhex(value)) if kind is float else repr(value)  # pyright: ignore
-    return repr(noted)
+        case (type() as kind, value):
+            return repr(float.fromhex(value)) if kind is float else repr(value)
+        case _:
+            return repr(noted)

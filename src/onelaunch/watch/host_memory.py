@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -11,16 +12,16 @@ from onelaunch.call.spec import has_strides
 from onelaunch.driver.refusals import DRAWN, READ_BY_HOST, error_here
 from onelaunch.state.host_values import MOST_BYTES, MOST_STORED_BYTES, bytes_of, is_comparable
 
+_Origin = Literal["constant", "blank"] | frozenset[int]
+"""The values are the same in each call, nothing is filled in yet, or they come from storages."""
+
 
 class HostTensors:
     """The host tensors of one run."""
 
     def __init__(self) -> None:
-        # Storages that the call made: of constants, and not filled yet.
-        self._constant: set[int] = set()
-        self._blank: set[int] = set()
-        # Storage that the call computed -> the storages that its values come from.
-        self._roots: dict[int, frozenset[int]] = {}
+        self._made: dict[int, _Origin] = {}
+        """storage that the call made -> the origin of its values."""
         self._random: set[int] = set()
         # Storage from before the call -> a tensor over it; the host has used the values of `_read`.
         self._outside: dict[int, Tensor] = {}
@@ -36,15 +37,17 @@ class HostTensors:
         seeds that an operator makes for its backward."""
         for storage in map(_storage, found):
             self._held_on_device.add(storage)
-            if storage in self._roots:  # the run made it: results computed from it name it
-                self._roots[storage] = frozenset({storage})
+            if isinstance(self._made.get(storage), frozenset):  # results computed from it name it
+                self._made[storage] = frozenset({storage})
 
     def is_held_on_device(self, t: Tensor) -> bool:
         """Return whether a tensor comes from a tensor that a capture has on the device."""
         if not self._held_on_device or not has_strides(t):
             return False
         storage = _storage(t)
-        return not self._held_on_device.isdisjoint(self._roots.get(storage, (storage,)))
+        return not self._held_on_device.isdisjoint(
+            {storage} if self._is_known(storage) else self._roots(storage)
+        )
 
     def note_arguments(self, arguments: Mapping[int, Tensor]) -> None:
         """Take the host arguments of the call, by number. A call must match 0-dim values."""
@@ -57,12 +60,12 @@ class HostTensors:
     def note_constant(self, t: Tensor) -> None:
         """Note a tensor made from a constant in the code."""
         self._kept.append(t)
-        self._constant.add(_storage(t))
+        self._made[_storage(t)] = "constant"
 
     def used(self, t: Tensor) -> None:
         """Note an argument of an operation."""
         storage = _storage(t)
-        if not self._is_known(storage) and storage not in self._roots:
+        if storage not in self._made:
             self._outside.setdefault(storage, t)
 
     def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
@@ -76,11 +79,10 @@ class HostTensors:
         if storage in sources:
             return
         self._kept.append(t)
-        if all(source in self._constant for source in sources) and not random:
-            (self._blank if idle else self._constant).add(storage)
+        if all(self._made.get(source) == "constant" for source in sources) and not random:
+            self._made[storage] = "blank" if idle else "constant"
         else:
-            varying = [source for source in sources if not self._is_known(source)]
-            self._depend(storage, varying, random)
+            self._depend(storage, sources, random)
 
     def written(self, t: Tensor, given: Sequence[Tensor], random: bool) -> bool:
         """Note that an operation writes into a tensor. Return whether the call made its memory.
@@ -89,29 +91,30 @@ class HostTensors:
             given: the host tensors that the values come from.
         """
         storage = _storage(t)
-        if not self._is_known(storage) and storage not in self._roots:
+        if storage not in self._made:
             return False
         sources = {_storage(other) for other in given} - {storage}
-        varying = [source for source in sources if not self._is_known(source)]
-        if varying or random:
-            self._constant.discard(storage)
-            self._blank.discard(storage)
-            self._depend(storage, varying, random)
-        elif storage in self._blank:
-            self._blank.discard(storage)
-            self._constant.add(storage)
+        if random or not all(map(self._is_known, sources)):
+            self._depend(storage, sources, random)
+        elif self._made[storage] == "blank":
+            self._made[storage] = "constant"
         return True
 
-    def _depend(self, storage: int, sources: Sequence[int], random: bool) -> None:
-        if random or any(source in self._random for source in sources):
+    def _depend(self, storage: int, sources: Collection[int], random: bool) -> None:
+        if random or not self._random.isdisjoint(sources):
             self._random.add(storage)
-        none: frozenset[int] = frozenset()
-        roots = (self._roots.get(source, frozenset({source})) for source in sources)
-        self._roots[storage] = self._roots.get(storage, none).union(*roots)
+        known = self._made.get(storage)
+        before = known if isinstance(known, frozenset) else frozenset[int]()
+        self._made[storage] = before.union(*map(self._roots, sources))
+
+    def _roots(self, storage: int) -> frozenset[int]:
+        """Return the storages from before the call that the values of a storage come from."""
+        made = self._made.get(storage, frozenset({storage}))
+        return made if isinstance(made, frozenset) else frozenset()
 
     def varies(self, t: Tensor) -> bool:
         """Return whether a tensor's values may differ in another call that the recording fits."""
-        return _storage(t) not in self._constant and _storage(t) not in self._read
+        return not self.is_constant(t) and _storage(t) not in self._read
 
     def is_drawn(self, t: Tensor) -> bool:
         """Return whether a tensor's values come from random numbers of the call."""
@@ -122,11 +125,11 @@ class HostTensors:
         is compared from now on, so that it has."""
         storage = _storage(t)
         if self._is_known(storage):
-            return storage in self._constant
+            return self.is_constant(t)
         if storage in self._random:
             return False
-        for root in self._roots.get(storage, frozenset({storage})):
-            given = any(_is_over(a, root) for a in self._arguments.values())
+        for root in self._roots(storage):
+            given = self._arguments_over(root)
             if given and root not in self._read:
                 return False
             outside = self._outside.get(root, t)
@@ -146,13 +149,12 @@ class HostTensors:
             return
         if storage in self._random:
             raise error_here("OL104", f"the host reads random numbers, {named(t)}", fix=DRAWN)
-        if storage not in self._roots:
-            self._outside.setdefault(storage, t)
-        for root in self._roots.get(storage, {storage}):
+        self.used(t)
+        for root in self._roots(storage):
             outside = self._outside[root]
             if root in self._read:
                 continue
-            given = [a for a in self._arguments.values() if _is_over(a, root)]
+            given = self._arguments_over(root)
             large = next((a for a in given if a.nbytes > MOST_BYTES), None)
             if not given and not is_comparable(outside):
                 large = outside
@@ -162,28 +164,29 @@ class HostTensors:
             self._read[root] = outside
 
     def _is_known(self, storage: int) -> bool:
-        return storage in self._constant or storage in self._blank
+        return isinstance(self._made.get(storage), str)
+
+    def _arguments_over(self, storage: int) -> list[Tensor]:
+        return [a for a in self._arguments.values() if has_strides(a) and _storage(a) == storage]
 
     def made_here(self, t: Tensor) -> bool:
-        return self._is_known(_storage(t)) or _storage(t) in self._roots
+        return _storage(t) in self._made
 
     def is_constant(self, t: Tensor) -> bool:
         """Return whether a tensor was made in the run from constants alone."""
-        return _storage(t) in self._constant
+        return self._made.get(_storage(t)) == "constant"
 
     def read_arguments(self) -> dict[int, bytes]:
         """Return the bytes of the arguments that the host read, by number."""
         return {
             index: bytes_of(t)
             for index, t in self._arguments.items()
-            if any(_is_over(t, root) for root in self._read)
+            if has_strides(t) and _storage(t) in self._read
         }
 
     def read_state(self) -> list[Tensor]:
         """Return the tensors whose values the host read, except arguments."""
-        given = self._arguments.values()
-        read = self._read.items()
-        return [t for root, t in read if not any(_is_over(a, root) for a in given)]
+        return [t for root, t in self._read.items() if not self._arguments_over(root)]
 
     def release(self) -> None:
         self._kept.clear()
@@ -199,10 +202,6 @@ def references(tensors: Sequence[Tensor]) -> list[int]:
 
 def _storage(t: Tensor) -> int:
     return t.untyped_storage()._cdata
-
-
-def _is_over(t: Tensor, storage: int) -> bool:
-    return has_strides(t) and _storage(t) == storage
 
 
 def named(t: Tensor) -> str:

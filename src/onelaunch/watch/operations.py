@@ -15,6 +15,7 @@ from onelaunch.beside import make_way
 from onelaunch.call.spec import has_strides
 from onelaunch.call.wrappers import is_wrapper_subclass
 from onelaunch.driver.aten import OfKind, Operator, imagined, operator, tensors
+from onelaunch.driver.protocol import Driver, Lanes
 from onelaunch.errors import CaptureError
 from onelaunch.identity import id
 from onelaunch.source import user_frame
@@ -84,6 +85,24 @@ class WatchingCompiled(Watching):
     def higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes functions as it is."""
         return func(*args, **kwargs)
+
+
+class CompiledLanes(WatchingCompiled):
+    """A mode that runs the operations of compiled code in the lanes of a capture, and watches
+    nothing else."""
+
+    def __init__(self, lanes: Lanes, driver: Driver, device: torch.device) -> None:
+        super().__init__()
+        self._lanes = lanes
+        self._storage = driver.storage
+        self._here = OfKind(device.type)
+
+    def operation(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = OpCall(op, args, kwargs, self._storage, self._here)
+        result = self._lanes.run(call, op.func, args)
+        call.returned(result)
+        self._lanes.note(call)
+        return result
 
 
 class OpCall:

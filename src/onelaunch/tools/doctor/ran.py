@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from onelaunch.call_events import Matters, hook, is_profiled, set_profile
-from onelaunch.frames.members import functions_in
+from onelaunch.frames.codes import functions_in
 from onelaunch.frames.origins import is_installed
 from onelaunch.source import is_users, line_of
 from onelaunch.state.slots import Slot

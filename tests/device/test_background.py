@@ -387,6 +387,28 @@ def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Ran
             assert_same(norm.running_mean, other.running_mean)
 
 
+def test_a_flag_that_the_caller_sets_before_the_capture_ends(rand: Rand) -> None:
+    """The second run beside the calls is the capture; it fails, and puts no flag back."""
+    entered, go, first = threading.Event(), threading.Event(), threading.Lock()
+    state = SimpleNamespace(scale=2.0)
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside() and not first.acquire(blocking=False):
+            entered.set()
+            go.wait(60)
+        return x * state.scale
+
+    fast = ol.graph(f, capture="background")
+    held_in_a_capture(fast, rand(0, 3), entered)
+    state.scale = 5.0
+    with torch.backends.cudnn.flags(enabled=False):
+        go.set()
+        idle(fast)
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
+    assert_same(fast(rand(1, 3)), f(rand(1, 3)))
+
+
 @pytest.mark.parametrize("kind", ["count", "buffer", "draw"])
 def test_state_that_begins_to_change(device: torch.device, rand: Rand, kind: str) -> None:
     """The first call changes nothing; then the caller turns something on, between two runs."""

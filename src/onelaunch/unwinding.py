@@ -245,8 +245,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 class TorchSettings:
-    """The settings of torch as they are now, to be restored; not beside calls, whose threads may
-    have set those of the process meanwhile."""
+    """The settings of torch as they are now, to be restored. A capture beside calls restores
+    none, as other threads set flags of the process meanwhile."""
 
     def __init__(self) -> None:
         self._were = [read() for read, _ in _SETTINGS]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.beside import begin_run, is_beside
+from onelaunch.call.ambient import readers
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
@@ -46,6 +47,7 @@ from onelaunch.identity import id
 from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.state.brought import Staged
+from onelaunch.state.guard import Reader
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
@@ -89,6 +91,7 @@ class CaptureRun:
         host_inputs, marks: the host values that compiled code got; see `marks_read`.
         reads: the reads of the callable, this run included, if it was watched.
         staged: the contents of slots that the caller replaces.
+        modes: torch's modes before the run.
     """
 
     job: CaptureJob
@@ -108,6 +111,7 @@ class CaptureRun:
     reads: Reads | None = None
     marks: dict[int, Check] = field(default_factory=dict)
     staged: Staged = field(init=False)
+    modes: list[Reader] = field(default_factory=readers)
 
     def __post_init__(self) -> None:
         brought = self.job.brought

@@ -1,7 +1,7 @@
 """`graph(f, capture="background")`: captures in a thread of their own, while calls run eagerly.
 
-The first call of a signature is watched, in its own thread. If it has changed nothing and drawn no
-random number, another thread may run the callable too, while the state that it read stays as it
+The first call of a signature is watched, in its own thread, and the next one if it has read what no
+call had read before. If they have changed nothing and drawn no random number, another thread may run the callable too, while the state that it read stays as it
 was. Then the signature is captured beside the calls, which run eagerly meanwhile. A callable that
 changes state, draws, or has a backward is captured as without this option, in the thread of a call:
 its capture puts stand-ins into state that other calls would read.
@@ -54,6 +54,7 @@ class _Wanted:
     state: _State = _State.NEW
     calls: int = 0  # the calls that found no recording
     moves: int = 0  # how often its state had moved since a call was watched
+    read: bool = False  # a watched call has shown what it reads
     example: Flat | None = None
     modes: Modes | None = None
     found: Unmoved | None = None  # the state that the watched call has read
@@ -117,7 +118,7 @@ class Captures:
         try:
             if wanted.state is not _State.NEW:
                 return normal()
-            return self._learned(graphed, wanted, call, normal)
+            return self._learned(graphed, wanted, call, eager if wanted.read else normal)
         finally:
             driver.lock.release()
 
@@ -189,21 +190,25 @@ class Captures:
         return True
 
     def _learned(
-        self, graphed: Graphed[..., Any], wanted: _Wanted, call: Call, normal: Callable[[], R]
+        self, graphed: Graphed[..., Any], wanted: _Wanted, call: Call, make: Callable[[], R]
     ) -> R:
-        """Make the first call of a signature, and learn whether it can be captured beside calls."""
+        """Make the first call of a signature, and learn whether it can be captured beside calls. If
+        it has read what no call had read before, that may have changed: the next call is watched,
+        too."""
         flat = call.flat
         example, before = copied(flat), Footprint(graphed, flat, call.device)
-        result = normal()
+        result = make()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
-        if example is not None and free and alone and before.none():
-            wanted.example, wanted.modes = example, Modes()
-            wanted.found = Unmoved(graphed, flat, before)
-            wanted.state = _State.WANTED
+        self.off |= not (example is not None and free and alone and before.none())
+        sure, wanted.read = wanted.read or before.reached.reads is graphed._callee.reads, True
+        if sure and not self.off:
+            found = Unmoved(graphed, flat, before)
+            with self._changed:
+                wanted.example, wanted.modes, wanted.found = example, Modes(), found
+                wanted.state = _State.WANTED
+                self.worker.wake()
             graphed._table.unserved.clear()  # its recording is on the way
-        else:
-            self.off = True
         return result
 
     def _forget(self, wanted: _Wanted) -> None:
@@ -256,6 +261,8 @@ class Captures:
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
+            if wanted.state is _State.WANTED and not wanted.is_known:
+                self._forget(wanted)
             needs_calls = isinstance(error, NeedsTheCaller | DrawsAfterAll)
             self.off |= needs_calls or getattr(error, "code", "") == "OL110"
             self._became(wanted, _State.ITS_OWN)

@@ -222,6 +222,11 @@ FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
 """Flags of torch's libraries: name, reader and writer."""
 
 
+def shared_settings() -> list[object]:
+    """Return the settings of torch that all threads share."""
+    return [torch.get_default_dtype(), _deterministic(), *(read() for _, read, _ in FLAGS)]
+
+
 def _default_device() -> torch.device | None:
     """Return the device that `torch.set_default_device` has set in this thread."""
     kept: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)

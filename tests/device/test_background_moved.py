@@ -100,3 +100,20 @@ def test_state_that_only_the_first_call_shows(rand: Rand, monkeypatch: pytest.Mo
         assert_same(fast(rand(i, 3)), rand(i, 3) * (i + 1))
         idle(fast)
     assert module.calls == 12
+
+
+def test_a_flag_that_is_set_and_comes_back(rand: Rand) -> None:
+    """A capture meets the flag of another thread, for which it stands itself here."""
+
+    def f(x: Tensor) -> Tensor:
+        try:
+            torch._C._set_cudnn_benchmark(is_beside())
+            return x * 2 if torch._C._get_cudnn_benchmark() else x + 1
+        finally:
+            torch._C._set_cudnn_benchmark(False)
+
+    fast: Any = ol.graph(f, capture="background")
+    for i in range(30):
+        assert_same(fast(rand(i, 3)), rand(i, 3) + 1)
+        time.sleep(0.002)
+        idle(fast)

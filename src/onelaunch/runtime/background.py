@@ -1,10 +1,11 @@
 """`graph(f, capture="background")`: captures in a thread of their own, while calls run eagerly.
 
 The first call of a signature is watched, in its own thread, and the next one if it has read what no
-call had read before. If they have changed nothing and drawn no random number, another thread may run the callable too, while the state that it read stays as it
-was. Then the signature is captured beside the calls, which run eagerly meanwhile. A callable that
-changes state, draws, or has a backward is captured as without this option, in the thread of a call:
-its capture puts stand-ins into state that other calls would read.
+call had read before. If they have changed nothing and drawn no random number, another thread may
+run the callable too, while the state that it read stays as it was. Then the signature is captured
+beside the calls, which run eagerly meanwhile. A callable that changes state, draws, or has a
+backward is captured as without this option, in the thread of a call: its capture puts stand-ins
+into state that other calls would read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
+from onelaunch.unwinding import shared_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -246,7 +248,11 @@ class Captures:
         call = graphed._call(args, kwargs, example)
         running, spec = graphed._table.running, None
 
+        settings = shared_settings()
+
         def under_way() -> list[int]:
+            if wanted.state is _State.WANTED and shared_settings() != settings:
+                self._forget(wanted)
             if wanted.state not in (_State.WANTED, _State.DONE):
                 raise CaptureError("OL109", "its state has moved")
             return running

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import get_ident
+from typing import TypeVar
 
 from onelaunch.errors import CaptureError
-from onelaunch.unwinding import listed
+
+T = TypeVar("T")
 
 BESIDE: dict[int, CaptureBeside] = {}  # thread -> its capture beside calls
 _LOOK_S = 1e-3  # the seconds between looks at whether calls are under way
@@ -16,6 +18,17 @@ _awaited: list[int] = []  # threads that wait for the end of a capture, perhaps 
 STUCK_S = 5.0
 """The seconds without an operation after which a capture may wait for a lock that a call holds."""
 _PATIENCE = 8  # the most time that a capture waits for calls, in terms of the time that it works
+
+
+@contextmanager
+def listed(entries: list[T], entry: T) -> Generator[None]:
+    """Keep an entry in a list meanwhile, and remove it even after a Ctrl-C anywhere."""
+    try:
+        entries.append(entry)
+        yield
+    finally:
+        if entry in entries:
+            entries.remove(entry)
 
 
 class CaptureBeside:

@@ -6,8 +6,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from traceback import clear_frames
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onelaunch.beside import is_beside
 from onelaunch.call_events import pause, set_profile
 from onelaunch.uncompiled import leave_alone
 
@@ -27,17 +27,6 @@ _OF_MODES = ("Python", "PythonTLSSnapshot")
 """Dispatch keys of active modes. An interrupted guard of torch's may leave a key on without a mode,
 and then no operation runs any more."""
 AUTOCAST = ("cpu", "cuda", "privateuseone")  # the devices whose autocast a callable may set
-
-
-@contextmanager
-def listed(entries: list[T], entry: T) -> Generator[None]:
-    """Keep an entry in a list meanwhile, and remove it even after a Ctrl-C anywhere."""
-    try:
-        entries.append(entry)
-        yield
-    finally:
-        if entry in entries:
-            entries.remove(entry)
 
 
 class _CompiledForCapture(threading.local):
@@ -233,6 +222,11 @@ FLAGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
 """Flags of torch's libraries: name, reader and writer."""
 
 
+def shared_settings() -> list[object]:
+    """Return the settings of torch that all threads share."""
+    return [torch.get_default_dtype(), _deterministic(), *(read() for _, read, _ in FLAGS)]
+
+
 def _default_device() -> torch.device | None:
     """Return the device that `torch.set_default_device` has set in this thread."""
     kept: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
@@ -256,14 +250,15 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 class TorchSettings:
-    """The settings of torch as they are now, to be restored."""
+    """The settings of torch as they are now, to be restored. A capture beside calls restores
+    none, as other threads set flags of the process meanwhile."""
 
     def __init__(self) -> None:
         self._were = [read() for read, _ in _SETTINGS]
 
     def restore(self) -> None:
         for (read, write), was in zip(_SETTINGS, self._were, strict=True):
-            if read() != was:
+            if read() != was and not is_beside():
                 write(was)
 
 

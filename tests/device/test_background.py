@@ -428,20 +428,19 @@ def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Ran
     """A capture puts nothing back: other threads made the changes."""
     entered, go = threading.Event(), threading.Event()
     norm = nn.BatchNorm1d(3).to(device).eval()
-    state = SimpleNamespace(scale=2.0, dice=random.Random(5))
+    state = SimpleNamespace(scale=2.0)
 
     def f(x: Tensor) -> Tensor:
         if is_beside():
             entered.set()
             go.wait(60)
-        return norm(x) * state.scale + (state.dice is None)
+        return norm(x) * state.scale
 
     fast = ol.graph(f, capture="background")
     with torch.no_grad():
         held_in_a_capture(fast, rand(0, 2, 3), entered)
         state.scale = 5.0
         norm.train()
-        drawn = state.dice.random()
         torch.set_default_dtype(torch.float64)
         go.set()
         idle(fast)
@@ -449,11 +448,32 @@ def test_what_the_caller_changes_meanwhile_stays(device: torch.device, rand: Ran
         torch.set_default_dtype(torch.float32)
         assert changed is torch.float64
         assert (state.scale, norm.training) == (5.0, True)
-        assert state.dice.random() != drawn
         other = copy.deepcopy(norm)
         for i in range(6):
             assert_same(fast(rand(i, 2, 3)), other(rand(i, 2, 3)) * 5.0)
             assert_same(norm.running_mean, other.running_mean)
+
+
+def test_a_flag_that_the_caller_sets_before_the_capture_ends(rand: Rand) -> None:
+    """The second run beside the calls is the capture; it fails, and puts no flag back."""
+    entered, go, first = threading.Event(), threading.Event(), threading.Lock()
+    state = SimpleNamespace(scale=2.0)
+
+    def f(x: Tensor) -> Tensor:
+        if is_beside() and not first.acquire(blocking=False):
+            entered.set()
+            go.wait(60)
+        return x * state.scale
+
+    fast = ol.graph(f, capture="background")
+    held_in_a_capture(fast, rand(0, 3), entered)
+    state.scale = 5.0
+    with torch.backends.cudnn.flags(enabled=False):
+        go.set()
+        idle(fast)
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
+    assert_same(fast(rand(1, 3)), f(rand(1, 3)))
 
 
 @pytest.mark.parametrize("kind", ["count", "buffer", "draw"])

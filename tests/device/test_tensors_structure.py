@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,25 @@ class Looks(nn.Module):
         return x * (3 if hasattr(self, "late") else 2)
 
 
+class Goes(nn.Module):
+    """Goes through its buffers and the attributes of an object."""
+
+    def __init__(self, rand: Rand) -> None:
+        super().__init__()
+        self.register_buffer("shift", rand(52, 3))
+        self.register_buffer("scale", rand(53, 3))
+        self.table = SimpleNamespace(shift=2.0, scale=3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for t in (*self.buffers(), *vars(self.table).values()):
+            x = x * t + 1
+        return x
+
+
+def to_the_end(entries: dict[str, Any], key: str) -> None:
+    entries[key] = entries.pop(key)
+
+
 CASES: dict[str, tuple[Callable[[Rand], Any], Changes]] = {
     "forward of an instance": (
         Layers,
@@ -59,6 +79,14 @@ CASES: dict[str, tuple[Callable[[Rand], Any], Changes]] = {
             lambda model: model.append(nn.Tanh()),
             lambda model: model.__delitem__(1),
             lambda model: model.__setitem__(0, nn.Identity()),
+        ],
+    ),
+    "layers in another order": (Layers, [lambda model: to_the_end(model._modules, "0")]),
+    "attributes in another order": (
+        Goes,
+        [
+            lambda model: to_the_end(model._buffers, "shift"),
+            lambda model: to_the_end(vars(model.table), "shift"),
         ],
     ),
     "a list that grows": (

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch._guards import CompileContext, TracingContext
 
+from onelaunch.beside import listed
 from onelaunch.errors import GraphWarning
 from onelaunch.source import levels_to_user, user_line
-from onelaunch.unwinding import AUTOCAST, FLAGS, listed
+from onelaunch.unwinding import AUTOCAST, FLAGS
 
 _WARMING: list[int] = []
 """Threads in a warm-up. A graphed callable inside a warm-up runs inlined, as inside a capture, so

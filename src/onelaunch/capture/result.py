@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onelaunch.call.ambient import readers
+from onelaunch.beside import is_beside
 from onelaunch.call.spec import lies_on
 from onelaunch.call.tree import unique
 from onelaunch.capture import distributed
@@ -18,6 +18,7 @@ from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.recording import CapturedCall, RunComparison, RunFacts, Writes
 from onelaunch.capture.run import CaptureRun
 from onelaunch.driver.protocol import Graph, Travel
+from onelaunch.errors import CaptureError
 from onelaunch.identity import id
 from onelaunch.optimizers.capturable import parameters_of
 from onelaunch.state.dependencies import dependencies, hooked, laid_out
@@ -132,10 +133,12 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         if forward is None
         else forward.pair.direct
     )
-    modes = [*readers(), *([(distributed.initialized, False)] if forward and leaves else [])]
+    modes = [*run.modes, *([(distributed.initialized, False)] if forward and leaves else [])]
     asks = snapshot.walk.asks("requires_grad")
     slots += [pair for attributes in snapshot.walk.quiet.values() for pair in attributes.slots()]
     guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
+    if is_beside() and not (snapshot.walk.is_current() and guard.check()):
+        raise CaptureError("OL109", "its state has moved")  # before the guard was made, or since
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
 
 

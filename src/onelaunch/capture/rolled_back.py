@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from onelaunch.beside import is_beside
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators
 from onelaunch.driver.select import preserved_random_state
@@ -59,8 +58,7 @@ def rolled_back(
         try:
             yield effects
         finally:
-            if not is_beside():
-                settings.restore()
+            settings.restore()
             generators.restore()
             effects.observer.memory.restore()
             _, effects.found = reached.changed(before)

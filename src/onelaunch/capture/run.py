@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.beside import begin_run, is_beside
+from onelaunch.call.ambient import readers
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
@@ -55,6 +56,7 @@ from onelaunch.optimizers.steps import Steps
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
 from onelaunch.state.brought import Brought, Staged
+from onelaunch.state.guard import Reader
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
@@ -154,6 +156,7 @@ class CaptureRun:
     reads: Reads | None = None  # of the callable, this run included, if it was watched
     marks: dict[int, Check] = field(default_factory=dict)  # see `marks_read`
     staged: Staged = field(init=False)  # the contents of slots that the caller replaces
+    modes: list[Reader] = field(default_factory=readers)  # torch's modes before the run
 
     def __post_init__(self) -> None:
         brought = self.job.brought

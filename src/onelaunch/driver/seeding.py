@@ -61,13 +61,11 @@ class HostGenerators:
     def __init__(self, reached: Iterable[tuple[str, object]] = ()) -> None:
         self._others = other_threads()  # before the states are read, and after, in `refuse_drawn`
         self._all = [_HostGenerator("of `random`", random.getstate, random.setstate, _PYTHONS)]
-        numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
+        numpys = _numpys()
         if numpys is not None:
             name, shared = "of `numpy.random`", numpys.get_state.__self__
             self._all.append(_HostGenerator(name, numpys.get_state, numpys.set_state, shared))
-        kinds: tuple[type, ...] = (random.Random,)
-        if numpys is not None:
-            kinds += numpys.RandomState, numpys.Generator, numpys.BitGenerator
+        kinds = generator_kinds()
         for name, value in reached:
             access = _access(value, numpys) if issubclass(type(value), kinds) else None
             if access is not None:
@@ -76,9 +74,14 @@ class HostGenerators:
     def _moved(self) -> list[_HostGenerator]:
         return [one for one in self._all if pickle.dumps(one.read()) != one.state]
 
-    def moved(self) -> str | None:
-        """Name a generator that has been advanced since, or None."""
-        return next((one.name for one in self._moved()), None)
+    def moved(self, reads: Reads | None = None) -> str | None:
+        """Name a generator that has been advanced since by the callable with these `reads`; None if
+        there is none. See `refuse_drawn`."""
+        return next((one.name for one in self._moved_by(reads)), None)
+
+    def _moved_by(self, reads: Reads | None) -> Iterator[_HostGenerator]:
+        moved, sure = self._moved(), self._sure()
+        return (one for one in moved if sure or _may_draw_from(one.shared, reads))
 
     def refuse_drawn(
         self, fn: object, reads: Reads | None, words: Callable[[object], Iterable[object]]
@@ -88,10 +91,7 @@ class HostGenerators:
         object, the nearest first. Raises `CaptureError`: OL117. If another thread ran meanwhile,
         the states stay as they are. A generator of the process then counts only if the callable
         reads its module."""
-        moved = self._moved()
-        sure = self._sure()
-        ours = (one for one in moved if sure or _may_draw_from(one.shared, reads))
-        found = next(ours, None)
+        found = next(self._moved_by(reads), None)
         if found is None:
             return
         self.restore()
@@ -114,6 +114,20 @@ class HostGenerators:
     def _sure(self) -> bool:
         """Tell whether no other thread can have advanced a generator: none ran since the start."""
         return other_threads() == self._others
+
+
+def _numpys() -> Any:
+    """Return the module of NumPy's generators; None while NumPy is not imported."""
+    return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def generator_kinds() -> tuple[type, ...]:
+    """Return the classes of Python's, NumPy's and torch's generators."""
+    numpys = _numpys()
+    known = torch.Generator, random.Random
+    if numpys is None:
+        return known
+    return *known, numpys.RandomState, numpys.Generator, numpys.BitGenerator
 
 
 def _may_draw_from(shared: object, reads: Reads | None) -> bool:

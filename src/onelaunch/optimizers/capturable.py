@@ -21,11 +21,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from onelaunch.beside import listed
 from onelaunch.call_events import unwatched
 from onelaunch.driver.refusals import error_here
 from onelaunch.errors import ArgumentError, CaptureError, describe_type
 from onelaunch.source import loaded_at
-from onelaunch.unwinding import listed
 from onelaunch.watch.ledger import Ledger
 
 Stepper = TypeVar("Stepper", bound=Optimizer)

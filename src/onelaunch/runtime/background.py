@@ -31,6 +31,7 @@ from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
+from onelaunch.unwinding import shared_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -202,7 +203,8 @@ class Captures:
         eager: Callable[[], R],
     ) -> R:
         """Make the first call of a signature, and learn whether it can be captured beside calls. It
-        is watched, unless it runs the code of calls that were."""
+        is watched, unless it runs the code of calls that were. If it has read what no call had read
+        before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
         example, before = copied(flat), Footprint(graphed, flat, call.device)
         if watched := not (self._calm and before.shows_all()):
@@ -213,13 +215,14 @@ class Captures:
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
         self._calm = free and alone and before.none() and not look.found
-        if self._calm and example is not None:
-            wanted.example, wanted.modes = example, Modes()
-            wanted.found = Unmoved(graphed, flat, before)
-            wanted.state = _State.WANTED
+        self.off |= watched and not (self._calm and example is not None)
+        if self._calm and example is not None and before.reads_all():
+            found = Unmoved(graphed, flat, before)
+            with self._changed:
+                wanted.example, wanted.modes, wanted.found = example, Modes(), found
+                wanted.state = _State.WANTED
+                self.worker.wake()
             graphed._table.unserved.clear()  # its recording is on the way
-        else:
-            self.off |= watched  # else the next call is watched
         return result
 
     def _forget(self, wanted: _Wanted) -> None:
@@ -257,7 +260,11 @@ class Captures:
         call = graphed._call(args, kwargs, example)
         running, spec = graphed._table.running, None
 
+        settings = shared_settings()
+
         def under_way() -> list[int]:
+            if wanted.state is _State.WANTED and shared_settings() != settings:
+                self._forget(wanted)
             if wanted.state not in (_State.WANTED, _State.DONE):
                 raise CaptureError("OL109", "its state has moved")
             return running
@@ -272,6 +279,8 @@ class Captures:
                 graphed.capture(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
+            if wanted.state is _State.WANTED and not wanted.is_known:
+                self._forget(wanted)
             needs_calls = isinstance(error, NeedsTheCaller | DrawsAfterAll)
             self.off |= needs_calls or getattr(error, "code", "") == "OL110"
             self._became(wanted, _State.ITS_OWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import sys
 import threading
 import time
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from onelaunch.beside import STUCK_S, is_stuck, make_way_in_hook
 from onelaunch.call.ambient import Modes, noted_modes
-from onelaunch.call.tree import Constant, Flat
+from onelaunch.call.tree import Constant, Flat, constants
 from onelaunch.call_events import hook
 from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
-from onelaunch.driver.seeding import other_threads
+from onelaunch.driver.seeding import HostGenerators, generator_kinds, other_threads
 from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.state.iterators import advanced, iterators_of
+from onelaunch.state.iterators import KINDS as ITERATORS
 from onelaunch.state.walk import SMALL
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
@@ -130,24 +131,22 @@ class Footprint:
     """The changes by a call that other threads could notice."""
 
     def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
+        self._graphed, self._flat = graphed, flat
         self._warmup, self._others = graphed._recorder.warmup, other_threads()
         self._warmup.drawn = None
+        self._host = HostGenerators()
         self._device = device
         self.reached = graphed._callee.reached(flat)
         self._walk = self.reached.walk()
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
         self._drawn = random_states(device)
-        self._iterators = iterators_of(self._walk)
         self._modes = noted_modes()
 
     def none(self) -> bool:
         """Return whether the call has changed nothing, and drawn nothing."""
         return (
-            self.none_in_tensors()
-            and not self._modes()
-            and advanced(self._iterators, ()) is None
-            and not self.reached.changed(self._walk)[1]
+            self.none_in_tensors() and not self._modes() and not self.reached.changed(self._walk)[1]
         )
 
     def shows_all(self) -> bool:
@@ -156,6 +155,10 @@ class Footprint:
         reads = self.reached.reads
         large = {key for key, (_, _, count) in self._walk.containers.items() if count > SMALL}
         return reads is not None and not any(place in large for place, _ in reads.items)
+
+    def reads_all(self) -> bool:
+        """Return whether calls before this one had read all that it has read."""
+        return self.reached.reads is self._graphed._callee.reads
 
     def none_in_tensors(self) -> bool:
         """Return whether the call has written to no tensor of the state, and drawn nothing."""
@@ -166,7 +169,17 @@ class Footprint:
         )
 
     def _has_drawn_nothing(self) -> bool:
-        """Return whether the call has drawn no random number. Other threads may have drawn."""
+        """Return whether the call has drawn no random number. Other threads may have drawn. A
+        generator or an iterator that its code has read counts as drawn from."""
+        callee = self._graphed._callee
+        kinds = (*generator_kinds(), *ITERATORS, itertools.count)
+        found = self._walk if self.reads_all() else callee.reached(self._flat).walk()
+        read = found.holding(lambda kind: issubclass(kind, kinds))
+        given = (c.value for _, c in constants(self._flat.tree))
+        if any(found.used.get(slot.id) is not None for slot, _ in read):
+            return False
+        if any(isinstance(value, kinds) for value in given) or self._host.moved(callee.reads):
+            return False
         if all(map(torch.equal, random_states(self._device), self._drawn)):
             return True
         return self._warmup.drawn == set() and other_threads() != self._others

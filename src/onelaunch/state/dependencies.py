@@ -18,7 +18,7 @@ from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
 from onelaunch.frames.stack import Use
 from onelaunch.identity import id
-from onelaunch.state.contents import is_library_class, is_library_module
+from onelaunch.state.contents import MODULE_DICTS, is_library_class, is_library_module
 from onelaunch.state.host_values import version_of
 from onelaunch.state.parts import build_slot
 from onelaunch.state.slots import (
@@ -218,12 +218,18 @@ def orders(
     before: StateWalk, now: Collection[tuple[int, object]] = ()
 ) -> list[tuple[Slot, object]]:
     """Return the keys of dicts that are read as a whole, in the order of iteration."""
+    places: list[tuple[dict[Any, object], str, object, Slot | None]]
+    places = [(value, f"`{slot.name}`", None, slot) for slot, value in ordered(before, now)]
+    for owner, dicts in zip(before.owners, before.dicts, strict=True):
+        seen = before.reads and before.reads.expected(owner)
+        for attributes in dicts if seen else ():
+            names = [key for key in MODULE_DICTS if dicts[0].get(key) is attributes]
+            read = seen and (seen.opaque or not seen.names.keys().isdisjoint(names))
+            if read and _has_order(attributes):
+                places.append((attributes, f"a `{type(owner).__name__}`", owner, None))
     return [
-        (
-            Slot(_ORDERED[type(value)], value, tuple, f"the keys of `{slot.name}`", None, slot),
-            tuple(value),
-        )
-        for slot, value in ordered(before, now)
+        (Slot(_ORDERED.get(type(d), "contents"), d, tuple, f"the keys of {of}", at, via), tuple(d))
+        for d, of, at, via in places
     ]
 
 
@@ -235,12 +241,17 @@ def ordered(
     return [
         (slot, value)
         for slot, value in dicts
-        if (len(value) > 1 or any(type(key) is not str for key in value))  # or other equal keys
+        if _has_order(value)
         and (len(value) <= SMALL or before.contents.is_whole(value))
         and before.used.get(slot.id) is Use.READ
         and slot.id not in replaced
         and not is_replaced(slot, replaced)
     ]
+
+
+def _has_order(value: dict[Any, object]) -> bool:
+    """Return whether the keys of a dict may be in another order, or be other equal keys."""
+    return len(value) > 1 or any(type(key) is not str for key in value)
 
 
 def _gradients(

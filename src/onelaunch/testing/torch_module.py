@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelaunch.beside import listed
 from onelaunch.error_catalogue import WAIT
 from onelaunch.testing.recorder import recording
-from onelaunch.unwinding import listed
 
 Note = Callable[[str], object]
 

@@ -68,8 +68,11 @@ class GraphError(_InParts, RuntimeError):
     """
 
     def warning(self, came: str, code: str | None = None) -> GraphWarning:
-        """Make a warning of this error; the consequence comes first, such as ``"such calls run
-        eagerly"``. `code`: the warning's, if it differs from the error's, which is then named too.
+        """Make a warning of this error; the consequence comes first.
+
+        Args:
+            came: the consequence, such as ``"such calls run eagerly"``.
+            code: the warning's code, if it differs from the error's, which is then named too.
         """
         what = self.what if code is None else f"[{self.code}] {self.what}"
         parts = {"where": self.where, "why": self.why, "fix": self.fix}

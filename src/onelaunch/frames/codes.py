@@ -160,8 +160,8 @@ class SureStore(NamedTuple):
 
 
 def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
-    """Return the stores that every run makes that gets past them, if a chain of attributes leads
-    to their objects, from a variable that keeps its value. Exception handlers may skip any."""
+    """Return the stores that every run makes that gets past them. A chain of attributes leads to
+    their objects, from a variable that keeps its value. Exception handlers may skip any."""
     loads = loads_of(code)
     found: list[SureStore] = []
     for offset, place in () if code.co_exceptiontable else loads.sure:

@@ -253,7 +253,7 @@ def is_users(filename: str) -> bool:
     if found is not None:
         return found
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
-        return not filename.startswith(_OF_GRAPHS) and bool(linecache.getline(filename, 1))
+        return not filename.startswith(_FX_FILE) and bool(linecache.getline(filename, 1))
     inside = os.path.abspath(filename).startswith((TORCH, *_inductors()))
     inside |= filename.startswith(PACKAGE) or is_standard(os.path.abspath(filename))
     found = _users[filename] = not inside
@@ -268,7 +268,7 @@ def is_standard(file: str) -> bool:
     )
 
 
-_OF_GRAPHS = "<eval_with_key>"
+_FX_FILE = "<eval_with_key>"
 """Torch's name for the files of code that it generates from graphs, with their source."""
 
 

@@ -23,7 +23,7 @@ from onelaunch.uncompiled import leave_alone
 T = TypeVar("T")
 
 _C: Any = torch._C
-_OF_MODES = ("Python", "PythonTLSSnapshot")
+_MODE_KEYS = ("Python", "PythonTLSSnapshot")
 """Dispatch keys of active modes. An interrupted guard of torch's may leave a key on without a mode,
 and then no operation runs any more."""
 AUTOCAST = ("cpu", "cuda", "privateuseone")  # the devices whose autocast a callable may set
@@ -102,7 +102,7 @@ class same_modes:
     def __enter__(self) -> Self:
         self._dispatch = dispatch_modes()
         self._functions = function_modes()
-        self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _OF_MODES}
+        self._keys = {key: _C._dispatch_tls_is_dispatch_key_included(key) for key in _MODE_KEYS}
         self._profile = sys.getprofile()
         self._paused = pause(False)
         pause(self._paused)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.number import Node, Number
-from onelaunch.capture.numbers import Following, Numbers
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow
 from onelaunch.state.slots import Slot
 
 BASE = 3
@@ -26,11 +26,11 @@ class Places(CountedPlaces):
         return self._made.setdefault(node.term, torch.tensor(node.value))
 
 
-def counted() -> tuple[Numbers, Any]:
+def counted() -> tuple[NumberStandIns, Any]:
     """A number that is moved on; the recording serves others while it is not fixed."""
     holder = {"n": BASE}
     slot = Slot("item", holder, "n", "n", holder)
-    numbers = Numbers(Following(counted=(slot,)), torch.device("cpu"))
+    numbers = NumberStandIns(NumbersToFollow(counted=(slot,)), torch.device("cpu"))
     numbers.begin(lambda: False)
     return numbers, holder["n"]
 

@@ -280,11 +280,13 @@ def test_a_launch_points_each_word_of_a_bundle_at_its_tensor() -> None:
 def test_the_copies_of_a_bundle_are_laid_out_as_its_kernel_reads_them() -> None:
     made = bundle._Copies
     assert made.source.offset == 0
-    assert made.target.offset == 8 * bundle._MOST
-    assert made.nbytes.offset == 16 * bundle._MOST
-    assert ctypes.sizeof(made) == 20 * bundle._MOST <= 4096  # what a kernel's arguments may take
+    assert made.target.offset == 8 * bundle._MOST_TENSORS
+    assert made.nbytes.offset == 16 * bundle._MOST_TENSORS
+    assert (
+        ctypes.sizeof(made) == 20 * bundle._MOST_TENSORS <= 4096
+    )  # what a kernel's arguments may take
     (line,) = [line for line in bundle._SOURCE.splitlines() if "struct Copies" in line]
-    assert line.count(f"[{bundle._MOST}]") == 3
+    assert line.count(f"[{bundle._MOST_TENSORS}]") == 3
 
 
 def test_a_pool_of_another_driver_is_refused() -> None:

@@ -99,7 +99,7 @@ def guard_of(
 ) -> StateGuard:
     """The guard of a callable, of all that it may read unless `reads` is given."""
     found = walk([("", root)], reads)
-    slots = list(found.held.values())
+    slots = list(found.all_slots.values())
     owners = {id(s.owner): s.owner for s, _ in slots if hasattr(s.owner, "__dict__")}
     kept = [(s, v) for s, v in slots if found.is_read(s) and not isinstance(v, Tensor)]
     kept += [(s, v) for s, v in slots if isinstance(v, Tensor)]

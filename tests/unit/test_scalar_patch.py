@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from onelaunch.capture.numbers import Following, Numbers
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow
 from onelaunch.capture.scalar_trace import unmistakable
 from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.scalars import FORMS, CudaScalarPatch, patterns_of
@@ -168,9 +168,9 @@ def test_numbers_beyond_single_precision_have_stand_ins_too(value: float) -> Non
     assert 0 <= unmistakable(value, random.Random(0)) <= value
 
 
-def numbers(*values: float) -> tuple[Numbers, list[Any]]:
+def numbers(*values: float) -> tuple[NumberStandIns, list[Any]]:
     """Those of a run, with a stand-in for each of these."""
-    made = Numbers(Following(), torch.device("cpu"))
+    made = NumberStandIns(NumbersToFollow(), torch.device("cpu"))
     group = {str(i): value for i, value in enumerate(values)}
     return made, [made.in_group(NumberPlace(group, key, None)) for key in group]
 

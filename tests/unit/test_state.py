@@ -107,7 +107,7 @@ def test_slots_read_and_write() -> None:
     def fn() -> int:
         return value
 
-    (cell,) = [slot for slot, _ in walk([("f", fn)]).held.values() if slot.kind == "cell"]
+    (cell,) = [slot for slot, _ in walk([("f", fn)]).all_slots.values() if slot.kind == "cell"]
     assert cell.read() == 1
     cell.write(5)
     assert fn() == 5
@@ -171,7 +171,7 @@ def test_an_attribute_that_nobody_was_seen_to_touch_is_a_change() -> None:
     net = Net()
     net.late = 1
     before = seen(net)
-    assert ("late",) not in {(slot.name,) for slot, _ in before.held.values()}
+    assert ("late",) not in {(slot.name,) for slot, _ in before.all_slots.values()}
     assert before.is_current()
     net.__dict__.update(late=2, later=3)  # as code in C may
     assert not before.is_current()
@@ -267,9 +267,9 @@ def test_a_walk_is_kept_until_the_next_call() -> None:
     state = ReachableState([], found.reads, last)
     last.keep(found)
     kept = state.walk()
-    same = {key: (slot, id(value)) for key, (slot, value) in found.held.items()}
-    assert {key: (slot, id(value)) for key, (slot, value) in kept.held.items()} == same
-    assert list(kept.held) == list(found.held)
+    same = {key: (slot, id(value)) for key, (slot, value) in found.all_slots.items()}
+    assert {key: (slot, id(value)) for key, (slot, value) in kept.all_slots.items()} == same
+    assert list(kept.all_slots) == list(found.all_slots)
     assert len(kept.facts) == len(found.facts)
     assert kept.is_current()
     assert last.take(found.reads) is None  # it is given once
@@ -303,8 +303,10 @@ def test_a_walk_that_is_kept_finds_the_gradients_anew(before: bool, after: bool)
     net.layer.weight.grad = torch.zeros(2, 2) if after else None
     taken, fresh = last.take(found.reads), seen(net)
     assert taken is not None
-    assert list(taken.held) == list(fresh.held)
-    assert [id(v) for _, v in taken.held.values()] == [id(v) for _, v in fresh.held.values()]
+    assert list(taken.all_slots) == list(fresh.all_slots)
+    assert [id(v) for _, v in taken.all_slots.values()] == [
+        id(v) for _, v in fresh.all_slots.values()
+    ]
     assert [slot.name for slot, _ in taken.tensors()] == [slot.name for slot, _ in fresh.tensors()]
     assert len(taken.facts) == len(fresh.facts)
 
@@ -351,7 +353,7 @@ def test_a_walk_is_kept_with_plain_attributes_of_its_tensors(change: str) -> Non
     last.keep(found)
     taken = last.take(found.reads)
     assert taken is not None
-    owners = [slot.owner for slot, _ in taken.held.values() if slot.name.endswith(".scale")]
+    owners = [slot.owner for slot, _ in taken.all_slots.values() if slot.name.endswith(".scale")]
     assert len(owners) == 1
     assert owners[0] is weight
     assert set(map(id, taken.owners)) == set(map(id, found.owners))
@@ -381,7 +383,7 @@ def test_a_walk_is_not_kept_with_an_object_on_a_tensor() -> None:
 
 def test_which_slots_are_read() -> None:
     found = seen(Plain(WEIGHT))
-    by_name = {slot.name: slot for slot, _ in found.held.values()}
+    by_name = {slot.name: slot for slot, _ in found.all_slots.values()}
     assert found.is_read(by_name["f.t"])
     assert not found.is_read(by_name["f.only_set"])
 
@@ -404,7 +406,7 @@ def test_the_ways_to_attributes() -> None:
     assert "`_parameters` of a `Linear`" in names
     assert "the code of `Net.forward`" in names
     assert "`_parameters` of a `Net`" not in names
-    read = {slot.name for slot, _ in found.held.values() if found.is_read(slot)}
+    read = {slot.name for slot, _ in found.all_slots.values() if found.is_read(slot)}
     assert {"Linear.forward", "Net.forward"} <= read
 
 
@@ -434,10 +436,10 @@ def test_modules_of_a_class_that_differ(read: bool) -> None:
     def slot(index: int, name: str) -> tuple[int, str]:
         return id(vars(layers[index])), name
 
-    assert all(found.is_quiet(slot(i, "scale")) for i in (0, 2, 3, 4))
+    assert all(found.is_leaf_attribute(slot(i, "scale")) for i in (0, 2, 3, 4))
     assert slot(1, "scale") in found.slots
     assert slot(2, "late") in found.slots
     if read:
         assert slot(3, "_forward_hooks") in found.slots
         assert slot(3, "_forward_pre_hooks") in found.slots
-        assert found.is_quiet(slot(2, "_forward_hooks"))
+        assert found.is_leaf_attribute(slot(2, "_forward_hooks"))

@@ -67,8 +67,8 @@ class StaticGraph:
     """The number of leaves at the end of `inputs` whose `.grad` the backward adds to directly."""
     rewind: Rewind | None  # the random state of the forward capture
     forward: ForwardRun
-    outlasting: list[Tensor] = field(default_factory=list)
-    """Tensors from before the call that it returns or stores, or whose views it does."""
+    preexisting: list[Tensor] = field(default_factory=list)
+    """Tensors from before the call that the call returns or stores, as they are or as views."""
     kept: list[weakref.ref[Tensor]] = field(default_factory=list)
     """Tensors that `run` made and did not return."""
     stream_lock: AbstractContextManager[object] = field(default_factory=nullcontext[None])
@@ -182,7 +182,7 @@ class StaticGraph:
         values = [t for slot in self.forward.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
         found = {self._storage(t) for t in values if lies_on(t, self.device)}
-        return found - set(map(self._storage, self.outlasting))
+        return found - set(map(self._storage, self.preexisting))
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients, those of direct leaves in the layout of `.grad`."""

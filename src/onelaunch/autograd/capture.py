@@ -45,7 +45,7 @@ class _Capturing:
 
     static: StaticGraph
     grads: Gradients
-    moved: Moved
+    caller_memory: Moved
     pool: DevicePool
     kept: bool
     first_run: FirstBackward | None
@@ -60,7 +60,7 @@ class _Capturing:
     def body(self, capture: Capture) -> list[Tensor | None]:
         static, grads, driver = self.static, self.grads, self.static.driver
         statics = [None if g is None else _port(driver, capture, g) for g in grads]
-        there = [(saved, _port(driver, capture, t)) for saved, t in self.moved]
+        there = [(saved, _port(driver, capture, t)) for saved, t in self.caller_memory]
         capture.staged()
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
@@ -68,7 +68,9 @@ class _Capturing:
         if self.first_run is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
-            given += [(t, port) for (_, t), (_, port) in zip(self.moved, there, strict=True)]
+            given += [
+                (t, port) for (_, t), (_, port) in zip(self.caller_memory, there, strict=True)
+            ]
             observer.ledger = self.first_run.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()

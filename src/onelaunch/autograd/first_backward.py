@@ -35,7 +35,7 @@ from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.observer import Observer
 
-_MOST = 200  # the most characters of a message's first line
+_MOST_CHARACTERS = 200  # the most characters of a message's first line
 
 
 class FirstBackward:
@@ -121,7 +121,7 @@ class FirstBackward:
         what = f"a backward {'stores' if use is Use.NONE else 'reads'} {what}"
         where = changed_at(self._codes, slot.word, slot.is_item)
         fix = "store it after the backward, outside of it" if use is Use.NONE else None
-        raise CaptureError("OL118", what[:_MOST], where=where, fix=fix)
+        raise CaptureError("OL118", what[:_MOST_CHARACTERS], where=where, fix=fix)
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]], capture: Capture) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""
@@ -143,7 +143,7 @@ class BackwardComparison:
         before.expand()
         slots = dependencies(before, (), set(), set(), observer.memory.external, driver, device)
         slots += slots_of(observer.host.read_state(), before.tensors())
-        # No replay stores what it only stores: that must be there.
+        # A replay repeats no plain store, so the slot must hold the stored value already.
         slots += [
             (slot, value)
             for key, (slot, value) in before.slots.items()

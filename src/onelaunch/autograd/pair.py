@@ -44,21 +44,21 @@ _MOST_CHANGES = 8  # the most captures of a kind of backward while a number that
 
 
 @dataclass(slots=True, eq=False)
-class _Kind:
+class _BackwardVariant:
     """A kind of backward: gradients of one layout, in the same modes. The first runs operation by
     operation, in the thread and on the stream of the capture. This is its warm-up."""
 
     fits: Callable[[], bool]
-    like: Callable[..., bool]  # a check that gradients have this layout
+    same_layout: Callable[..., bool]  # a check that gradients have this layout
     warm: bool = False  # True once it ran operation by operation
     first_run: FirstBackward | None = None
     differing: int = 0  # captures in a row that differed from the run before them
     changes: int = 0  # captures that no longer fit the state that they read
     refused: bool = False
-    kept: Backward | None = None
+    static: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
-    """Launch of `kept`; returns None while its memory must not be written."""
-    copied: Backward | None = None
+    """Launch of `static`; returns None while its memory must not be written."""
+    fresh: Backward | None = None
 
 
 class Watched(NamedTuple):
@@ -99,8 +99,8 @@ class AutogradPair:
     _in_place: InPlace | None = None
     anchors: Anchors = field(init=False)
     _leaves: InOrder = field(init=False)
-    _kinds: dict[object, list[_Kind]] = field(default_factory=dict)
-    _latest: _Kind | None = None
+    _kinds: dict[object, list[_BackwardVariant]] = field(default_factory=dict)
+    _latest: _BackwardVariant | None = None
     _warned: bool = False
 
     def __post_init__(self) -> None:
@@ -188,8 +188,8 @@ class AutogradPair:
         kind = self._kind(grads)
         if kind is None or kind.refused:
             return self.static.run(grads, moved)
-        if kind.kept is not None and not kind.kept.fits:
-            self._drop(kind, kind.kept)
+        if kind.static is not None and not kind.static.fits:
+            self._drop(kind, kind.static)
         if kind.launch is None and kind.warm:
             self._capture(kind, grads, moved, kept=True)
         if kind.launch is None and not kind.warm and not kind.refused:
@@ -227,12 +227,12 @@ class AutogradPair:
         if kind is not None and kind.launch is None:
             self._capture(kind, grads, (), kept=True, ahead=True)
 
-    def _kind(self, grads: Gradients) -> _Kind | None:
+    def _kind(self, grads: Gradients) -> _BackwardVariant | None:
         """Return the kind of these gradients, or None if no recording may replace eager."""
         if _C._len_torch_dispatch_stack() or torch.is_anomaly_enabled():
             return None
         latest = self._latest
-        if latest is not None and latest.fits() and latest.like(grads):
+        if latest is not None and latest.fits() and latest.same_layout(grads):
             return latest
         if _functorch() is not None:
             return None
@@ -252,10 +252,12 @@ class AutogradPair:
             if kind.fits():
                 self._latest = kind
                 return kind
-        kinds.append(_Kind(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
+        kinds.append(_BackwardVariant(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
         return kinds[-1]
 
-    def _launched(self, kind: _Kind, grads: Gradients, moved: Moved) -> list[Tensor | None] | None:
+    def _launched(
+        self, kind: _BackwardVariant, grads: Gradients, moved: Moved
+    ) -> list[Tensor | None] | None:
         """Return the gradients by one launch, or None if eager must run."""
         if kind.launch is None:
             return None
@@ -264,22 +266,22 @@ class AutogradPair:
             found = kind.launch(inputs)
             if found is not None:
                 return found
-            if kind.copied is None:  # somebody keeps the gradients of an earlier launch
+            if kind.fresh is None:  # somebody keeps the gradients of an earlier launch
                 self._capture(kind, grads, moved, kept=False)
-            return None if kind.copied is None else kind.copied.run(inputs)
+            return None if kind.fresh is None else kind.fresh.run(inputs)
         except Released:
             return None
 
-    def _drop(self, kind: _Kind, outdated: Backward) -> None:
+    def _drop(self, kind: _BackwardVariant, outdated: Backward) -> None:
         """Free the recordings of a kind after a change of its state, for a new capture."""
         change = outdated.verdict and outdated.verdict.guard.difference()
-        for backward in (outdated, kind.copied):
+        for backward in (outdated, kind.fresh):
             if backward is not None:
                 backward.graph.reset()
-        kind.kept = kind.copied = kind.launch = None
+        kind.static = kind.fresh = kind.launch = None
         self._note_change(kind, change)
 
-    def _note_change(self, kind: _Kind, change: str | None) -> None:
+    def _note_change(self, kind: _BackwardVariant, change: str | None) -> None:
         """Note that state which a kind reads changed: another run is to be compared."""
         kind.first_run, kind.warm = None, False
         kind.changes += 1
@@ -290,7 +292,13 @@ class AutogradPair:
             self._warn(GraphError("OL306", what, why=why, fix=_IN_PLACE).warning(_EAGERLY))
 
     def _capture(
-        self, kind: _Kind, grads: Gradients, moved: Moved, *, kept: bool, ahead: bool = False
+        self,
+        kind: _BackwardVariant,
+        grads: Gradients,
+        moved: Moved,
+        *,
+        kept: bool,
+        ahead: bool = False,
     ) -> None:
         """Capture a backward, if the lock is free. The holder of the lock may be waiting for this
         thread, if it is the engine's."""
@@ -328,10 +336,10 @@ class AutogradPair:
                 kind.refused = True
                 self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
             elif kept:
-                kind.kept, kind.differing = backward, 0
+                kind.static, kind.differing = backward, 0
                 kind.launch = backward.launched if link is None else link.backward(backward)
             else:
-                kind.copied = backward
+                kind.fresh = backward
         except CaptureError as error:
             let_go(error)
             if self.raises:
@@ -348,7 +356,7 @@ class AutogradPair:
 
     def backwards(self) -> list[Backward]:
         kinds = [kind for kinds in self._kinds.values() for kind in kinds]
-        return [b for kind in kinds for b in (kind.kept, kind.copied) if b is not None]
+        return [b for kind in kinds for b in (kind.static, kind.fresh) if b is not None]
 
     def retire(self) -> None:
         """Free the backward recordings. A forward in flight runs its backward eagerly."""

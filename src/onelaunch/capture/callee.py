@@ -56,15 +56,15 @@ class Callee:
         """The reads seen in past runs; None without a watch: everything reached counts as read."""
         self._gave_work_to_thread: Place | None = None
         """The line of the last watched run that gave work to another thread."""
-        self._left: weakref.ref[Contents] | None = None
+        self._contents_after: weakref.ref[Contents] | None = None
         """The contents of the state that the last watched warm-up left."""
-        self._seen_at: set[Layouts] = set()
-        """The layouts of the arguments of the watched warm-ups that left the state so."""
+        self._seen_layouts: set[Layouts] = set()
+        """Layouts of the arguments of the watched warm-ups that ended in that state."""
         self._failed: str | None = None
         """The error that ended the watch of the last run."""
         self._last = LastWalk()
         """The last walk of the state that every call reaches."""
-        self._seen: dict[Hashable, torch.device] = {}
+        self._device_of_call: dict[Hashable, torch.device] = {}
         """Call without a tensor on an accelerator -> the device where its last run worked."""
         self._returned: WeakValueDictionary[int, object] = WeakValueDictionary()
         """id -> object that a run returned."""
@@ -154,12 +154,14 @@ class Callee:
         if is_profiled():
             return None
         reads = Reads() if self.reads is None else self.reads.copy()
-        left = self._left and self._left()
-        same = before is not None and before.contents is left and _layouts(given) in self._seen_at
+        left = self._contents_after and self._contents_after()
+        same = (
+            before is not None and before.contents is left and _layouts(given) in self._seen_layouts
+        )
         known = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
         return FrameWatch(reads, device, step_aside, known)
 
-    def left(self, flat: Flat, result: object, before: StateWalk | None) -> ReachableState:
+    def state_after(self, flat: Flat, result: object, before: StateWalk | None) -> ReachableState:
         """Return the state that a warm-up has left. If it was watched, note that state, too.
 
         Args:
@@ -169,10 +171,10 @@ class Callee:
         """
         reached = self.reached(flat)
         if self.reads is not None and (before is None or self.reads is not before.reads):
-            self.note_left(reached, flat, result, before)
+            self.note_state_after(reached, flat, result, before)
         return reached
 
-    def note_left(
+    def note_state_after(
         self,
         reached: ReachableState,
         flat: Flat,
@@ -204,9 +206,9 @@ class Callee:
             reads.owners.update((key, entries[key]) for key in found)
             reached.forget()
         contents = reached.walk().contents
-        if self._left is None or self._left() is not contents:
-            self._left, self._seen_at = weakref.ref(contents), set()
-        self._seen_at.add(_layouts(flat.tensors))
+        if self._contents_after is None or self._contents_after() is not contents:
+            self._contents_after, self._seen_layouts = weakref.ref(contents), set()
+        self._seen_layouts.add(_layouts(flat.tensors))
 
     def store_reads(self, watch: FrameWatch | None) -> None:
         self.reads = None if watch is None else watch.seen
@@ -239,8 +241,8 @@ class Callee:
             driver, device = select(t for _, t in state.walk().tensors())
             if reached is None:
                 state.drop_tensors()
-        if device.type == "cpu" and self._seen:
-            device = self._seen.get(_given(flat), device)
+        if device.type == "cpu" and self._device_of_call:
+            device = self._device_of_call.get(_given(flat), device)
             driver = driver_of(device.type)
         return driver, device
 
@@ -250,16 +252,16 @@ class Callee:
         """Return whether a run worked on another device than `taken`, and note the device. `left`:
         the state after the run."""
         key = _given(flat)
-        if taken != _CPU and key not in self._seen:
+        if taken != _CPU and key not in self._device_of_call:
             return False  # its arguments or state have shown the device
         tensors = flatten(result, objects=True).tensors
         state = [] if left is None else [t for _, t in left.walk().tensors()]
         _, device = select([*tensors, *state])
-        self._seen.pop(key, None)
+        self._device_of_call.pop(key, None)
         if device != _CPU:
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[key] = device
+            if len(self._device_of_call) >= _MOST_SEEN:
+                self._device_of_call.clear()
+            self._device_of_call[key] = device
         return device != taken
 
     @property

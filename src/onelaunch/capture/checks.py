@@ -107,14 +107,14 @@ def refuse_attributes(
     for path, t in tensors:
         now = {**dict.fromkeys(given, MISSING), **vars(t)}
         names = [k for k, value in now.items() if value is not given.get(k, MISSING)]
-        name = next((name for name in names if not name.startswith(_OF_TORCH)), None)
+        name = next((name for name in names if not name.startswith(_TORCH_MARKS)), None)
         if name is not None:
             what = f"`{path}.{name}` is set in the call, on a tensor"
             where = changed_at(codes, name)
             raise CaptureError("OL105", what, where=where, why=_ATTRIBUTE, fix=_BESIDE)
 
 
-_OF_TORCH = ("_dynamo", "_is_param")
+_TORCH_MARKS = ("_dynamo", "_is_param")
 _ATTRIBUTE = "a replay sets no attributes"
 _BESIDE = "return it beside the tensor, or set it after the call"
 
@@ -330,7 +330,7 @@ def marks_read(
     Refuse (OL105) a value that can change by itself, as a tensor's."""
     checks: dict[int, Check] = {}
     inputs = zip(statics, originals, paths, strict=False)
-    asks = reads.names(_OF_LEAVES)
+    asks = reads.names(_LEAF_ATTRIBUTES)
     for index, (static, t, path) in enumerate(inputs):
         leaf = static.is_leaf if asks and t.requires_grad else None
         if leaf is not None:
@@ -350,7 +350,7 @@ def marks_read(
     return checks
 
 
-_OF_LEAVES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
+_LEAF_ATTRIBUTES = frozenset({"is_leaf", "grad_fn", "retains_grad"})
 """Attributes that tell a leaf from a result. In a capture an argument is a leaf."""
 
 

@@ -25,7 +25,7 @@ Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 OWN_MEMORY = {"allow_buffer_reuse": False, "inplace_buffers": False}
 """Inductor's options by which no result takes, and waits for, another's memory."""
-_MOST = 200
+_MOST_CHARACTERS = 200
 """The most characters of an error's first line."""
 _COMPILES = 1 << 16
 """The most times that Dynamo may compile one function. After its default of 8 Dynamo would silently
@@ -262,7 +262,8 @@ def failed_in_capture(error: Exception) -> CaptureError:
     """Return the refusal of compiled code that fails under capture alone, as AOTAutograd's does for
     arguments that share memory and require grad: their stand-ins are no views of each other."""
     line = str(error).partition("\n")[0]
-    what = f"its compiled code failed in the capture, {type(error).__name__}: {line[:_MOST]}"
+    kind = type(error).__name__
+    what = f"its compiled code failed in the capture, {kind}: {line[:_MOST_CHARACTERS]}"
     refusal = CaptureError("OL109", what)
     refusal.__cause__ = error
     return refusal

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onelaunch.capture.followed import EXACT
 from onelaunch.capture.number import Node, Number, node_of
-from onelaunch.capture.numbers import Numbers
+from onelaunch.capture.numbers import NumberStandIns
 from onelaunch.driver.aten import leaves, mapped
 from onelaunch.driver.function_modes import UnnoticedMode, call
 
@@ -44,7 +44,7 @@ class CountedPlaces(UnnoticedMode):
 
     concerns = _Every()
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: NumberStandIns) -> None:
         super().__init__()
         self._numbers = numbers
         self._made: dict[object, Tensor] = {}
@@ -53,7 +53,7 @@ class CountedPlaces(UnnoticedMode):
         """Return the device's tensor of a number, made once for each stream. A kernel fills it with
         the number as a scalar, which each call writes there."""
         numbers = self._numbers
-        numbers.brought = True
+        numbers.entered_as_tensor = True
         stream = torch.get_device_module(numbers.device).current_stream()
         key = node.term, stream, torch.is_inference_mode_enabled()
         if key not in self._made:

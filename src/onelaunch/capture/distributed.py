@@ -114,7 +114,7 @@ def _root_states(reached: Iterable[object]) -> list[Any]:
 def _forget_step(root: Any) -> None:
     """Reset FSDP2's state as `reset_iter_state` of later torch does, without waiting on the GPU.
     Nothing ran, and events of a capture that was broken off cannot be waited for."""
-    _clear(root._comm_ctx, _OF_A_STEP)
+    _clear(root._comm_ctx, _STEP_EVENTS)
     _clear(root._state_ctx, ("iter_forward_root",))
     root._state_ctx.post_backward_final_callback_queued = False
     for state in root._state_ctx.all_states:
@@ -126,16 +126,16 @@ def _forget_step(root: Any) -> None:
                 work = gathered.all_gather_work
                 if isinstance(work, torch.distributed.Work):
                     work.wait()
-            _clear(group, _OF_A_GROUP)
+            _clear(group, _GROUP_EVENTS)
             group._training_state = type(group._training_state).IDLE
             group._to_sharded()
 
 
-_OF_A_STEP = (
+_STEP_EVENTS = (
     *("all_gather_state", "post_forward_order", "reduce_scatter_state"),
     *("reduce_scatter_states", "_last_post_reduce_events"),  # torch 2.13 (pytorch#177319) and later
 )
-_OF_A_GROUP = (
+_GROUP_EVENTS = (
     *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),
     *("_reshard_after_forward_event", "_post_forward_indices"),
 )

@@ -79,9 +79,9 @@ def rebinds(
     place that no replay can write (OL105), and objects that change places (OL118)."""
     if not found:
         return
-    held = (value for _, value in before.held.values() if value is not MISSING)
+    held = (value for _, value in before.all_slots.values() if value is not MISSING)
     objects = {id(v) for v in held if not (is_plain(v) or isinstance(v, Tensor))}
-    holders = {id(slot.holder) for slot, _ in before.held.values()}
+    holders = {id(slot.holder) for slot, _ in before.all_slots.values()}
     holders |= set(before.containers)
     leaves = {id(t) for _, t in before.tensors()}
     for slot, old, new in found:
@@ -194,7 +194,7 @@ def growing_containers(
         return Growing()
     names: dict[str, None] = {}
     place: Place | None = None
-    ways = {id(value): slot for slot, value in before.held.values()}
+    ways = {id(value): slot for slot, value in before.all_slots.values()}
     replaced = {change.slot.id for change in found}
     for change in found:
         container = before.containers.get(id(change.slot.holder))
@@ -251,7 +251,9 @@ def refuse_renewed(
     replaced = {c.slot.id for c in found if c.slot.id not in written and before.is_read(c.slot)}
     if not replaced:
         return
-    old = {slot.name: value for slot, value in before.held.values() if is_replaced(slot, replaced)}
+    old = {
+        slot.name: value for slot, value in before.all_slots.values() if is_replaced(slot, replaced)
+    }
     for slot, was, value in found:
         if slot.id in replaced and _is_other_data(was, value):
             via = slot

@@ -22,7 +22,7 @@ import torch
 
 from onelaunch.call.numbers import number_paths
 from onelaunch.call.tree import Tree
-from onelaunch.capture.numbers import Example, Numbers, Operation
+from onelaunch.capture.numbers import Example, NumberStandIns, Operation
 from onelaunch.capture.scalar_trace import Term, unmistakable
 from onelaunch.driver.aten import mapped, tensors
 from onelaunch.driver.protocol import (
@@ -102,7 +102,12 @@ class NumberTrials:
         return self.seed >= SEEDS
 
     def follow(
-        self, driver: Driver, device: torch.device, pool: DevicePool, numbers: Numbers, graph: Graph
+        self,
+        driver: Driver,
+        device: torch.device,
+        pool: DevicePool,
+        numbers: NumberStandIns,
+        graph: Graph,
     ) -> FollowedNumbers | None:
         """Return the followed numbers of a recording; None if its scalars are not all found, so
         that the capture is to be repeated with others. Numbers on which an operation depends in
@@ -134,7 +139,7 @@ class FollowedNumbers:
     """The numbers that each call of a recording reads."""
 
     def __init__(
-        self, numbers: Numbers, patch: ScalarPatch | None, excluded: Sequence[Excluded]
+        self, numbers: NumberStandIns, patch: ScalarPatch | None, excluded: Sequence[Excluded]
     ) -> None:
         self.slots = numbers.following.slots  # the places of those in state that the caller varies
         self.counted = tuple(slot for slot, _ in numbers.counted().values())
@@ -188,7 +193,7 @@ class FollowedNumbers:
 
     @staticmethod
     def none() -> FollowedNumbers:
-        return FollowedNumbers(Numbers.none(), None, ())
+        return FollowedNumbers(NumberStandIns.none(), None, ())
 
     def __bool__(self) -> bool:
         return self._any

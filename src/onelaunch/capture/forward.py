@@ -203,7 +203,7 @@ class Forward:
         static = StaticGraph(
             self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind, run
         )
-        static.outlasting = outputs.from_before()
+        static.preexisting = outputs.from_before()
         link = self._link
         if link is not None:
             static.stream_lock = link.lock

@@ -16,7 +16,7 @@ from onelaunch.frames.reads import StandIn
 from onelaunch.optimizers.capturable import is_real
 
 if TYPE_CHECKING:
-    from onelaunch.capture.numbers import Numbers
+    from onelaunch.capture.numbers import NumberStandIns
 
 
 class Node:
@@ -28,7 +28,9 @@ class Node:
 
     __slots__ = ("__weakref__", "moved", "numbers", "term", "value")
 
-    def __init__(self, numbers: Numbers, term: int, value: float, moved: int | None = None) -> None:
+    def __init__(
+        self, numbers: NumberStandIns, term: int, value: float, moved: int | None = None
+    ) -> None:
         self.numbers, self.term, self.value, self.moved = numbers, term, value, moved
 
     def plain(self) -> Any:
@@ -111,7 +113,7 @@ def _term(value: Any) -> Any:
 def _computed(number: Number, operation: Callable[[Any, Any], Any], other: Any) -> Any:
     if _is_counted(number) or _is_counted(other):
         if operation in (operator.add, operator.sub) and type(other) is int:
-            return number.node.numbers.moved_on(number.node, operation(0, other))
+            return number.node.numbers.incremented(number.node, operation(0, other))
         return operation(_plain(number), _plain(other))
     try:
         result = operation(number.node.value, _value(other))

@@ -41,7 +41,7 @@ _FILLS = frozenset(
     f"aten::{name}"
     for name in ("fill", "fill_", "full", "full_like", "masked_fill_", "new_full", "scalar_tensor")
 )
-_OF_LISTS = ("aten::_foreach_", "aten::_fused_")
+_LIST_OPERATIONS = ("aten::_foreach_", "aten::_fused_")
 """Pointwise operations over lists of tensors: those of optimizers."""
 _FUSED = "aten::_fused_"
 """Operations that take numbers as floats, with no other operation around them."""
@@ -49,38 +49,38 @@ _MOST_ELEMENTS = 2**20
 """Elements of an operation that is none of torch's, beyond which it is not tried."""
 _BY_VALUE = ("aten::pow", "aten::_foreach_pow", "aten::float_power")
 """Operations whose kernels are chosen by the value of the exponent."""
-_OF_BASE = ("aten::pow.Scalar", "aten::_foreach_pow.ScalarAndTensor")
+_BASE_OPERATIONS = ("aten::pow.Scalar", "aten::_foreach_pow.ScalarAndTensor")
 """Powers whose number is the base."""
 _SIZES = (64, 3, 2)
 """The most elements of an example in the last dimension, the one before it, and others."""
 
 
-class Following(NamedTuple):
+class NumbersToFollow(NamedTuple):
     """The numbers that a capture is to follow.
 
     Attributes:
         arguments: their positions among the numbers of the arguments; see `call.numbers`.
         slots: places of others that the caller varies.
-        counted: places of numbers that the callable moves on.
+        incremented: places of numbers that the callable moves on.
     """
 
     arguments: tuple[int, ...] = ()
     slots: tuple[Slot, ...] = ()
-    counted: tuple[Slot, ...] = ()
+    incremented: tuple[Slot, ...] = ()
 
     def names(self) -> list[object]:
         """Return the positions, and the ids of the slots."""
-        return [*self.arguments, *(slot.id for slot in (*self.slots, *self.counted))]
+        return [*self.arguments, *(slot.id for slot in (*self.slots, *self.incremented))]
 
-    def without(self, escaped: Sequence[object]) -> Following:
+    def without(self, escaped: Sequence[object]) -> NumbersToFollow:
         """Return those that are not among `escaped`: positions, and ids of slots."""
         slots = (
-            tuple(s for s in part if s.id not in escaped) for part in (self.slots, self.counted)
+            tuple(s for s in part if s.id not in escaped) for part in (self.slots, self.incremented)
         )
-        return Following(tuple(i for i in self.arguments if i not in escaped), *slots)
+        return NumbersToFollow(tuple(i for i in self.arguments if i not in escaped), *slots)
 
     def __bool__(self) -> bool:
-        return bool(self.arguments or self.slots or self.counted)
+        return bool(self.arguments or self.slots or self.incremented)
 
 
 class Unfollowed(Exception):
@@ -158,7 +158,7 @@ class ScalarUse(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Numbers:
+class NumberStandIns:
     """The numbers that one run of a capture follows.
 
     Attributes:
@@ -173,10 +173,10 @@ class Numbers:
         fixed: positions of numbers that the callable moves on, if the recording serves one value.
         steps: position of a number that the callable moves on -> the amount that it added to an
             integer, or what it computed from a float.
-        brought: True if the device got a number as a tensor.
+        entered_as_tensor: True if the device got a number as a tensor.
     """
 
-    following: Following
+    following: NumbersToFollow
     device: torch.device
     seed: int = 0
     trace: ScalarTrace = field(default_factory=ScalarTrace)
@@ -187,7 +187,7 @@ class Numbers:
     arguments: list[float] = field(default_factory=list)
     fixed: set[int] = field(default_factory=set)
     steps: dict[int, Step] = field(default_factory=dict)
-    brought: bool = False
+    entered_as_tensor: bool = False
     _stepping: Callable[[], bool] = bool
     _escaped: set[int] = field(default_factory=set)
     _nodes: list[ref[Node]] = field(default_factory=list)
@@ -203,9 +203,9 @@ class Numbers:
         self._random = random.Random(self.seed)
 
     @staticmethod
-    def none() -> Numbers:
+    def none() -> NumberStandIns:
         """Return the numbers of a run that follows none."""
-        return Numbers(Following(), torch.device("cpu"))
+        return NumberStandIns(NumbersToFollow(), torch.device("cpu"))
 
     def __bool__(self) -> bool:
         return bool(self.following or self.groups)
@@ -221,7 +221,7 @@ class Numbers:
 
     # Before and after the run.
 
-    def given(self, tree: Tree) -> Tree:
+    def with_stand_ins(self, tree: Tree) -> Tree:
         """Return the tree of the call's arguments, with stand-ins for the numbers among them."""
 
         def change(position: int, constant: Constant) -> Constant:
@@ -248,7 +248,7 @@ class Numbers:
             if is_number(value):
                 slot.write(made)
         self._counted = len(self.kinds)
-        for slot in self.following.counted:
+        for slot in self.following.incremented:
             value: Any = slot.read()
             term = self.trace.leaf(value)
             self.kinds.append(type(value))
@@ -275,7 +275,7 @@ class Numbers:
                 slot.write(value.node.value)
             else:
                 self._escaped.add(index)
-        for index, slot in enumerate(self.following.counted, self._counted):
+        for index, slot in enumerate(self.following.incremented, self._counted):
             value = slot.read()
             if type(value) is Number:
                 term, moved = value.node.term, 0 if value.node.term == index else value.node.moved
@@ -311,10 +311,10 @@ class Numbers:
     def counted(self) -> dict[tuple[int, object], tuple[Slot, Step | None]]:
         """Return id of a slot -> the slot of a number that each replay moves on, and the step.
         The step is None if the run has stored another number."""
-        slots = enumerate(self.following.counted, self._counted)
+        slots = enumerate(self.following.incremented, self._counted)
         return {s.id: (s, self.steps.get(i)) for i, s in slots if i not in self.fixed}
 
-    def moved_on(self, node: Node, amount: int) -> Number:
+    def incremented(self, node: Node, amount: int) -> Number:
         """Return a number that is moved on."""
         assert node.moved is not None
         (leaf,) = self.trace.leaves(node.term)
@@ -335,7 +335,7 @@ class Numbers:
     def escape(self, term: int) -> None:
         """Note that the numbers that a term is computed from are not followed. If the callable
         moves a number on, the recording then serves one value."""
-        counted = range(self._counted, self._counted + len(self.following.counted))
+        counted = range(self._counted, self._counted + len(self.following.incremented))
         found = self.trace.leaves(term)
         self.fixed |= found & {*counted}
         self._escaped |= found - {*counted}
@@ -429,7 +429,7 @@ class Numbers:
         return (
             (_is_pointwise(func) or name in _FILLS or self._is_small_step(func, tensors))
             and torch.Tag.nondeterministic_seeded not in func.tags
-            and (not name.startswith(_BY_VALUE) or func.name() in _OF_BASE)
+            and (not name.startswith(_BY_VALUE) or func.name() in _BASE_OPERATIONS)
             and not any(a.is_out for a in func._schema.arguments)
             and bool(devices)
             and all(device.type == self.device.type for device in devices)
@@ -448,7 +448,7 @@ class Numbers:
 
 
 def _is_pointwise(func: Any) -> bool:
-    return is_pointwise(func) or func._schema.name.startswith(_OF_LISTS)
+    return is_pointwise(func) or func._schema.name.startswith(_LIST_OPERATIONS)
 
 
 _Inside = Callable[[Any], Node | None]
@@ -456,7 +456,7 @@ _Inside = Callable[[Any], Node | None]
 
 def _operation(func: Any, args: Any, kwargs: Any, inside: _Inside) -> Operation:
     """Return an operation with an example of each tensor; of lists, with those that differ."""
-    of_lists = func._schema.name.startswith(_OF_LISTS)
+    of_lists = func._schema.name.startswith(_LIST_OPERATIONS)
     shapes = {value.shape for value in leaves((args, kwargs)) if isinstance(value, Tensor)}
     sizes = "any" if of_lists or len(shapes) == 1 else "most"
     sizes = sizes if func.namespace == "aten" else "all"

@@ -57,9 +57,9 @@ class StateEffects:
     changes: list[Change] = field(default_factory=list)  # from the state before
     state: list[StateOutput] = field(default_factory=list)
     """The slots that each replay writes, with their values."""
-    lasting: list[Tensor] = field(default_factory=list)
+    kept_gradients: list[Tensor] = field(default_factory=list)
     """Gradients that each replay writes in place."""
-    moved: list[Change] = field(default_factory=list)
+    optimizer_changes: list[Change] = field(default_factory=list)
     """Changes of optimizers' numbers that no replay would make."""
     growing: Growing = field(default_factory=Growing)  # containers that grow at each call
     stored: set[tuple[int, object]] = field(default_factory=set)
@@ -80,7 +80,7 @@ def plan_results(
     stored = _stored(run, known, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
-    held = {id(t) for tensors in run.snapshot.held.values() for t in tensors}
+    held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
     refuse_parts(every, pairs, held)
     outputs = _outputs(run, flat, pairs, every)
     _keep_graphs(run, flat, stored, every, outputs)
@@ -90,7 +90,7 @@ def plan_results(
     run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
     run.effects.state = _state_outputs(stored, numbers, identities, outputs)
     _refuse_unrepeatable(run, every, pairs)
-    kept = {id(t) for t in run.effects.lasting}
+    kept = {id(t) for t in run.effects.kept_gradients}
     run.returned.tensors = [t for t in unique(every) if id(t) not in kept]
     if run.job.static_outputs:
         run.returned.staying = keep_results(outputs, every, run.effects.state)
@@ -125,7 +125,7 @@ def _outputs(
         plan,
         observer,
         job.device,
-        snapshot.held,
+        snapshot.tensors_by_storage,
         lasting,
         {id(t) for _, t in snapshot.walk.tensors()},
         viewed if forward is None else forward.viewed,
@@ -133,7 +133,9 @@ def _outputs(
     refuse_made_parameters(outputs, unique(every))
     if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
         raise BackwardInside
-    run.effects.lasting = [o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)]
+    run.effects.kept_gradients = [
+        o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)
+    ]
     return outputs
 
 
@@ -148,7 +150,7 @@ def _keep_graphs(
     job, snapshot = run.job, run.snapshot
     if job.forward is None:
         slots = ((part.slot, part.flat) for part in stored)
-        mark_freed(outputs, flat.tensors, slots, run.observer, snapshot.held)
+        mark_freed(outputs, flat.tensors, slots, run.observer, snapshot.tensors_by_storage)
         return
     from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
 
@@ -156,8 +158,10 @@ def _keep_graphs(
     copied = run.constants.known if compiled and run.constants else ()
     rebound = [run.staged.at_call(part.slot) for part in stored]
     reads = snapshot.walk.reads
-    ran = ForwardRun(job.line(), job.asking, reads, compiled, copied, rebound, job.parallel)
-    job.forward.plan(outputs, unique(every), run.plan, run.observer, snapshot.held, ran)
+    ran = ForwardRun(job.line(), job.capture_answer, reads, compiled, copied, rebound, job.parallel)
+    job.forward.plan(
+        outputs, unique(every), run.plan, run.observer, snapshot.tensors_by_storage, ran
+    )
 
 
 def _moved_numbers(

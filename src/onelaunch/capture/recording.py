@@ -171,9 +171,9 @@ class CapturedCall:
     device: torch.device
     graph: Graph
     inputs: Inputs
-    hidden: list[Slot]
+    state_input_slots: list[Slot]
     """Slots whose tensors are inputs, after the arguments."""
-    given: int
+    caller_input_count: int
     """The number of inputs from the caller: the arguments, and state that the caller replaces."""
     outputs: Outputs
     tree: Tree
@@ -189,7 +189,7 @@ class CapturedCall:
     """Draws from the host's default generator whose results the device does not use."""
     statics: list[Tensor]
     """Captured results that stay in the recording's memory, under ``outputs="static"``."""
-    lasting: list[Tensor]
+    kept_gradients: list[Tensor]
     """Gradients that stay in the recording's memory."""
     device_constants: list[Tensor]
     """The device's copies of host values, which the graph reads."""
@@ -243,7 +243,7 @@ class ExpectedInputs(NamedTuple):
         first = first_places(inputs.tensors)
         twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
         held = captured.guard.tensor_ids()
-        arguments = inputs.tensors[: captured.given]
+        arguments = inputs.tensors[: captured.caller_input_count]
         movable = inputs.going(Travel.NODE, Travel.COPY, Travel.PAD)
         fixed = list(captured.writes.tensors)
         if captured.writes.inputs:
@@ -310,7 +310,7 @@ def describe(
     name: str, captured: CapturedCall, spec: CallSpec, flat: Flat, why: str, kept_bytes: int
 ) -> Recording:
     """Return the facts and figures of a new recording, for users."""
-    names = [*flat.paths, *(slot.name for slot in captured.hidden)]
+    names = [*flat.paths, *(slot.name for slot in captured.state_input_slots)]
     travels = list(captured.inputs.travels)
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
         for member in group.members:

@@ -43,7 +43,7 @@ def captured_call(
     rebound = {state.slot.id for state in run.effects.state}
     restore(change for change in run.effects.changes if change.slot.id in rebound)
     guard, untraced = _reliance(run, rebound)
-    brought = {b.slot.id for b in job.brought}
+    brought = {b.slot.id for b in job.replaced}
     writes = _writes(run)
     plan.release()
     for own in outputs.groups:
@@ -60,8 +60,9 @@ def captured_call(
         device=job.device,
         graph=graph,
         inputs=plan,
-        hidden=list(run.state_inputs),
-        given=len(plan.tensors) - sum(whole_of(s).id not in brought for s in run.state_inputs),
+        state_input_slots=list(run.state_inputs),
+        caller_input_count=len(plan.tensors)
+        - sum(whole_of(s).id not in brought for s in run.state_inputs),
         outputs=outputs,
         tree=run.returned.tree,
         output_indices=run.returned.output_indices,
@@ -71,7 +72,7 @@ def captured_call(
         facts=RunFacts(
             seconds=time.perf_counter() - started,
             retries=tuple(retries),
-            told_capturing=job.asking.answer,
+            told_capturing=job.capture_answer.answer,
             untraced=untraced,
             hooks=hooks_inside(roots, walk, run.effects.changes, optimizers, forward is not None),
             growing=run.effects.growing,
@@ -81,7 +82,7 @@ def captured_call(
         stored=run.steps.stored,
         draws=observer.admission.draws,
         statics=statics,
-        lasting=run.effects.lasting,
+        kept_gradients=run.effects.kept_gradients,
         device_constants=list(run.constants.used.values()) if run.constants else [],
         values=observer.host.read_arguments(),
         marks=run.marks,
@@ -100,11 +101,11 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
-    brought = {b.slot.id for b in run.job.brought}
+    brought = {b.slot.id for b in run.job.replaced}
     ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
     inputs = ids - brought
     followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
-    if any(map(snapshot.walk.is_quiet, followed)) or optimizers_in(snapshot.walk):
+    if any(map(snapshot.walk.is_leaf_attribute, followed)) or optimizers_in(snapshot.walk):
         snapshot.walk.expand()
     slots = dependencies(
         snapshot.walk,
@@ -135,7 +136,9 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     )
     modes = [*run.modes, *([(distributed.initialized, False)] if forward and leaves else [])]
     asks = snapshot.walk.asks("requires_grad")
-    slots += [pair for attributes in snapshot.walk.quiet.values() for pair in attributes.slots()]
+    slots += [
+        pair for attributes in snapshot.walk.leaf_attributes.values() for pair in attributes.slots()
+    ]
     guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
     if is_beside() and not (snapshot.walk.is_current() and guard.check()):
         raise CaptureError("OL109", "its state has moved")  # before the guard was made, or since

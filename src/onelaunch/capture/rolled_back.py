@@ -16,7 +16,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.state.rollback import RunRollback
 from onelaunch.state.slots import gradient_of
-from onelaunch.state.snapshot import ReachableState, held_by
+from onelaunch.state.snapshot import ReachableState, tensors_by_storage
 from onelaunch.state.walk import Change, StateWalk
 from onelaunch.unwinding import TorchSettings, same_modes
 from onelaunch.watch.compiled_accesses import watching
@@ -48,7 +48,7 @@ def rolled_back(
     the reads of the callable, this run included."""
     before = reached.walk()
     rollback = RunRollback(before)
-    held = held_by(driver, device, before)
+    held = tensors_by_storage(driver, device, before)
     observer = watching(driver, device, inputs, held, save=True)
     observer.filled_sets = before.filled_sets()
     effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))

@@ -37,7 +37,7 @@ from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
-from onelaunch.capture.numbers import Following, Numbers, Unfollowed
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results
 from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.capture_query import CaptureAnswer
@@ -55,7 +55,7 @@ from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
-from onelaunch.state.brought import Brought, Staged
+from onelaunch.state.brought import ReplacedSlot, Staged
 from onelaunch.state.guard import Reader
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
@@ -96,22 +96,22 @@ class CaptureJob:
     reached: ReachableState  # the state that the callable reaches
     static_outputs: bool  # whether results stay in the recording's memory
     in_place: InPlace | None  # the memory of the caller that kernels are to reach, where they can
-    asking: CaptureAnswer
+    capture_answer: CaptureAnswer
     earlier: Ledger | None  # the operations of the run before, to compare with
     differed_in_a_row: int | None  # captures that differed; None: differences are not refused
     shrinks: bool  # whether state that grows was seen to be small again
     accesses: CompiledAccesses | None
     """The reads and writes of an eager run, for code whose operations cannot be watched."""
     forward: Forward | None  # the autograd side of the capture, if the results require grad
-    given: Callable[[Callable[..., Any], torch.device], Callable[..., Any]]
+    wrap_for_capture: Callable[[Callable[..., Any], torch.device], Callable[..., Any]]
     """A function of the callable and the device: the callable as the capture runs it."""
     varying: Mapping[int, Varying]
     """Argument index -> how an argument that may be smaller in a call varies."""
     follows: Sequence[tuple[SizeLink, ...]]
     """Dimensions of each tensor of the result that follow sizes of arguments."""
-    following: Following
+    following: NumbersToFollow
     """Numbers that the caller was seen to vary, or the callable to move on, without constants."""
-    brought: tuple[Brought, ...]  # state that the caller replaces between calls: inputs
+    replaced: tuple[ReplacedSlot, ...]  # state that the caller replaces between calls: inputs
     parallel: Parallel  # see `Driver.capture`
     draws: bool  # whether a run has drawn from the device's default generator
 
@@ -139,7 +139,7 @@ class CaptureRun:
     snapshot: StateSnapshot  # the state before the run
     plan: Inputs  # how the inputs reach it
     steps: Steps  # the optimizer steps in it
-    numbers: Numbers  # the numbers that it follows
+    numbers: NumberStandIns  # the numbers that it follows
     state_inputs: Sequence[Slot] = ()  # slots of the last inputs
     constants: DeviceConstants | None = None
     """The host values that the callable copies to the device."""
@@ -159,8 +159,8 @@ class CaptureRun:
     modes: list[Reader] = field(default_factory=readers)  # torch's modes before the run
 
     def __post_init__(self) -> None:
-        brought = self.job.brought
-        self.staged = Staged(brought, self.snapshot.walk.held.values() if brought else ())
+        brought = self.job.replaced
+        self.staged = Staged(brought, self.snapshot.walk.all_slots.values() if brought else ())
 
     def runs_again(self, error: BaseException) -> bool:
         """Return whether the callable runs again after an error: a stand-in may be its cause."""
@@ -195,7 +195,7 @@ class CaptureRun:
             raise Retry("state that the caller replaces is reached by other ways, too")
         give_marks(plan.statics, plan.tensors)
         statics = plan.statics[: len(plan.statics) - len(self.state_inputs)]
-        given = RunArguments.of(self.numbers.given(tree), statics)
+        given = RunArguments.of(self.numbers.with_stand_ins(tree), statics)
         if job.forward is None and torch.is_grad_enabled():
             refuse_gradients(given.paths, statics, plan, codes, read=True)
         on_host = [] if job.forward is None else [plan.statics[i] for i in plan.going(Travel.HOST)]
@@ -224,7 +224,7 @@ class CaptureRun:
             self.returned.outputs, self.returned.tensors = Outputs(), []
             return
         for storage, tensors in memory.external.items():
-            snapshot.held.setdefault(storage, []).extend(tensors)
+            snapshot.tensors_by_storage.setdefault(storage, []).extend(tensors)
         outputs = plan_results(self, flat, known, identities)
         output_ports(job.driver, capture, plan, outputs, self.observer)
 
@@ -272,7 +272,7 @@ class CaptureRun:
             raise Retry("the callable changes state that the caller replaces, or hands it on")
         self._note_handed_on(capture, returned, flat.tree)
         self.steps.refuse_schedule(effects.changes, job.callee.fn)
-        effects.moved = self.steps.moved(effects.changes, walk, self.numbers.counted())
+        effects.optimizer_changes = self.steps.moved(effects.changes, walk, self.numbers.counted())
         state, made = self.state_inputs, flat.tensors
         self.missing_inputs = recurrent_state(
             job.driver, job.device, effects.changes, state, self.observer, made
@@ -288,7 +288,7 @@ class CaptureRun:
             job.device,
             [static for static, _ in device],
             displaced=displaced,
-            held=snapshot.held,
+            held=snapshot.tensors_by_storage,
             constants=self.constants,
         )
         made.filled_sets, made.admission.may_draw = snapshot.walk.filled_sets(), job.draws
@@ -351,17 +351,17 @@ class CaptureRun:
             noting_steps(ledger),
             observer.host_reads,
             HostFactories(job.device, whole=forward is None),
-            CountedPlaces(numbers) if numbers.following.counted else nullcontext(),
+            CountedPlaces(numbers) if numbers.following.incremented else nullcontext(),
             leaves_refused(),
             around,
-            job.asking.in_force(),
+            job.capture_answer.in_force(),
             nullcontext() if watch is None else watch.active(),
             seeds,
             observer,
             out_of_reach(),
         ):
             try:
-                result = observer.outcome(job.given(fn, job.device), *args, **kwargs)
+                result = observer.outcome(job.wrap_for_capture(fn, job.device), *args, **kwargs)
             finally:
                 numbers.end()
         job.callee.store_reads(watch)
@@ -373,7 +373,7 @@ class CaptureRun:
 
     def _note_handed_on(self, capture: Capture, returned: Sequence[Tensor], tree: Tree) -> None:
         """Note what the run returned or stored, and finish its comparison with the run before."""
-        job, held, ledger = self.job, self.snapshot.held, self.observer.ledger
+        job, held, ledger = self.job, self.snapshot.tensors_by_storage, self.observer.ledger
         stored = (t for c in self.effects.changes for t in flatten(c.after).tensors)
         tensors = [*returned, *stored]
         if ledger is not None:

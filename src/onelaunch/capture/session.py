@@ -18,7 +18,7 @@ from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
-from onelaunch.capture.numbers import Following, Numbers, Unfollowed
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
@@ -38,7 +38,7 @@ from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
-_OF_DEVICES = ("OL103", "OL109")
+_DEVICE_CODES = ("OL103", "OL109")
 """Refusals of a device, in code whose operations nobody watches."""
 
 
@@ -101,7 +101,7 @@ class CaptureSession:
             except Retry as retry:
                 self._retries.append(str(retry))
                 changed = {i for run in self._runs for i in run.staged.changed}
-                job.brought = tuple(b for b in job.brought if b.slot.id not in changed)
+                job.replaced = tuple(b for b in job.replaced if b.slot.id not in changed)
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)
                 raise
@@ -197,7 +197,7 @@ class CaptureSession:
         if known is None or known.suspected is None or known.refused is not None:
             return error
         late = isinstance(error, CompiledInCapture)
-        return error if late or error.code not in _OF_DEVICES else copy.copy(known.suspected)
+        return error if late or error.code not in _DEVICE_CODES else copy.copy(known.suspected)
 
     def _pinned(self, snapshot: StateSnapshot, state: Sequence[Tensor]) -> set[int]:
         """Return the storages that the callable reaches by address, rather than by `state` alone.
@@ -207,7 +207,7 @@ class CaptureSession:
         read.difference_update(map(id, state))
         return {
             storage
-            for storage, tensors in snapshot.held.items()
+            for storage, tensors in snapshot.tensors_by_storage.items()
             if storage not in of_state or any(id(t) in read for t in tensors)
         }
 
@@ -226,7 +226,7 @@ class CaptureSession:
         job, driver, device = self.job, self.job.driver, self.job.device
         snapshot = StateSnapshot.of(driver, device, job.reached)
         refuse_compound_leaves(snapshot.walk)
-        inputs = (*(slot for b in job.brought for slot in b.inputs()), *self._state_inputs)
+        inputs = (*(slot for b in job.replaced for slot in b.inputs()), *self._state_inputs)
         state = [cast(Tensor, slot.read()) for slot in inputs]
         gone = next((s for s, t in zip(inputs, state, strict=True) if t is MISSING), None)
         if gone is not None:  # it came in the attempt before, which was undone
@@ -241,8 +241,8 @@ class CaptureSession:
         plan.give_by_value(self._by_value)
         following = job.following
         if self._baseline.due:
-            following = Following(counted=following.counted)
-        numbers = Numbers(following, device, self._number_trials.seed)
+            following = NumbersToFollow(incremented=following.incremented)
+        numbers = NumberStandIns(following, device, self._number_trials.seed)
         run = CaptureRun(job, snapshot, plan, steps, numbers, inputs, self._constants)
         run.baseline = self._baseline
         graph: Graph | None = None
@@ -258,7 +258,7 @@ class CaptureSession:
             pure = not (run.effects.changes or run.numbers or rewound)
             if job.in_place is not None and run.differs is None and pure:
                 graph = self._rebound(graph, run, tree, job.in_place)
-            results = statics[: len(statics) - len(run.effects.lasting)]
+            results = statics[: len(statics) - len(run.effects.kept_gradients)]
             passed = PassedOn.of(run)
             captured = captured_call(run, graph, results, started, self._retries)
             make_way()
@@ -285,7 +285,7 @@ class CaptureSession:
             assert run.returned.outputs is not None
             return [
                 *(run.returned.tensors if job.forward else run.returned.staying),
-                *run.effects.lasting,
+                *run.effects.kept_gradients,
             ]
 
         return job.driver.capture(
@@ -331,11 +331,11 @@ class CaptureSession:
         if escaped:
             self._unfollow(escaped)
             raise Retry("numbers are constants in the recording, or a step sets them")
-        if run.effects.moved:
+        if run.effects.optimizer_changes:
             self._count(run)
         if self._rewind is not None and not self._rewind.done:
             raise Retry("the places in the stream of random numbers are known now")
-        if self.job.pool.written_by_others(run.effects.lasting):
+        if self.job.pool.written_by_others(run.effects.kept_gradients):
             # A launch of an earlier recording would overwrite the gradients that this one leaves.
             self.job.pool = self.job.apart()
             raise Retry("gradients lie in memory that other recordings write")
@@ -346,13 +346,13 @@ class CaptureSession:
     def _count(self, run: CaptureRun) -> NoReturn:
         """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
         number that no recording can count."""
-        job, counted = self.job, self.job.following.counted
+        job, counted = self.job, self.job.following.incremented
         known = {slot.id for slot in counted} | self._constant
-        for change in run.effects.moved:
+        for change in run.effects.optimizer_changes:
             counts = type(change.before) is int and run.snapshot.walk.is_read(change.slot)
             if not counts or change.slot.id in known or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
-        counted = (*counted, *(change.slot for change in run.effects.moved))
+        counted = (*counted, *(change.slot for change in run.effects.optimizer_changes))
         job.following = job.following._replace(counted=counted)
         raise Retry("numbers that an optimizer moves on are counted")
 
@@ -399,7 +399,9 @@ class CaptureSession:
         with this one."""
         job, differs = self.job, run.differs or self._baseline.differs
         earlier = job.earlier
-        brought = run.numbers.brought  # to the device, which did not need them in the run before
+        brought = (
+            run.numbers.entered_as_tensor
+        )  # to the device, which did not need them in the run before
         if earlier is None or differs is None or captured.changed_numbers or brought:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
@@ -408,20 +410,20 @@ class CaptureSession:
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
         known = earlier.contents.by_id
-        kept = {*run.snapshot.walk.held, *known} - own
+        kept = {*run.snapshot.walk.all_slots, *known} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
-        guarded += [(slot.id, slot) for slot in captured.hidden if slot.id not in known]
+        guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in known]
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if earlier.contents.differ(guarded):
             return None
-        if job.brought and earlier is not self._ran_before:
+        if job.replaced and earlier is not self._ran_before:
             # It had other numbers, perhaps, in what the caller has replaced since.
             raise self._comparing(run, "the run before it found what the caller has replaced")
         # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it
         # only ever grows, beyond what a call brings, none of them comes again.
-        described = [(s.id, s.read()) for s in map(description_slot, captured.hidden)]
+        described = [(s.id, s.read()) for s in map(description_slot, captured.state_input_slots)]
         sizes = [math.prod(spec.shape) for spec in captured.inputs.specs]
-        given, kept = sizes[: captured.given], sizes[captured.given :]
+        given, kept = sizes[: captured.caller_input_count], sizes[captured.caller_input_count :]
         grows = differs.grows and max(kept, default=0) > max(given, default=0)
         if not earlier.contents.differ(described) or (grows and not job.shrinks):
             return differs
@@ -437,14 +439,14 @@ class CaptureSession:
         """Make kernels reach the caller's memory, as far as that is proven right. The callable is
         captured again for it, so it must have no Python effects."""
         job, driver, device, forward = self.job, self.job.driver, self.job.device, self.job.forward
-        pinned = {driver.storage(t) for ts in run.snapshot.held.values() for t in ts}
+        pinned = {driver.storage(t) for ts in run.snapshot.tensors_by_storage.values() for t in ts}
 
         def body(capture: Capture) -> None:
-            snapshot = replace(run.snapshot, held=dict(run.snapshot.held))
+            snapshot = replace(run.snapshot, held=dict(run.snapshot.tensors_by_storage))
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
             steps = Steps(every_key, driver.demands_capturable)
             own = job if forward is None else replace(job, forward=copy.copy(forward))
-            none = Numbers.none()
+            none = NumberStandIns.none()
             inputs = run.state_inputs
             again = CaptureRun(own, snapshot, plan, steps, none, inputs, self._constants)
             self._run(again, capture, tree)

@@ -24,7 +24,7 @@ from onelaunch.call.wrappers import is_memory, local
 from onelaunch.capture.checks import WRITE_IN_PLACE
 from onelaunch.capture.io_plan import written_groups
 from onelaunch.capture.number import Number
-from onelaunch.capture.numbers import Numbers
+from onelaunch.capture.numbers import NumberStandIns
 from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.run import CaptureRun
 from onelaunch.errors import CaptureError
@@ -43,7 +43,7 @@ def refuse_late(run: CaptureRun) -> None:
     something keeps a tensor of the run where no slot leads: a hook's list, a tensor's attribute, an
     iterator. No replay would renew this tensor, and each would overwrite it."""
     observer = run.observer
-    moved = run.snapshot.moved()
+    moved = run.snapshot.relocated()
     if moved is not None:
         t, reshaped = moved
         if not reshaped:
@@ -55,7 +55,7 @@ def refuse_late(run: CaptureRun) -> None:
         what = "arguments of compiled code share memory and require grad, and it writes to one"
         raise CaptureError("OL113", what)
     dropped = _dropped(run)
-    lasting = [part for t in run.effects.lasting for part in (t, local(t))]
+    lasting = [part for t in run.effects.kept_gradients for part in (t, local(t))]
     expected = [*run.returned.tensors, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward
     stray = _survivor(observer, expected, forward.holders if forward else ())
@@ -80,7 +80,7 @@ class PassedOn:
     @staticmethod
     def of(run: CaptureRun) -> PassedOn:
         memory = run.observer.memory
-        stays = {id(t) for t in (*run.effects.lasting, *run.returned.staying)}
+        stays = {id(t) for t in (*run.effects.kept_gradients, *run.returned.staying)}
         every = unique([*run.returned.tensors, *run.plan.statics])
         every = [t for t in every if t.numel() and id(t) not in stays and is_memory(t)]
         found = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.known(t)]
@@ -244,7 +244,7 @@ def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]
     return [holder for holder in found if isinstance(holder, functools._lru_cache_wrapper)]
 
 
-def clear_caches(numbers: Numbers) -> None:
+def clear_caches(numbers: NumberStandIns) -> None:
     """Clear the caches of `functools` that keep a stand-in for a number after the run."""
     nodes = numbers.kept()
     if nodes:
@@ -291,7 +291,9 @@ def _dropped(run: CaptureRun) -> list[Tensor]:
     containers = [c.before for c in found if isinstance(c.before, dict | list)]
     if not containers:
         return []
-    ours = {id(entry) for entry in (*before.held.values(), *before.containers.values(), *found)}
+    ours = {
+        id(entry) for entry in (*before.all_slots.values(), *before.containers.values(), *found)
+    }
     ours |= {*run.snapshot.rollback.holders(), *map(id, before.dicts)}
     return [
         t

@@ -72,7 +72,7 @@ _DESCRIPTIONS = frozenset(
 )
 
 
-_OF_DROPOUT = ("dropout_p", "dropout", "train", "training")
+_DROPOUT_ARGUMENTS = ("dropout_p", "dropout", "train", "training")
 """Arguments without which a random operation draws nothing."""
 _UNTAGGED = frozenset(
     f"aten::{name}"
@@ -116,7 +116,7 @@ class Operator:
         self._switches = [
             (i, a.name, a.default_value)
             for i, a in enumerate(func._schema.arguments)
-            if a.name in _OF_DROPOUT
+            if a.name in _DROPOUT_ARGUMENTS
         ]
         self.lifts = self.base in ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
         """True if it takes a tensor that Python filled without the dispatcher."""

@@ -1,9 +1,9 @@
 """The true order of a recording, which of its operations have to wait for which, and their lanes.
 
 A capture of one stream is a chain. An operation needs to wait only for an earlier one that writes
-what it touches, or that touches what it writes. Nor may it take the memory that another frees,
-which could run beside it. So results are kept for a while; and operations with memory of their own,
-which they free before they return, have lanes, in which alone their memory is taken again.
+what it touches, or that touches what it writes. Operations that run together must not reuse one
+another's memory. So results stay alive for a while, and memory that an operation frees before it
+returns is taken again in its own lane alone.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from onelaunch.unwinding import FunctionMode, function_modes
 
 _C: Any = torch._C
 _Variable: Any = Variable
-_OF_TORCH: Any = (Tensor.__torch_function__.__func__, _C._disabled_torch_function_impl)
+_TORCH_HANDLERS: Any = (Tensor.__torch_function__.__func__, _C._disabled_torch_function_impl)
 _PLAIN = frozenset({(), (Tensor,), (Parameter,), (Tensor, Parameter), (Parameter, Tensor)})
 _BACKWARDS: frozenset[Any] = frozenset(
     {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
@@ -133,7 +133,7 @@ def _overriding(types: Any) -> Any:
     if not _C._is_torch_function_enabled():
         return ()
     found = [getattr(kind, "__torch_function__", None) for kind in types]
-    own = [f for f in found if getattr(f, "__func__", f) not in _OF_TORCH]
+    own = [f for f in found if getattr(f, "__func__", f) not in _TORCH_HANDLERS]
     return types if own and all(map(inspect.ismethod, own)) else ()
 
 

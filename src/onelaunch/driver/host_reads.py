@@ -17,7 +17,7 @@ from onelaunch.frames.origins import library_calls
 FACTORIES: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 """Functions that make a tensor of numbers, without the dispatcher."""
 
-_OF_LISTS = frozenset({*FACTORIES, Tensor.new})
+_LIST_FACTORIES = frozenset({*FACTORIES, Tensor.new})
 """Functions that read the tensors in a list without the dispatcher."""
 _JOINED = "torch.stack([a, b]), which joins tensors on the device"
 
@@ -27,7 +27,9 @@ class HostReads(UnnoticedMode):
     list: torch makes a tensor on the device without the dispatcher. `refuse`: raises; called with a
     code, the event, the tensor and the code to write instead."""
 
-    concerns = frozenset({*READS, *CHECKED, *_OF_LISTS, Tensor.__getitem__, Tensor.__setitem__})
+    concerns = frozenset(
+        {*READS, *CHECKED, *_LIST_FACTORIES, Tensor.__getitem__, Tensor.__setitem__}
+    )
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class HostReads(UnnoticedMode):
         read = READS.get(func)
         if read is not None and isinstance(args[0], Tensor):
             self.read(args[0], read)
-        if func in _OF_LISTS:
+        if func in _LIST_FACTORIES:
             for t in _listed((*args, *kwargs.values())):
                 self.read(t, f"`{func.__name__}` of a list of tensors", _JOINED)
         indexing = func in (Tensor.__getitem__, Tensor.__setitem__)

@@ -83,7 +83,7 @@ class Cause(NamedTuple):
     fix: str  # the code to write instead
 
 
-_OF_CODES: dict[tuple[str, str | None, str], str] = {
+_FIXES: dict[tuple[str, str | None, str], str] = {
     ("torch/distributions/multivariate_normal.py", "_precision_to_scale_tril", "OL101"): (
         "MultivariateNormal(mean, scale_tril=torch.linalg.cholesky_ex(torch.linalg.inv_ex("
         "precision).inverse).L, validate_args=False)"
@@ -177,7 +177,7 @@ _OF_CODES: dict[tuple[str, str | None, str], str] = {
 """(file, function, codes) -> the fix of a `Cause`."""
 CAUSES = tuple(
     Cause(file, function, frozenset(codes.split()), fix)
-    for (file, function, codes), fix in _OF_CODES.items()
+    for (file, function, codes), fix in _FIXES.items()
 )
 
 

@@ -265,13 +265,13 @@ def error_here(code: str, what: str, *, fix: str | None = None) -> CaptureError:
 def fix_of_line(code: str, place: Place | None) -> str | None:
     """Return the replacement of a line that only shows or checks a value; None for other lines.
     Such a line chooses nothing that `torch.where` could choose on the device."""
-    if place is None or code not in _OF_VALUES:
+    if place is None or code not in _VALUE_CODES:
         return None
     found = _STATEMENT.match(place.source)
     return found and (CHECKED_LATER if found[1] == "assert" else SHOWN_LATER)
 
 
-_OF_VALUES = frozenset({"OL101", "OL103", "OL104"})
+_VALUE_CODES = frozenset({"OL101", "OL103", "OL104"})
 _STATEMENT = re.compile(r"(assert|print)\b")
 SHOWN_LATER = "print after the call, `y = fast(x); print(y)`: what is to be shown is a result"
 """The fix for a tensor that is printed, formatted or logged."""

@@ -31,7 +31,7 @@ def is_unread(function: object) -> bool:
     if isinstance(function, functools.partial):
         return is_unread(cast(functools.partial[object], function).func)
     # An object that C calls: `operator.attrgetter("scale")`.
-    return isinstance(function, _OF_C) or is_called_by_c(type(function))
+    return isinstance(function, _C_FUNCTIONS) or is_called_by_c(type(function))
 
 
 def is_inert(function: Any) -> bool:
@@ -66,7 +66,7 @@ def is_getattr(function: object) -> bool:
     """Return whether a callee reads an attribute of an object by name, and nothing else."""
     if id(function) in _NAMED:
         return True
-    return isinstance(function, _SLOTS_OF_C) and function.__name__ == "__getattribute__"
+    return isinstance(function, _C_SLOTS) and function.__name__ == "__getattribute__"
 
 
 def reads_attributes(function: object) -> bool:
@@ -121,7 +121,7 @@ def taken_apart(function: object) -> tuple[object, tuple[object, ...]]:
     while isinstance(function, functools.partial):
         partial = cast(functools.partial[object], function)
         function, given = partial.func, (*partial.args, *partial.keywords.values(), *given)
-    if isinstance(function, _METHODS_OF_C) and (of := object_of(function)) is not None:
+    if isinstance(function, _C_METHODS) and (of := object_of(function)) is not None:
         given = (of, *given)
     return function, given
 
@@ -143,9 +143,9 @@ READ_WHOLE = frozenset(
 CHANGE = frozenset({"update", "__setitem__", "__ior__", "__delitem__", "clear"})
 """Methods of dicts that only change items. Those of a namespace are told by their names alone."""
 _ASK_FOR_OTHERS = ("__instancecheck__", "__subclasscheck__", "__get__")
-_SLOTS_OF_C = (types.WrapperDescriptorType, types.MethodWrapperType)
-_METHODS_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-_OF_C = (*_METHODS_OF_C, types.MethodDescriptorType, types.WrapperDescriptorType)
+_C_SLOTS = (types.WrapperDescriptorType, types.MethodWrapperType)
+_C_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
+_C_FUNCTIONS = (*_C_METHODS, types.MethodDescriptorType, types.WrapperDescriptorType)
 _NONE: dict[str, Any] = {}
 _HEAP = 1 << 9
 """The flag of classes that are made at run time: Py_TPFLAGS_HEAPTYPE."""

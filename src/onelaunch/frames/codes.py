@@ -69,7 +69,7 @@ class CodeFacts:
     Attributes:
         unread: True if none of its frames is read: internals of the standard library, torch or
             onelaunch.
-        past: ends of frames that are not read again.
+        past: offsets of instructions; a frame that ended at one of them is not read again.
         met: True once a frame was read.
         replaced: the arguments that it assigns anew.
         special: of a special method, such as `__call__`: its first argument, with the use of its
@@ -123,7 +123,7 @@ class CodeFacts:
         return self.depends and (is_generated(frame) or serves_machinery(frame))
 
     @property
-    def is_quiet(self) -> bool:
+    def ignores_calls(self) -> bool:
         """True if no call of it is noted, but returns alone. It was met."""
         kept = self.replaced or self.is_enclosed or self.iterates
         return not (kept or self.depends or self.aside or self.matters)

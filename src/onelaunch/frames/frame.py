@@ -49,7 +49,7 @@ from onelaunch.source import TORCH
 class RanFrame(Values):
     """A function that has run, whose loads are noted."""
 
-    of_tensors = False
+    reads_tensor_attributes = False
     """True if it read what hangs on tensors, as no other frame may do."""
 
     def note(self, at: int) -> None:
@@ -135,9 +135,9 @@ class RanFrame(Values):
             uses = own_uses(value, uses)
         if not (uses and has_attributes(value)):
             return
-        self.of_tensors |= facts.tensor
+        self.reads_tensor_attributes |= facts.tensor
         raise_uses(self._reads.owner(value).names, uses)
-        inside = uses if kind in _OF_TORCH else attributes_of(value) or _NO_NAMES
+        inside = uses if kind in _TENSOR_TYPES else attributes_of(value) or _NO_NAMES
         if not uses.keys() <= inside.keys():  # its class has the others
             others = {name: use for name, use in uses.items() if name not in inside}
             raise_uses(self._reads.owner(kind).names, others)
@@ -256,7 +256,7 @@ class RanFrame(Values):
     def _note_setattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
         """Note a store to an attribute by name; all attributes count as read if it is not known."""
         for value in filter(has_attributes, objects):
-            self.of_tensors |= facts_of_type(value).tensor
+            self.reads_tensor_attributes |= facts_of_type(value).tensor
             owner = self._reads.owner(value)
             owner.opaque |= not (told and names)
             raise_uses(owner.names, own_uses(value, dict.fromkeys(names, Use.NONE)))
@@ -265,7 +265,7 @@ class RanFrame(Values):
         for value in filter(has_attributes, objects):
             uses = own_uses(value, dict.fromkeys(names, Use.READ))
             if uses or not (told and names) or "__dict__" in names:
-                self.of_tensors |= facts_of_type(value).tensor
+                self.reads_tensor_attributes |= facts_of_type(value).tensor
                 owner = self._reads.owner(value)
                 owner.opaque |= not names or "__dict__" in names
                 owner.asked |= not told
@@ -287,11 +287,11 @@ class RanFrame(Values):
         for value in filter(has_attributes, values):
             # Functions of `operator` and others mostly compute with a bare tensor.
             if has_contents(value) or not facts_of_type(value).tensor:
-                self.of_tensors |= facts_of_type(value).tensor
+                self.reads_tensor_attributes |= facts_of_type(value).tensor
                 self._reads.owner(value).opaque = True
 
 
 _NO_NAMES: Mapping[str, object] = {}
-_OF_TORCH = (Tensor, nn.Parameter)
+_TENSOR_TYPES = (Tensor, nn.Parameter)
 _OPTIMIZERS = f"{TORCH}optim"
 _CONTAINERS = (dict, list, deque, types.MappingProxyType)

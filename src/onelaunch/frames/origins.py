@@ -35,7 +35,7 @@ _READ_OF_TORCH = tuple(
     )
 )
 """Parts of torch that keep the user's state in Python; the rest is internal."""
-_OF_DYNAMO = TORCH + "fx/experimental"
+_SYMBOLIC_SHAPES = TORCH + "fx/experimental"
 _CONTAINERS = ("collections" + os.sep, "_collections_abc.py", "_weakrefset.py", "weakref.py")
 _STRING = ("string.py", "string" + os.sep)  # a package since Python 3.14
 _HOLDERS = ("configparser.py", "os.py", "queue.py", "types.py", *_STRING)
@@ -72,7 +72,7 @@ def _folders_of_packages(programs: str) -> Iterator[str]:
 def is_machinery(file: str) -> bool:
     """Return whether code is internal to the standard library, torch, Triton or onelaunch."""
     if file.startswith(TORCH):
-        return not file.startswith(_READ_OF_TORCH) or file.startswith(_OF_DYNAMO)
+        return not file.startswith(_READ_OF_TORCH) or file.startswith(_SYMBOLIC_SHAPES)
     if is_container_code(file):
         return False
     if file.startswith((PACKAGE, "<onelaunch", "<__array_function__")) or is_standard(file):

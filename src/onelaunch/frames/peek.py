@@ -118,14 +118,14 @@ class _OfOne(NamedTuple):
     item: object
 
 
-_OF_NAMED_TUPLES = type(vars(_OfOne)["item"])
+_NAMED_TUPLE_ITEM = type(vars(_OfOne)["item"])
 """The descriptor of a named tuple's item, which is C."""
 _MOST_KINDS = 4096
 _PLAIN = LEAVES | {dict, list, tuple, set, frozenset}
 _CALLEES = (
     *(type, functools.partial, operator.attrgetter, StandIn, *METHODS),
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, _OF_NAMED_TUPLES, property, staticmethod, classmethod),
+    *(types.MemberDescriptorType, _NAMED_TUPLE_ITEM, property, staticmethod, classmethod),
 )
 """Types of callees that are told one by one, and of members of classes that give something else."""
 
@@ -211,7 +211,7 @@ def _of_instance(kind: type, value: object, name: str) -> tuple[object, ...]:
     member = class_member(kind, name)
     if type(member) is types.FunctionType:
         return (member,)
-    if isinstance(member, (types.MemberDescriptorType, _OF_NAMED_TUPLES)):
+    if isinstance(member, (types.MemberDescriptorType, _NAMED_TUPLE_ITEM)):
         try:
             return (member.__get__(value),)
         except AttributeError:

@@ -64,7 +64,7 @@ class Use(IntEnum):
     NONE = 0
     """Not used: the place is stored first, or only stored."""
     GROWS = 1
-    """A term of the number that is stored there next, ``n += 1``, or a list that grows."""
+    """Only counted, ``n += 1``, or appended to: the value leads to its own successor alone."""
     MIXED = 2
     """Both, in different functions: one counts, and another sets to 0."""
     ITEMS = 3

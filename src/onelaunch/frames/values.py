@@ -123,7 +123,11 @@ class Values:
             found += self._returned(symbol)
         elif kind == "module":
             found += self._module(symbol)
-        return found if len(found) < _FEW else list({id(v): v for v in found}.values())[:MOST]
+        return (
+            found
+            if len(found) < _MOST_REPEATED
+            else list({id(v): v for v in found}.values())[:MOST]
+        )
 
     def _variable(self, name: str) -> list[object]:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
@@ -299,7 +303,7 @@ class Values:
 _DICTS = (dict, types.MappingProxyType)
 _NONE: Mapping[int, list[object]] = {}
 _NONE_YET: frozenset[Symbol] = frozenset()
-_FEW = 128
+_MOST_REPEATED = 128
 """The number of values from which on those that were found twice are dropped."""
 _MADE = ("call", "parts", "either")
 """Kinds of symbols for containers that the code itself makes."""

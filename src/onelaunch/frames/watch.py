@@ -250,7 +250,7 @@ class FrameWatch:
     def _meet(self, known: CodeFacts) -> None:
         known.meet()
         self.reads.codes.add(known.code)
-        if known.is_quiet:
+        if known.ignores_calls:
             self.matters[id(known.code)] = Matters.RETURNS
 
     def _called(self, frame: FrameType, known: CodeFacts) -> None:
@@ -321,7 +321,7 @@ class FrameWatch:
         if named is None or not named.note_alike(self.reads, frame.f_globals, frame.f_locals):
             run = RanFrame(self.reads, frame, known, arguments, results)
             run.note(at)
-            return run.of_tensors
+            return run.reads_tensor_attributes
         return False
 
     def _note_store(self, store: SureStore, value: object) -> None:

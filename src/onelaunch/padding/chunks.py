@@ -51,7 +51,9 @@ class ChunkProofs:
             reached = self._callee.reached(flat)
             # Of the flags and numbers on which the callable may branch.
             state = reached.walk()
-            held = [(slot, value) for slot, value in state.held.values() if state.is_read(slot)]
+            held = [
+                (slot, value) for slot, value in state.all_slots.values() if state.is_read(slot)
+            ]
             guard = StateGuard([pair for pair in held if is_plain(pair[1])], [])
             dry_run = DryRun(driver, device, self._callee.eager_form, reached, flat.tree)
             try:

@@ -20,7 +20,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.gc_pause import no_collection
-from onelaunch.state.snapshot import ReachableState, held_by
+from onelaunch.state.snapshot import ReachableState, tensors_by_storage
 from onelaunch.state.walk import Change
 
 
@@ -58,7 +58,9 @@ class DryRun:
             with no_collection(), seen, draws:
                 result = self.fn(*args, **kwargs)
             used = effects.observer.memory.external.keys()
-            self.used = frozenset(used & held_by(self.driver, self.device, before).keys())
+            self.used = frozenset(
+                used & tensors_by_storage(self.driver, self.device, before).keys()
+            )
             storages = effects.observer.memory.written.keys()
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages

@@ -70,7 +70,9 @@ _BATCH_NORMS = frozenset(
     }
 )
 _EVAL = "call `.eval()`: in training, BatchNorm takes the statistics of all rows, padded ones too"
-_OF_ALL = "leave the buckets for this size out: the norm takes statistics of padded elements, too"
+_FIX_STATISTICS = (
+    "leave the buckets for this size out: the norm takes statistics of padded elements, too"
+)
 _UNDRAWN = "call `.eval()`, set dropout to 0, or say `independent=True`"
 # At size 1 a transposed tensor is contiguous, and torch takes other operations.
 _ALONE = "a bucket of its own for size 1, where torch may take other operations: sizes=(1, ...)"
@@ -382,7 +384,7 @@ class Proving:
         takes those that it keeps, if it keeps any."""
         norms = [o for o in self.dry_run.reached.walk().owners if isinstance(o, _NormBase)]
         keeps = any(norm.training and norm.running_mean is not None for norm in norms)
-        return _EVAL if keeps else _OF_ALL
+        return _EVAL if keeps else _FIX_STATISTICS
 
     def refusal(
         self,

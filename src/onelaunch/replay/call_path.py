@@ -51,7 +51,7 @@ def build_call(captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
     numbers = match(source, spec.tree, "args", "kwargs", leaves)
     source.inputs = inputs = [leaves[i] for i in range(len(leaves))]
     containers: dict[object, str] = {}
-    for slot in captured.hidden:
+    for slot in captured.state_input_slots:
         part, name = slot.key, f"h{len(inputs)}"
         if not isinstance(part, ContainerPart):
             source.line(f"{name} = {source.name('slot', slot.reader)}()")

@@ -175,7 +175,7 @@ def check_memory(source: GeneratedFunction, expected: ExpectedInputs) -> None:
         source.miss_if(f"{inputs[index]}.data_ptr() != {address}")
     held = captured.guard.tensor_ids()
     own = source.name("kept", held)
-    for index, name in enumerate(inputs[: captured.given] if held else ()):
+    for index, name in enumerate(inputs[: captured.caller_input_count] if held else ()):
         kept = expected.kept.get(index)
         source.miss_if(f"id({name}) in {own}" if kept is None else f"id({name}) != {id(kept)}")
     if expected.overlapping is not None:

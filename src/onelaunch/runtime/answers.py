@@ -64,7 +64,7 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     what it did after a no. Its results must be the same. That saves a capture and a run. `attempt`:
     with the state after the warm-up, which is as before: its effects are not undone. `result`: the
     warm-up's."""
-    signature, asking = attempt.signature, attempt.signature.asking
+    signature, asking = attempt.signature, attempt.signature.capture_answer
     ledger, draws = signature.ledger, signature.draws
     if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
         return
@@ -73,7 +73,7 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     asking.answer, same = True, False
     try:
         captured = _answered(callee, attempt, True)
-        eager = _Left.of(attempt, flat_result(result, attempt.reached))
+        eager = _RunValues.of(attempt, flat_result(result, attempt.reached))
         same = bool(eager.tensors) and captured.result.distance(eager) <= _ROUNDING
         same = same and not captured.effects
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
@@ -86,7 +86,7 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
 
 def may_differ(attempt: Attempt) -> bool:
     """Return whether a callable is told yes, in another state than its last warm-up has left."""
-    asking = attempt.signature.asking
+    asking = attempt.signature.capture_answer
     return asking.answer and not (
         asking.left is not None and asking.left() is attempt.reached.walk().contents
     )
@@ -102,7 +102,7 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
     return True
 
 
-class _Left(NamedTuple):
+class _RunValues(NamedTuple):
     """Values that a run left, as a result or in the state."""
 
     tree: Tree
@@ -112,7 +112,7 @@ class _Left(NamedTuple):
     state, or the first tensor here that is the same or shares its memory."""
 
     @staticmethod
-    def of(attempt: Attempt, flat: Flat) -> _Left:
+    def of(attempt: Attempt, flat: Flat) -> _RunValues:
         storage = attempt.driver.storage
         outside = [*attempt.flat.tensors, *(t for _, t in attempt.reached.walk().tensors())]
         ids, storages = {id(t): id(t) for t in outside}, dict[int, object]()
@@ -122,9 +122,9 @@ class _Left(NamedTuple):
         for n, t in enumerate(flat.tensors):
             memory = storages.setdefault(storage(t), n) if has_strides(t) else None
             places.append((t.shape, t.dtype, ids.setdefault(id(t), n), memory))
-        return _Left(flat.tree, [t.detach().clone() for t in flat.tensors], places)
+        return _RunValues(flat.tree, [t.detach().clone() for t in flat.tensors], places)
 
-    def distance(self, other: _Left) -> float:
+    def distance(self, other: _RunValues) -> float:
         """Return the distance to other values; infinity if they differ in more than tensors."""
         alike = self.places == other.places and self.tree == other.tree
         return apart(other.tensors, self.tensors) if alike else math.inf
@@ -133,9 +133,9 @@ class _Left(NamedTuple):
 class _Answered(NamedTuple):
     """The outcome of a run after an answer."""
 
-    result: _Left
+    result: _RunValues
     drawn: list[object]  # the states of the generators and the draws; empty if there were none
-    effects: dict[object, _Left]  # id of a slot, or a written storage -> what it left there
+    effects: dict[object, _RunValues]  # id of a slot, or a written storage -> what it left there
 
     def distances(self, other: _Answered) -> tuple[float, float]:
         """Return the distances of the results and of the states, the farthest part of each."""
@@ -165,12 +165,14 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
             drawn += [[state.tolist() for state in now], observer.random]
-        found = _Left.of(attempt, flat_result(result, reached))
+        found = _RunValues.of(attempt, flat_result(result, reached))
         written = observer.memory.written.items()
-        left: dict[object, _Left] = {key: _Left.of(attempt, flatten(t)) for key, t in written}
+        left: dict[object, _RunValues] = {
+            key: _RunValues.of(attempt, flatten(t)) for key, t in written
+        }
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
-        callee.note_left(reached, flat, result, before, effects.left)
+        callee.note_state_after(reached, flat, result, before, effects.left)
     for change in effects.found:
-        left[change.slot.id] = _Left.of(attempt, flat_result(change.after, reached))
+        left[change.slot.id] = _RunValues.of(attempt, flat_result(change.after, reached))
     return _Answered(found, drawn, left)

@@ -83,7 +83,7 @@ class SignatureState:
     """The bytes that a recording needs in a pool for itself, estimated in a warm-up; 0 if unknown.
     With buckets a warm-up runs at the size of its call, and shows a lower bound."""
     backoff: Backoff = field(default_factory=Backoff)
-    asking: CaptureAnswer = field(default_factory=CaptureAnswer)
+    capture_answer: CaptureAnswer = field(default_factory=CaptureAnswer)
     """The answer to the callable where it asks whether it is being captured."""
     options: StepOptions | None = None  # options of the optimizers that step in the last recording
     by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
@@ -101,7 +101,7 @@ class SignatureState:
 
     def begin_anew(self) -> None:
         """Forget what the warm-ups have shown. The next calls warm up in full."""
-        self.asking, self.warmups, self.ledger = CaptureAnswer(), 0, None
+        self.capture_answer, self.warmups, self.ledger = CaptureAnswer(), 0, None
         if self.one_warmup is OneWarmup.ENOUGH:
             self.one_warmup = OneWarmup.FAILED
 
@@ -109,7 +109,7 @@ class SignatureState:
         """Note a capture that did and read no more than the runs before it. The next one may be of
         another state, where the callable does something else if it is told that it is captured."""
         self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
-        self.asking = CaptureAnswer()
+        self.capture_answer = CaptureAnswer()
 
     def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
         """Return the state for training or for inference, as a refusal in one leaves the other; and

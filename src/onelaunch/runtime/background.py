@@ -37,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TRY_S = 5e-4  # the seconds between looks at who has the lock
-_MOST = 8
+_MOST_WATCHED = 8
 """The calls of a signature that are watched. After so many its state moves too often."""
 
 
@@ -129,8 +129,8 @@ class Captures:
 
     def _at_larger(self, graphed: CapturesBeside[..., Any], wanted: _Wanted, call: Call) -> Any:
         """Make the first call of a signature by a recording for larger sizes, and have its own
-        captured. A proof has shown that it does as those that the recording was made for, so that
-        it need not be watched. During another capture it is not asked for yet."""
+        captured. It need not be watched: the bucket's proof has shown that it does the same. During
+        another capture its own is not asked for yet."""
         if not graphed.has_larger(call.flat):
             return MISS
         if not call.driver.lock.acquire(blocking=False):
@@ -229,7 +229,7 @@ class Captures:
         """Have a call of a signature watched again, as its state has moved."""
         with self._changed:
             wanted.state, wanted.moves = _State.NEW, wanted.moves + 1
-            self.off |= wanted.moves >= _MOST
+            self.off |= wanted.moves >= _MOST_WATCHED
 
     def _became(self, wanted: _Wanted, state: _State) -> None:
         with self._changed:

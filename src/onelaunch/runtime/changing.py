@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MANY = 8
 """The signatures in a row, each used once and all different in one place, after which more are
 expected. Also the recordings in a row, each for one call of a signature."""
-_MOST = 32
+_MOST_SIGNATURES = 32
 """The same number for sizes. A server may warm up at each size in turn, after which no new sizes
 come."""
 
@@ -40,7 +40,7 @@ def note_newest(
 ) -> ChangingArgument | None:
     """Add a new signature to the newest, as long as each came once. Return the part in which all
     differ, or None. `known`: its state, now and later."""
-    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST:], (spec, known)]
+    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, known)]
     specs = [s for s, _ in once]
     if len(specs) <= MANY:
         return None
@@ -100,7 +100,7 @@ def _growth(specs: Sequence[CallSpec], paths: Sequence[str]) -> ChangingArgument
     if not newest:
         return None
     # A cache grows by one, and not by its batch.
-    many = MANY if any(dim and step == 1 for _, dim, step in newest) else _MOST
+    many = MANY if any(dim and step == 1 for _, dim, step in newest) else _MOST_SIGNATURES
     if len(steps) < many or any(step != newest for step in steps[-many:]):
         return None
     index, dim, _ = max(newest, key=lambda step: step[1] > 0)

@@ -50,7 +50,7 @@ from onelaunch.state.snapshot import ReachableState
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_FUNCTIONS = frozenset(
+_FUNCTION_ATTRIBUTES = frozenset(
     {"__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"}
 )
 """Attributes of a function that torch.export reads."""
@@ -191,7 +191,7 @@ class Graphed(Service, Generic[P, R]):
         after = self._signatures.flat(args, kwargs)
         # Objects whose fields the call has changed are taken apart no more.
         self._signatures.stop_taking_apart(attempt.flat, after)
-        reached = self._callee.left(after, result, before)
+        reached = self._callee.state_after(after, result, before)
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
@@ -201,7 +201,7 @@ class Graphed(Service, Generic[P, R]):
             self._expect_backward(attempt.signature, reached)
         elif before is not None and reached.walk() is before and not self._ranks.several:
             answers.switch_early(self._callee, replace(attempt, reached=reached), result)
-        attempt.signature.asking.left = weakref.ref(reached.walk().contents)
+        attempt.signature.capture_answer.left = weakref.ref(reached.walk().contents)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
@@ -250,7 +250,7 @@ class Graphed(Service, Generic[P, R]):
             return self._capture_and_replay(attempt, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
-            if not self._ranks.several and signature.asking.switch_to_yes():
+            if not self._ranks.several and signature.capture_answer.switch_to_yes():
                 return self._capture_told(attempt, error)
             return self._refused_or_warmed(attempt, error)
         if entry is None:  # the pool has no room for it
@@ -431,7 +431,7 @@ class Graphed(Service, Generic[P, R]):
 
     def __getattr__(self, name: str) -> Any:
         """Return attributes of the graphed function that torch.export reads."""
-        if name in _OF_FUNCTIONS:
+        if name in _FUNCTION_ATTRIBUTES:
             return getattr(inspect.unwrap(self.fn), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

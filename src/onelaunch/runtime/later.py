@@ -34,7 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TRIES, _WAIT_S = 20, 0.01  # tries to replay a new recording, and the seconds between two of them
-_MOST = 2  # the attempts at each signature: it is compiled again if its state has moved
+_MOST_ATTEMPTS = 2  # the attempts at each signature: it is compiled again if its state has moved
 
 
 class CompilesLater(Graphed[P, R]):
@@ -89,7 +89,7 @@ class CompilesLater(Graphed[P, R]):
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call
         changes nothing that other threads could notice."""
-        if self._tried[entry.spec] >= _MOST:
+        if self._tried[entry.spec] >= _MOST_ATTEMPTS:
             return
         self._tried[entry.spec] += 1
         apart = self._ranks.several or entry.captured.pair is not None

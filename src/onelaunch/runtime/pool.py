@@ -212,7 +212,7 @@ class PoolManager:
         return pool
 
     @contextmanager
-    def held(self, max_bytes: int | None) -> Generator[None]:
+    def limited(self, max_bytes: int | None) -> Generator[None]:
         """Keep a second limit, None for none, and evict nothing to make room for a recording. If
         its capture leaves the pool above the limit all the same, evictions follow."""
         before = self.max_bytes

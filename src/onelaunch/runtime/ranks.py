@@ -171,7 +171,7 @@ class Ranks:
             return None
         if error is None:
             return Elsewhere(found["refusals"])
-        # Who is alone does not raise: the others are in the collectives of their replays.
+        # The others replay, and wait in a collective: this process runs eagerly.
         return Elsewhere([own | {"raises": False}]) if found["missing"] else error
 
     def record(

@@ -17,7 +17,7 @@ from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import BackwardInside
 from onelaunch.capture.io_plan import CannotPadInside
-from onelaunch.capture.numbers import Following, Unfollowed
+from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.capture.recording import CapturedCall, ExpectedInputs, NeedsGrad, describe
 from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.run import CaptureJob, NeedsTheCaller
@@ -113,11 +113,11 @@ class Recorder:
         uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
-        session, following, brought = CaptureSession(job), job.following, job.brought
+        session, following, brought = CaptureSession(job), job.following, job.replaced
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
         signature.draws = job.draws
-        self._signatures.replacements.note_recorded(brought, job.brought)
+        self._signatures.replacements.note_recorded(brought, job.replaced)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         refresh_mode_flag()
@@ -144,7 +144,9 @@ class Recorder:
         if job.forward is not None:
             kept = captured.graph.memory_bytes
         elif job.pool is self._pool.on(attempt.driver, attempt.device):
-            kept = job.pool.kept_bytes(captured.graph, [*captured.statics, *captured.lasting])
+            kept = job.pool.kept_bytes(
+                captured.graph, [*captured.statics, *captured.kept_gradients]
+            )
         else:
             kept = job.pool.memory_bytes
         info = describe(self._name, captured, spec, flat, reason, kept)
@@ -173,7 +175,7 @@ class Recorder:
             top = callee.state_root
             limit = self._pool.keep_within
             forward = Forward(driver, device, apart, limit, top, raises, direct, attempt.chain)
-        following = Following()
+        following = NumbersToFollow()
         brought = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
             following = self._signatures.varied.following(attempt.spec, self._table.entries)
@@ -192,17 +194,17 @@ class Recorder:
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
             in_place=self._in_place(attempt),
-            asking=signature.asking,
+            capture_answer=signature.capture_answer,
             earlier=None if hidden else signature.ledger,
             differed_in_a_row=signature.differed_in_a_row if attempt.ahead or raises else None,
             shrinks=signature.shrinks,
             accesses=signature.accesses if hidden else None,
             forward=forward,
-            given=attempt.strategy.captured,
+            wrap_for_capture=attempt.strategy.captured,
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
             following=following,
-            brought=brought,
+            replaced=brought,
             parallel=options.parallel,
             draws=signature.draws,
         )
@@ -335,7 +337,7 @@ class Recorder:
         except NeedsGrad as error:
             attempt.signature.has_backward, attempt.signature.kept_graph = True, error.kept
         except CaptureError as error:
-            if self._ranks.several or not attempt.signature.asking.switch_to_yes():
+            if self._ranks.several or not attempt.signature.capture_answer.switch_to_yes():
                 raise
             attempt.reached.forget()
             unlike = answers.compare(self._callee, attempt, self._name, error)

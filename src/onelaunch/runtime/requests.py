@@ -280,7 +280,7 @@ def _is_transferable(captured: CapturedCall) -> bool:
         and captured.bucket is None
         and not captured.optimizers
         and not captured.statics
-        and not captured.lasting
+        and not captured.kept_gradients
         and not captured.values
         and not captured.followed.names()
         and Travel.ADDRESS not in captured.inputs.travels
@@ -296,7 +296,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     ]
     return replace(
         captured,
-        hidden=[parts.slot(slot) for slot in captured.hidden],
+        hidden=[parts.slot(slot) for slot in captured.state_input_slots],
         outputs=replace(captured.outputs, made=outputs),
         tree=_transferred_tree(captured.tree, parts),
         state=[

@@ -34,7 +34,7 @@ Planned = tuple[CallSpec, Callable[[], Given]]
 _LEFT_OUT = frozenset({"OL301", "OL304"})
 """The refusals of a limit: `max_recordings`, the bytes of the pool."""
 _FREED = "its recording was freed since"
-_MOST = 4  # the most calls that the warning lists
+_MOST_LISTED = 4  # the most calls that the warning lists
 
 
 class Service:
@@ -149,7 +149,7 @@ class Service:
         call: Call = graphed._call(args, kwargs)
         try:
             # Other threads capture nothing meanwhile, so the limit holds for this call alone.
-            with call.driver.exclusive(), self._pool.held(max_bytes):
+            with call.driver.exclusive(), self._pool.limited(max_bytes):
                 graphed.capture(*args, **kwargs)
         except CannotCaptureHere:
             raise
@@ -262,6 +262,6 @@ def _warning(which: str, missed: list[PendingCall | RefusedCall]) -> GraphWarnin
         else f"{call.call}: {call.code}, {call.what}" + (f" ({call.where})" if call.where else "")
         for call in missed
     ]
-    rest = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
-    what = "\n         ".join([f"{which} are not captured", *lines[:_MOST], *rest])
+    rest = [f"and {len(lines) - _MOST_LISTED} more"] if len(lines) > _MOST_LISTED else []
+    what = "\n         ".join([f"{which} are not captured", *lines[:_MOST_LISTED], *rest])
     return GraphWarning("OL314", what, where=user_line())

@@ -20,7 +20,7 @@ from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
-from onelaunch.runtime.varied import Replacements, Varied
+from onelaunch.runtime.varied import Replacements, VaryingNumbers
 from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Signatures:
 
     def __init__(self, name: str, notices: Notices) -> None:
         self.states: dict[CallSpec, SignatureState] = {}  # the state of each signature
-        self.varied = Varied()  # the numbers that the caller varies
+        self.varied = VaryingNumbers()  # the numbers that the caller varies
         self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
         self.newest: list[tuple[CallSpec, SignatureState]] = []  # the newest, if each came once

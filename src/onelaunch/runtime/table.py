@@ -16,7 +16,7 @@ from onelaunch.runtime.attempt import Attempt, SignatureState
 from onelaunch.runtime.notices import Notices, Unserved
 from onelaunch.runtime.pool import Member, PoolManager
 from onelaunch.runtime.stats import Counters
-from onelaunch.runtime.varied import Varied
+from onelaunch.runtime.varied import VaryingNumbers
 from onelaunch.runtime.why import why
 from onelaunch.source import changed_at
 from onelaunch.state.guard import StateGuard
@@ -125,11 +125,11 @@ class Table:
             self.keep((entry, *self.entries))
         self._warn_omitted(entry.captured)
 
-    def drop_superseded(self, entry: Entry, varied: Varied) -> None:
+    def drop_superseded(self, entry: Entry, varied: VaryingNumbers) -> None:
         """Free recordings of single values of numbers that a newer recording follows, or of single
         contents of slots that are its inputs."""
         followed = {slot.id for slot in entry.captured.followed.counted}
-        inputs = {whole_of(slot).id for slot in entry.captured.hidden}
+        inputs = {whole_of(slot).id for slot in entry.captured.state_input_slots}
         for other in self.entries:
             moves = {slot.id for slot in other.captured.changed_numbers}
             alike = other.spec == entry.spec

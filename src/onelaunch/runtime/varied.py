@@ -15,16 +15,16 @@ from onelaunch.call.numbers import any_number, is_number, numbers_in, numbers_re
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.numbers import Following, Unfollowed
+from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.driver.protocol import Driver
 from onelaunch.runtime.attempt import SignatureState
-from onelaunch.state.brought import Brought, replaced_alike
+from onelaunch.state.brought import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
-_MOST = 4  # the recordings of one signature that follow numbers
+_MOST_RECORDINGS = 4  # the recordings of one signature that follow numbers
 _MOST_OWN = 64  # the calls of one signature that get a recording of their own nevertheless
 FEW = 2  # the values of a number that get a recording each before it is followed
 
@@ -41,7 +41,7 @@ class _Family:
     known: list[SignatureState] = field(default_factory=list)  # the signatures of the first calls
 
 
-class Varied:
+class VaryingNumbers:
     """The numbers that the caller of one callable varies."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Varied:
         elif len(found[1].own) < _MOST_OWN:
             found[1].own.add(tuple(numbers_in(tree)))
 
-    def following(self, spec: CallSpec, entries: Iterable[Entry]) -> Following:
+    def following(self, spec: CallSpec, entries: Iterable[Entry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that
         differs between two recordings, or that a recording follows already; and those that the
         callable itself changes."""
@@ -108,7 +108,7 @@ class Varied:
         if _many(entry for entry in entries if entry.spec == spec):
             again.clear()
         places = [slot for i, slot in again.items() if i not in self._constant | counted.keys()]
-        return Following(tuple(numbers_read(spec.tree)), tuple(places), (*counted.values(),))
+        return NumbersToFollow(tuple(numbers_read(spec.tree)), tuple(places), (*counted.values(),))
 
     def covers(self, entry: Entry, other: Entry) -> bool:
         """Return whether another recording differs only in numbers that this one follows."""
@@ -124,7 +124,7 @@ class Varied:
             return changed <= {slot.id for slot in followed.slots}
         return False
 
-    def note_recorded(self, wanted: Following, followed: Following) -> None:
+    def note_recorded(self, wanted: NumbersToFollow, followed: NumbersToFollow) -> None:
         """Take numbers that a recording should have followed, and does not, for constants from now
         on."""
         self._constant.update({*wanted.names()} - {*followed.names()})
@@ -141,12 +141,12 @@ class Varied:
 
 
 def _many(entries: Iterable[Entry]) -> bool:
-    """Return whether `_MOST` recordings follow numbers and do not serve the present ones.
+    """Return whether so many recordings follow numbers and do not serve the present ones.
     Comparisons then come out in ever more ways, and the next recording takes the numbers for
     constants."""
     return (
         sum(bool(e.captured.followed.names()) and e.captured.guard.check() for e in entries)
-        >= _MOST
+        >= _MOST_RECORDINGS
     )
 
 
@@ -170,7 +170,7 @@ class Replacements:
     """The slots whose contents the caller replaced, and recordings could not follow."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, object], tuple[Brought, int, int]] = {}
+        self._seen: dict[tuple[int, object], tuple[ReplacedSlot, int, int]] = {}
         """id of a slot -> the slot, the number of replacements, and the id of the last content."""
         self._constant: set[tuple[int, object]] = set()
         """ids of slots whose contents no recording takes as inputs."""
@@ -205,11 +205,11 @@ class Replacements:
                 callee.forget(found.objects(value))
         return len(self.expected()) > before
 
-    def expected(self) -> tuple[Brought, ...]:
+    def expected(self) -> tuple[ReplacedSlot, ...]:
         """Return the slots whose contents the next recording takes as inputs."""
         return tuple(found for found, count, _ in self._seen.values() if count >= _OFTEN)
 
-    def note_recorded(self, wanted: Iterable[Brought], taken: Iterable[Brought]) -> None:
+    def note_recorded(self, wanted: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]) -> None:
         """Leave slots alone that a recording should have taken as inputs, and could not."""
         left = {b.slot.id for b in wanted} - {b.slot.id for b in taken}
         self._constant |= left

@@ -49,7 +49,7 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
 from onelaunch.state.iterators import advanced, iterators_of
 from onelaunch.state.slots import MISSING, gradient_of, is_leaf, node_of
-from onelaunch.state.snapshot import ReachableState, held_by
+from onelaunch.state.snapshot import ReachableState, tensors_by_storage
 from onelaunch.state.walk import Change, StateWalk, is_replaced
 from onelaunch.uncompiled import leave_ours_alone
 from onelaunch.unwinding import same_modes
@@ -161,7 +161,7 @@ class Warmup:
         """Run code whose operations are hidden eagerly, and note its reads and writes."""
         device, signature = attempt.device, attempt.signature
         before = attempt.reached.walk()
-        held = held_by(attempt.driver, device, before)
+        held = tensors_by_storage(attempt.driver, device, before)
         named = places(attempt.flat.tensors, before)
         observer = watching(attempt.driver, device, attempt.flat.tensors, held)
         try:
@@ -172,7 +172,7 @@ class Warmup:
                 if _trains(attempt):
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
-                conditions.enter_context(signature.asking.in_force())
+                conditions.enter_context(signature.capture_answer.in_force())
                 result = self._callee.with_read_watch(run, device, conditions.close)()
             accesses = self._accesses(attempt, observer, named, result, before)
         finally:
@@ -291,7 +291,7 @@ class Warmup:
             if device.type != "cpu":  # where what `torch.tensor` makes is memory like any other
                 accesses.refuse_unseen()
         elif callee.reads is not None:  # the capture begins where this run did
-            callee.note_left(reached, flat, result, before, effects.left)
+            callee.note_state_after(reached, flat, result, before, effects.left)
         callee.note_result(result)
         return effects.found
 
@@ -334,7 +334,7 @@ class NotedRun:
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
             conditions.enter_context(self._factories)
-            conditions.enter_context(attempt.signature.asking.in_force())
+            conditions.enter_context(attempt.signature.capture_answer.in_force())
             conditions.enter_context(noting_steps(ledger))
             if self._observer is None:
                 conditions.enter_context(LedgerMode(ledger))
@@ -358,7 +358,7 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
     """Flatten the result of a run, and objects in it that the run made."""
     flat = flatten(result, "result")
     if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
-        known = {id(v): Same(v, None) for _, v in reached.walk().held.values()}
+        known = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
         flat = flatten(result, "result", objects="made", known=known)
     return flat
 

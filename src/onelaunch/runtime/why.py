@@ -21,7 +21,7 @@ from onelaunch.state.parts import ContainerPart, apart
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
 
-_FEW = 6  # the most sizes that a message offers for a dimension
+_MOST_SIZES = 6  # the most sizes that a message offers for a dimension
 
 
 def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
@@ -75,7 +75,7 @@ def _other_count(entry: Entry) -> str | None:
 
 def _other_build(entry: Entry) -> str | None:
     """Describe a container of state that is not built as the captured one, or return None."""
-    for slot in entry.captured.hidden:
+    for slot in entry.captured.state_input_slots:
         if isinstance(slot.key, ContainerPart):
             whole = slot.key.whole
             now = apart(whole.read(), slot.key.kept, whole.name).tree
@@ -165,7 +165,9 @@ def _bucketed(sizes: Mapping[tuple[int, int], set[int]]) -> str:
     seen: dict[int, set[int]] = {}
     for (_, dim), found in sizes.items():
         seen.setdefault(dim, set()).update(found - {0})
-    fitted = {dim: fit(dict.fromkeys(found, 1.0), _FEW) for dim, found in sorted(seen.items())}
+    fitted = {
+        dim: fit(dict.fromkeys(found, 1.0), _MOST_SIZES) for dim, found in sorted(seen.items())
+    }
     dims, chosen = list(fitted), list(fitted.values())
     several = f"dim={tuple(dims)}, sizes={tuple(chosen)}"
     shown = several if len(dims) > 1 else f"dim={dims[0]}, sizes={chosen[0]}"
@@ -233,12 +235,12 @@ def offer_split(error: CaptureError, root: object, options: Options) -> None:
         return
     if options.on_refusal == "split":
         error.fix += "; or call the module, whose pieces are captured as it runs"
-    elif error.code in _OF_ONE_MODULE and options.unsplit is None:
+    elif error.code in _CODES_OF_ONE_MODULE and options.unsplit is None:
         error.fix += (
             '; or `ol.graph(..., on_refusal="split")`: the module that holds this line runs as it '
             "is, and the modules that it calls are graphed"
         )
 
 
-_OF_ONE_MODULE = frozenset({"OL101", "OL102", "OL103", "OL104", "OL105", "OL108", "OL109"})
+_CODES_OF_ONE_MODULE = frozenset({"OL101", "OL102", "OL103", "OL104", "OL105", "OL108", "OL109"})
 """Refusals of a single module: its children can be captured without it."""

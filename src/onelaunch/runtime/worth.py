@@ -18,7 +18,7 @@ _PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
 """The weights of a recording that did not pay: it was dropped at once; it served no other call; it
 served a few."""
-_MOST = 32  # the most weight of recordings in a row that did not pay
+_MOST_WEIGHT = 32  # the most weight of recordings in a row that did not pay
 _WAIT = 32  # eager calls before the next recording is tried; doubled each time that it does not pay
 _MOST_DOUBLED = 7
 
@@ -58,7 +58,7 @@ class Worth(EagerTurns):
         self.row += 1
         self.used |= uses > 0
         self._weight += FEW if uses > 0 else unused
-        if self._weight < _MOST:
+        if self._weight < _MOST_WEIGHT:
             return False
         self.wait = (_WAIT << min(self._failed, _MOST_DOUBLED)) + 1
         self._failed += 1

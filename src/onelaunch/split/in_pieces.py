@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 _UNSETTLED = 32
 """The calls in pieces after which the warning is given, even if a piece was never launched."""
-_MOST = 8  # the most modules that a message names
+_MOST_NAMED = 8  # the most modules that a message names
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ def _warning(name: str, pieces: str, stats: GraphStats, settled: bool) -> GraphW
 
 
 def _listed(names: list[str]) -> str:
-    most = names[:_MOST]
-    rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    most = names[:_MOST_NAMED]
+    rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     run = "run as they are" if len(names) > 1 else "runs as it is"
     return f"{', '.join(most)}{rest} {run}"

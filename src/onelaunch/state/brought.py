@@ -24,7 +24,7 @@ from onelaunch.state.parts import Kept, apart, build_slot, item_slot, parts_of_s
 from onelaunch.state.slots import Slot, is_leaf
 
 
-class Brought(NamedTuple):
+class ReplacedSlot(NamedTuple):
     """A slot whose content the caller replaces between calls.
 
     Attributes:
@@ -45,11 +45,13 @@ class Brought(NamedTuple):
         return sum(t.nbytes for t in apart(self.slot.read(), self.kept).tensors)
 
     def objects(self, value: object) -> list[object]:
-        """Return the containers and objects of a content that the next one has others for."""
+        """Return the containers and objects that differ from one content to the next."""
         return [part for part in composites_in([value]) if id(part) not in self.kept]
 
 
-def replaced_alike(slot: Slot, before: object, written: Callable[[Tensor], bool]) -> Brought | None:
+def replaced_alike(
+    slot: Slot, before: object, written: Callable[[Tensor], bool]
+) -> ReplacedSlot | None:
     """Return the slot as one that the caller replaces, if its content is built like another one.
 
     Args:
@@ -62,7 +64,7 @@ def replaced_alike(slot: Slot, before: object, written: Callable[[Tensor], bool]
     inside = {id(part) for part in composites_in([before])}
     kept = {id(part): Constant(part) for part in composites_in([now]) if id(part) in inside}
     kept.pop(id(now), None)
-    found = Brought(slot, kept)
+    found = ReplacedSlot(slot, kept)
     old, new = apart(before, kept), apart(now, kept)
     alike = old.tree == new.tree and [*map(TensorSpec.of, old.tensors)] == [
         *map(TensorSpec.of, new.tensors)
@@ -103,7 +105,9 @@ class Staged:
         gone: ids of the caller's objects that the next call has others for, and of their dicts.
     """
 
-    def __init__(self, brought: Sequence[Brought], held: Iterable[tuple[Slot, object]]) -> None:
+    def __init__(
+        self, brought: Sequence[ReplacedSlot], held: Iterable[tuple[Slot, object]]
+    ) -> None:
         self._originals = [(b, b.slot.read()) for b in brought]
         self._staged: list[tuple[Any, Flat]] = []
         self._empty: dict[int, Slot] = {}

@@ -70,7 +70,7 @@ class Contents:
         """id -> (container, name, length), of lists, dicts, sets and deques."""
         self.untouched: dict[int, Attributes] = {}
         """id of a module's `__dict__` -> its attributes that no code was seen to read or store."""
-        self.quiet: dict[int, Attributes] = {}
+        self.leaf_attributes: dict[int, Attributes] = {}
         """id of a module's `__dict__` -> its attributes that are read and lead nowhere: plain
         values, tuples of these, and the empty dicts of hooks. They are most of all slots."""
         self._keys: dict[int, list[object]] = {}
@@ -323,7 +323,7 @@ class Contents:
         for name in list(names):
             # A missing global may be added, and hide a builtin.
             fixed = installed and _is_fixed(namespace.get(name, _is_fixed))
-            if not (fixed or name in _OF_EVERY_MODULE):
+            if not (fixed or name in _MODULE_ATTRIBUTES):
                 yield Slot("item", namespace, name, name, None), names[name]
             builtin = vars(builtins).get(name, _is_fixed) if name not in namespace else _is_fixed
             if not _is_fixed(builtin):  # the user put it there
@@ -334,7 +334,7 @@ class Contents:
         installed = is_library_module(module)
         names = dict(owner.names) if owner else {}
         if self.is_open(module):
-            names |= dict.fromkeys(vars(module).keys() - _OF_EVERY_MODULE, Use.READ)
+            names |= dict.fromkeys(vars(module).keys() - _MODULE_ATTRIBUTES, Use.READ)
         elif not installed:
             names |= dict.fromkeys(vars(module).keys() & self.loose, Use.READ)
         for key, use in names.items():
@@ -419,7 +419,7 @@ NOT_READ = READ_APART.union(key for key in vars(nn.Module()) if key.startswith(_
 a `Size`, and attributes for saving and loading. Parameters, buffers and modules are read apart."""
 
 
-_OF_EVERY_MODULE = {
+_MODULE_ATTRIBUTES = {
     *vars(types.ModuleType("")),
     *("__file__", "__builtins__", "__cached__", "__path__"),
 }

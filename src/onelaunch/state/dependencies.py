@@ -48,8 +48,8 @@ def dependencies(
     brought: Collection[tuple[int, object]] = (),
     gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
-    """Return the slots that a call must find as the capture did, each with its content. It must
-    find the walk's quiet attributes, too: those that are in another part here are quiet no more.
+    """Return the slots that a call must match, each with its content. Quiet attributes are guarded
+    apart; those that the capture changed become slots like others.
 
     Args:
         before: the state that the callable reached before the capture.
@@ -60,7 +60,7 @@ def dependencies(
         sure: ids of slots that the capture stored to for sure.
         passed_on: tensors from before that the capture returned or stored, itself or as a view.
         brought: ids of the slots that are inputs because the caller replaces their contents.
-        gone: ids of the objects that the caller replaces with them, and of their dicts.
+        gone: ids of the caller's former objects in those slots, and of their `__dict__`s.
     """
     now = {change.slot.id: change.after for change in found}
     again = _stored_again(before, now)
@@ -72,8 +72,8 @@ def dependencies(
 
     guarded: list[tuple[Slot, object]] = []
     # Of a large `vars(module)` that code goes through, not all items are read.
-    through = before.quiet.keys() & before.contents.containers.keys()
-    if now or gone or through or any(map(before.is_quiet, (*rebound, *inputs, *brought))):
+    through = before.leaf_attributes.keys() & before.contents.containers.keys()
+    if now or gone or through or any(map(before.is_leaf_attribute, (*rebound, *inputs, *brought))):
         before.expand()
     uses = before.used
     for key, (slot, value) in before.slots.items():
@@ -120,7 +120,7 @@ def dependencies(
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    quiet = before.quiet.values()
+    quiet = before.leaf_attributes.values()
     vias = [*(slot.via for slot in stored), *(attributes.via for attributes in quiet)]
     guarded = _with_paths(guarded, vias, before)
     touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])

@@ -56,9 +56,9 @@ class StateWalk:
 
     contents: Contents
     slots: dict[tuple[int, object], tuple[Slot, object]] = field(default_factory=dict)
-    """id -> (slot, content), without the slots of `quiet` attributes."""
+    """id -> (slot, content), without those of `leaf_attributes`."""
     used: dict[tuple[int, object], Use] = field(default_factory=dict)
-    """id of a touched slot -> the use of its content, without those of `quiet` attributes."""
+    """id of a touched slot -> the use of its content, without those of `leaf_attributes`."""
     by_key: set[int] = field(default_factory=set)
     """ids of dicts that were read by known keys alone."""
     owners: list[object] = field(default_factory=list)
@@ -83,9 +83,9 @@ class StateWalk:
     """The empty dicts of hooks among the quiet attributes."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
-    of_tensors: dict[tuple[int, object], None] = field(default_factory=dict)
+    tensor_slots: dict[tuple[int, object], None] = field(default_factory=dict)
     """ids of the slots that hold tensors, in order."""
-    on_tensors: list[tuple[int, object]] = field(default_factory=list)
+    tensor_attributes: list[tuple[int, object]] = field(default_factory=list)
     """ids of the slots that are attributes of tensors."""
     _tensors: list[tuple[Slot, Tensor]] | None = None
     """See `tensors`, which a capture asks a dozen times."""
@@ -99,12 +99,12 @@ class StateWalk:
     """id of a slot -> its tensor, without gradients, once `let_go` succeeded."""
 
     @property
-    def quiet(self) -> dict[int, Attributes]:
+    def leaf_attributes(self) -> dict[int, Attributes]:
         """id of a module's `__dict__` -> its attributes that are read and lead nowhere."""
-        return self.contents.quiet
+        return self.contents.leaf_attributes
 
     @property
-    def held(self) -> dict[tuple[int, object], tuple[Slot, object]]:
+    def all_slots(self) -> dict[tuple[int, object], tuple[Slot, object]]:
         """id -> (slot, content) of all slots. `slots` is all that most code has to look at."""
         self.expand()
         return self.slots
@@ -118,7 +118,7 @@ class StateWalk:
     def expand(self) -> None:
         """Make the slots of quiet attributes, as where a run has changed one."""
         slots, used, containers = self.slots, self.used, self.contents.containers
-        for attributes in self.quiet.values():
+        for attributes in self.leaf_attributes.values():
             for slot, value in attributes.slots():
                 slots[slot.id], used[slot.id] = (slot, value), Use.READ
                 if type(value) is OrderedDict:
@@ -127,21 +127,21 @@ class StateWalk:
                     part = Slot("item", value, index, f"{slot.name}[{index}]", None, slot)
                     slots.setdefault(part.id, (part, item))
                     used.setdefault(part.id, Use.READ)
-        if self.quiet:
-            self.quiet.clear()
+        if self.leaf_attributes:
+            self.leaf_attributes.clear()
             self.hooks.clear()
             self._by_class = self.noted = None
         self._entries = None  # they refer to what a run may have dropped
 
-    def is_quiet(self, key: tuple[int, object]) -> bool:
+    def is_leaf_attribute(self, key: tuple[int, object]) -> bool:
         """Return whether the slot with this id is one of a quiet attribute."""
-        attributes = self.quiet.get(key[0])
+        attributes = self.leaf_attributes.get(key[0])
         return attributes is not None and key[1] in attributes.values
 
     def ids(self) -> set[int]:
         """Return the ids of the contents of all slots, except plain values of modules."""
         held = {id(content) for _, content in self.slots.values()}
-        values = (v for a in self.quiet.values() for v in a.values.values())
+        values = (v for a in self.leaf_attributes.values() for v in a.values.values())
         return held.union([id(v) for v in values if type(v) not in LEAVES])
 
     def is_current(self) -> bool:
@@ -165,7 +165,7 @@ class StateWalk:
     def _has_entries(self) -> bool:
         """Return whether attributes without slots, and the dicts of modules, are as they were."""
         if self._entries is None:
-            found = [*self.quiet.values(), *self.contents.untouched.values()]
+            found = [*self.leaf_attributes.values(), *self.contents.untouched.values()]
             pairs: list[tuple[dict[str, Any], Any]] = [(a.holder, a.values) for a in found]
             modules = (d for o, d in zip(self.owners, self.dicts, strict=True) if _is_whole(o, d))
             pairs += [(own, dict(zip(MODULE_DICTS, d, strict=True))) for own, *d in modules]
@@ -184,18 +184,18 @@ class StateWalk:
         """Hold tensors weakly until `hold`, and gradients not at all. Return False, and do nothing,
         if that is impossible: a tensor is made of others, or has an attribute that is an object."""
         held = self.slots
-        on_tensors = [(key, held[key]) for key in self.on_tensors if key in held]
+        on_tensors = [(key, held[key]) for key in self.tensor_attributes if key in held]
         plain = all(value is MISSING or type(value) in LEAVES for _, (_, value) in on_tensors)
         if not plain or any(isinstance(o, Tensor) and not is_memory(o) for o in self.owners):
             return False
         for key, (slot, value) in on_tensors:
             held[key] = slot._replace(owner=_Weak(slot.owner)), value
         if self.weak is None:
-            pairs = {key: held[key] for key in self.of_tensors}
+            pairs = {key: held[key] for key in self.tensor_slots}
             kept = {key: (s, t) for key, (s, t) in pairs.items() if s.key is not gradient_of}
             self.weak = {key: (slot, _Weak(cast(Tensor, t))) for key, (slot, t) in kept.items()}
-        for key in self.of_tensors.keys() - self.weak.keys():
-            del held[key], self.of_tensors[key]
+        for key in self.tensor_slots.keys() - self.weak.keys():
+            del held[key], self.tensor_slots[key]
             self._by_class = self.noted = None
         held.update(self.weak)
         self.owners[:] = [_Weak(o) if isinstance(o, Tensor) else o for o in self.owners]
@@ -207,7 +207,7 @@ class StateWalk:
         """Hold the tensors again, and their gradients now. Return False if a tensor is gone."""
         held, count = self.slots, len(self.slots)
         self.owners[:] = [o() if type(o) is _Weak else o for o in self.owners]
-        for key in self.on_tensors:
+        for key in self.tensor_attributes:
             slot, value = held[key]
             held[key] = slot._replace(owner=slot.owner()), value
         assert self.weak is not None
@@ -220,9 +220,9 @@ class StateWalk:
         if len(held) > count:  # each gradient comes before the slot of its leaf
             order = (((id(v), gradient_of), key) for key, (_, v) in held.items())
             self.slots = {key: held[key] for pair in order for key in pair if key in held}
-            self.of_tensors = dict.fromkeys(key for key in self.slots if key in self.of_tensors)
+            self.tensor_slots = dict.fromkeys(key for key in self.slots if key in self.tensor_slots)
             self._by_class = self.noted = None
-        self._tensors = cast(Any, [self.slots[key] for key in self.of_tensors])
+        self._tensors = cast(Any, [self.slots[key] for key in self.tensor_slots])
         return not any(owner is None for owner in self.owners)
 
     def add_leaf(self, slot: Slot, t: Tensor) -> tuple[Slot, Tensor] | None:
@@ -235,7 +235,7 @@ class StateWalk:
             return None
         gradient = Slot("contents", t, gradient_of, f"{slot.name}.grad", None, slot)
         self.slots[gradient.id] = (gradient, grad)
-        self.of_tensors[gradient.id] = None
+        self.tensor_slots[gradient.id] = None
         return gradient, grad
 
     @property
@@ -258,7 +258,7 @@ class StateWalk:
         """Return the use of a slot's content; None for a slot that was not touched."""
         key = slot.id
         known = self.used.get(key)
-        if known is None and self.quiet:
+        if known is None and self.leaf_attributes:
             known = self.uses.get(key)
         if known is not None or key in self.slots or slot.owner is None or self.reads is None:
             return known
@@ -362,7 +362,7 @@ class StateWalk:
         return self._tensors
 
     def tensors_so_far(self) -> list[tuple[Slot, Tensor]]:
-        pairs = map(self.slots.__getitem__, self.of_tensors)
+        pairs = map(self.slots.__getitem__, self.tensor_slots)
         return [(slot, value) for slot, value in pairs if is_memory(value)]
 
     def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:

@@ -41,8 +41,8 @@ class Rollback:
 
     Args:
         found: the walk, of the state as it is now.
-        each: True to keep the items of dicts singly too: a walk that `restore` gets may have found
-            single items, as of a module's globals.
+        each: True to keep each item of a dict, too, so that `restore` can put back only the items
+            that its walk has found, as of a module's globals.
     """
 
     def __init__(self, found: StateWalk, each: bool = False) -> None:
@@ -155,7 +155,7 @@ class RunRollback:
 
 def _objects(found: StateWalk) -> set[object]:
     objects = (*found.owners, *found.classes, *found.functions, *(t for _, t in found.tensors()))
-    return {*found.held, *map(id, objects), *map(id, _containers(found))}
+    return {*found.all_slots, *map(id, objects), *map(id, _containers(found))}
 
 
 def _containers(found: StateWalk) -> Iterator[Any]:

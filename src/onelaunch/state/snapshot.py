@@ -128,7 +128,9 @@ class ReachableState:
         self._now = None
 
 
-def held_by(driver: Driver, device: torch.device, found: StateWalk) -> dict[int, list[Tensor]]:
+def tensors_by_storage(
+    driver: Driver, device: torch.device, found: StateWalk
+) -> dict[int, list[Tensor]]:
     """Return the reached tensors on the device, by storage."""
     held: dict[int, list[Tensor]] = {}
     for _, t in found.tensors():
@@ -143,7 +145,7 @@ class StateSnapshot:
 
     reached: ReachableState
     walk: StateWalk
-    held: dict[int, list[Tensor]]
+    tensors_by_storage: dict[int, list[Tensor]]
     """storage -> tensors that the callable reaches by address. The capture adds to it."""
     orders: dict[int, tuple[object, ...]]
     """id of a dict that is read as a whole -> its keys, in order."""
@@ -154,7 +156,7 @@ class StateSnapshot:
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
         found = reached.walk()
-        held = held_by(driver, device, found)
+        held = tensors_by_storage(driver, device, found)
         tensors = [local(t) for tensors in held.values() for t in tensors]
         kept = [(t, t.detach(), Layout.of(t, grads_matter=False)) for t in tensors]
         orders = {id(value): tuple(value) for _, value in ordered(found, ())}
@@ -188,7 +190,7 @@ class StateSnapshot:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
         return self.walk.holding(lambda kind: kind not in LEAVES and not issubclass(kind, Tensor))
 
-    def moved(self) -> tuple[Tensor, bool] | None:
+    def relocated(self) -> tuple[Tensor, bool] | None:
         """Return (tensor, whether its sizes or strides changed) of a moved tensor, or None."""
         for t, _, layout in self._kept:
             if layout.moved(t):

@@ -48,8 +48,8 @@ from onelaunch.state.slots import (
 
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""
-_OF_THREADS = frozenset({"current_thread", "get_ident", "get_native_id"})
-_OF_CALLS = (Tensor, BackwardCFunction)
+_THREAD_FUNCTIONS = frozenset({"current_thread", "get_ident", "get_native_id"})
+_UNWALKED_TYPES = (Tensor, BackwardCFunction)
 _MOST_UNREAD = 10_000
 """The most unread slots that a capture looks at: 50 ms."""
 _BUILTIN = frozenset({OrderedDict, dict, list, set})
@@ -80,13 +80,13 @@ def walk(
             for slot, use in found.contents.of_globals(namespace, names):
                 _add_slot(found, slot, slot.read(), use, queue)
         _visit_all(found, queue, seen)
-        if reads.names(_OF_THREADS):
+        if reads.names(_THREAD_FUNCTIONS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
             found.slots[slot.id], found.used[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
-            if id(value) not in seen and not isinstance(value, _OF_CALLS):
+            if id(value) not in seen and not isinstance(value, _UNWALKED_TYPES):
                 is_class = isinstance(value, type)
                 name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
@@ -182,7 +182,7 @@ def _visit(found: StateWalk, queue: Queue, name: str, value: object, via: Slot |
             slot = new_slot((*slot[:5], via))
         _add_slot(found, slot, slot.read(), use, queue)
         if isinstance(value, Tensor):
-            found.on_tensors.append(slot.id)
+            found.tensor_attributes.append(slot.id)
     queue.extend(
         (inner_name, inner, via) for inner_name, inner in found.contents.code_of(name, value)
     )
@@ -239,7 +239,7 @@ def _visit_slots(
     if untouched:
         contents.untouched[at] = Attributes(prefix, module, attributes, untouched, via)
     if quiet:
-        contents.quiet[at] = Attributes(prefix, module, attributes, quiet, via)
+        contents.leaf_attributes[at] = Attributes(prefix, module, attributes, quiet, via)
 
 
 def _leads_nowhere(value: object) -> bool:
@@ -268,7 +268,7 @@ def _add_slot(
     key = key or slot.id
     found.slots[key] = (slot, content)
     if tensor:
-        found.of_tensors[key] = None
+        found.tensor_slots[key] = None
     if use is None:
         return
     if use is _MIXED:
@@ -330,7 +330,7 @@ def is_mark_of_dynamo(key: object) -> bool:
 
 def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
     found: list[Change] = []
-    if not _are_alike(before.quiet, after.quiet):
+    if not _are_alike(before.leaf_attributes, after.leaf_attributes):
         before.expand()
         after.expand()
     for key, (slot, value) in after.slots.items():
@@ -404,14 +404,16 @@ def reads_more(
     sized = before.sized({c.slot.id for c in found})
     empty = {id(c) for c, _ in sized if before.containers.get(id(c), (c, "", 1))[2] == 0}
     if more := _unheld(now) - _unheld(before):
-        held = {id(v) for s, v in now.held.values() if s.id in replaced or is_replaced(s, replaced)}
+        held = {
+            id(v) for s, v in now.all_slots.values() if s.id in replaced or is_replaced(s, replaced)
+        }
         if not held.issuperset(key for key, _ in more):
             return True
     return any(
         use > before.uses.get(key, Use.NONE)
         and key not in replaced
         and key[0] not in empty
-        and not is_replaced(now.held[key][0], replaced)
+        and not is_replaced(now.all_slots[key][0], replaced)
         for key, use in now.uses.items()
     )
 

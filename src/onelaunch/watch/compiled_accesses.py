@@ -259,7 +259,7 @@ class CompiledAccesses:
             list(observer.host.read_arguments()),
             observer.copied_to_device,
             observer.refused,
-            observer.suspected,
+            observer.tentative_refusal,
             by_storage,
             began,
         )
@@ -341,7 +341,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
     dicts of attributes, for `CompiledAccesses.began`. Dynamo's own marks are left out."""
     found: dict[object, object] = {
         key: _described(value) if isinstance(value, Tensor) else content_of(value)
-        for key, (_, value) in walk.held.items()
+        for key, (_, value) in walk.all_slots.items()
         if not is_mark_of_dynamo(key[1])
     }
     lengths = {

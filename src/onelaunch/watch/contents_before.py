@@ -66,9 +66,11 @@ class ContentsBefore:
         if walked.noted is None:
             walked.noted = _contents(walked)
         self._known += [walked.noted, _further_contents(walked, self._values)]
-        self._quiet += [(at, attributes.values) for at, attributes in walked.quiet.items()]
+        self._quiet += [
+            (at, attributes.values) for at, attributes in walked.leaf_attributes.items()
+        ]
         used, slots = walked.used, walked.slots
-        read = ((key, slots[key]) for key in walked.of_tensors if used.get(key) is Use.READ)
+        read = ((key, slots[key]) for key in walked.tensor_slots if used.get(key) is Use.READ)
         self._described.extend((key, s.kind, facts_of(t)) for key, (s, t) in read if is_memory(t))
         self._shapes += _shapes_in(walked)
         self._hooks_of_modules += walked.hooks

@@ -121,8 +121,8 @@ class HostTensors:
         return _storage(t) in self._random
 
     def fixes(self, t: Tensor) -> bool:
-        """Return whether a tensor has the same values in each call that the recording fits. State
-        is compared from now on, so that it has."""
+        """Return whether a tensor has the same values in each call that the recording fits. A
+        tensor of the state joins the values that calls must match."""
         storage = _storage(t)
         if self._is_known(storage):
             return self.is_constant(t)

@@ -90,7 +90,7 @@ class Ledger:
         self.contents = ContentsBefore(walked, values=not on_host)
         self._entries: list[tuple[Any, ...]] = []
         if walked.reads is None:
-            self._stored = [slot for slot, value in walked.held.values() if is_plain(value)]
+            self._stored = [slot for slot, value in walked.all_slots.values() if is_plain(value)]
         else:
             unused = [key for key, use in walked.used.items() if use is Use.NONE]
             self._stored = [walked.slots[key][0] for key in unused if key in walked.slots]

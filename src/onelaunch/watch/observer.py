@@ -100,7 +100,7 @@ class Observer(Watching):
         of the numbers."""
         self.refused: CaptureError | None = None
         """The first refusal, which the callable may have caught."""
-        self.suspected: CaptureError | None = None
+        self.tentative_refusal: CaptureError | None = None
         """The first refusal that may not hold for compiled code."""
         self.placed: Callable[[Any, Any, Any], tuple[Any, Any] | None] | None = None
         """Returns the arguments with plain numbers for stand-ins; None if there are none."""
@@ -219,7 +219,7 @@ class Observer(Watching):
             if op.base == "aten::copy_" and self.admission.is_number(args):
                 found = [args[1]]  # compiled code has no `fill_` in its place
             if found and self._constants is not None:
-                self.suspected = self.suspected or _copies(op, found)
+                self.tentative_refusal = self.tentative_refusal or _copies(op, found)
                 for t in found:
                     self._constants.of(t)
         except CaptureError as error:  # its frames would hold all that the run made
@@ -227,15 +227,17 @@ class Observer(Watching):
             if error.code == "OL103":
                 host = copied_to_device(op.base, args, kwargs, self._device.type)
             constant = bool(host) and all(map(self.host.is_constant, host))
-            self._keep(error.with_traceback(None), error.code in _AS_COMPILED and not constant)
+            self._keep_refusal(
+                error.with_traceback(None), error.code in _AS_COMPILED and not constant
+            )
 
-    def _keep(self, error: CaptureError, sure: bool) -> None:
+    def _keep_refusal(self, error: CaptureError, sure: bool) -> None:
         """Keep a refusal. It is a suspicion unless `sure`: compiled code may make constants on the
         device, for example."""
         if sure:
             self.note_refusal(error)
         else:
-            self.suspected = self.suspected or error
+            self.tentative_refusal = self.tentative_refusal or error
 
     def note_seeding(self, method: str) -> CaptureError:
         """Return the error for a run that seeds a generator, or sets or reads its state. Torch's
@@ -275,7 +277,7 @@ class Observer(Watching):
             elif self._refuses and t.numel():
                 raise _copies_numbers()
             elif self._keeps and t.numel():
-                self.suspected = self.suspected or _copies_numbers()
+                self.tentative_refusal = self.tentative_refusal or _copies_numbers()
 
     def _read_on_host(self, t: Tensor) -> None:
         try:

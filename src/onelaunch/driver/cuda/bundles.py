@@ -20,7 +20,7 @@ from onelaunch.driver.cuda.streams import anything
 MOST_BYTES = 256 << 10
 """Limit for one tensor. Above it a memcpy is no slower for being a node of its own."""
 
-_MOST = 64  # tensors of a node
+_MOST_TENSORS = 64  # tensors of a node
 
 _SOURCE = r"""
 struct Copies { const char* from[64]; char* to[64]; unsigned bytes[64]; };
@@ -49,9 +49,9 @@ _BLOCKS = 16
 
 class _Copies(ctypes.Structure):
     _fields_ = (
-        ("source", ctypes.c_uint64 * _MOST),
-        ("target", ctypes.c_uint64 * _MOST),
-        ("nbytes", ctypes.c_uint * _MOST),
+        ("source", ctypes.c_uint64 * _MOST_TENSORS),
+        ("target", ctypes.c_uint64 * _MOST_TENSORS),
+        ("nbytes", ctypes.c_uint * _MOST_TENSORS),
     )
 
     source: ctypes.Array[ctypes.c_uint64]
@@ -72,7 +72,7 @@ def source(kernel: nodes.KernelNode, place: int) -> ctypes.c_uint64:
 
 def target(kernel: nodes.KernelNode, place: int) -> ctypes.c_uint64:
     """Find the word with the target address of a copy."""
-    return kernel.word(0, 8 * (_MOST + place))
+    return kernel.word(0, 8 * (_MOST_TENSORS + place))
 
 
 Bundled = tuple[list[tuple[int, int, Any]], Any, tuple[Any, ...]]
@@ -91,8 +91,8 @@ def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
 def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[nodes.KernelNode, int]]:
     """Capture the nodes of these copies, in any order; returns each copy's node and place in it."""
     found: list[tuple[nodes.KernelNode, int]] = []
-    for start in range(0, len(copies), _MOST):
-        some = copies[start : start + _MOST]
+    for start in range(0, len(copies), _MOST_TENSORS):
+        some = copies[start : start + _MOST_TENSORS]
         _launch(kernel.on(index), some, stream)
         node = nodes.KernelNode.read(nodes.latest(stream))
         assert node is not None

@@ -25,7 +25,7 @@ _ALONG = frozenset(
 _AT = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"})
 _PROBABILITIES = frozenset({"bernoulli", "binary_cross_entropy"})
 """Operations on numbers that a device asserts to be from 0 to 1."""
-_OF_TORCH = frozenset({"aten", "prims", "prim"})
+_TORCH_NAMESPACES = frozenset({"aten", "prims", "prim"})
 """Namespaces whose kernels make no index of a float by themselves."""
 
 
@@ -48,7 +48,7 @@ def check_known(func: Any, args: tuple[Any, ...]) -> None:
     """Raise ValueError for a library's own operation on made-up floats. Its kernel may turn a float
     into an index, as `torchvision::roi_align` does."""
     library = getattr(func, "namespace", "aten")
-    if library not in _OF_TORCH and any(t.is_floating_point() for t in tensors(args)):
+    if library not in _TORCH_NAMESPACES and any(t.is_floating_point() for t in tensors(args)):
         raise ValueError(f"a kernel of `{library}` might take a number for a place in memory")
 
 

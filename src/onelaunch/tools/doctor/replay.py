@@ -314,7 +314,7 @@ def _state(roots: Iterable[tuple[str, object]]) -> _Values:
     Numbers that objects of torch's own keep for themselves are left out.
     """
     found, kept, counts = walk(roots), _Values(), Counter[str]()
-    for slot, value in found.held.values():
+    for slot, value in found.all_slots.values():
         name = slot.name.lstrip(".")
         counts[name] += 1
         name = name if counts[name] == 1 else f"{name} ({counts[name]})"
@@ -394,8 +394,8 @@ def undone(workload: Workload, *copies: Workload) -> Generator[None]:
     roots = [root for one in (workload, *copies) for root in one.roots()]
     before = walk(roots)
     rollback = Rollback(before)
-    generators = HostGenerators((slot.name, value) for slot, value in before.held.values())
-    of_torch = [v for _, v in before.held.values() if isinstance(v, torch.Generator)]
+    generators = HostGenerators((slot.name, value) for slot, value in before.all_slots.values())
+    of_torch = [v for _, v in before.all_slots.values() if isinstance(v, torch.Generator)]
     shared = _shared(workload, copies[0] if copies else workload.copy())
     _, device = select(workload.tensors())
     with preserved_random_state(device, of_torch), warnings.catch_warnings():

@@ -119,7 +119,7 @@ class Silent(Listener):
         )
         self._calls.append(call)
         self._now = call
-        reached = [(slot.name, value) for slot, value in before.held.values()]
+        reached = [(slot.name, value) for slot, value in before.all_slots.values()]
         self._generators = lambda: HostGenerators(reached)
         self._host = self._generators()
         self._steps = _stepped_by(before, self._driver)
@@ -257,7 +257,7 @@ class Silent(Listener):
     def _settled(self, first: _Call, second: _Call) -> None:
         """Find the changes of each call, and the caches that the first call filled."""
         moved = {change.slot.id for change in second.changes}
-        holders = {id(slot.holder) for slot, _ in second.before.held.values()}
+        holders = {id(slot.holder) for slot, _ in second.before.all_slots.values()}
         holders |= second.before.containers.keys()
         replaced = {c.slot.id for c in second.changes if not _is_value(c.before, c.after)}
         for change in second.changes:
@@ -316,7 +316,7 @@ class Silent(Listener):
 
     def _scheduled(self, call: _Call) -> None:
         """Find optimizers that stepped with a float that a scheduler set up."""
-        for _, value in call.before.held.values():
+        for _, value in call.before.all_slots.values():
             if not isinstance(value, torch.optim.Optimizer) or id(value) not in call.stepped:
                 continue
             for group in value.param_groups:
@@ -401,7 +401,7 @@ def _sizes(workload: Workload) -> frozenset[int]:
 
 def _stepped_by(found: StateWalk, driver: Driver) -> dict[int, int]:
     """Return storage of a parameter -> id of the optimizer that has it."""
-    held = (value for _, value in found.held.values())
+    held = (value for _, value in found.all_slots.values())
     return {
         driver.storage(p): id(optimizer)
         for optimizer in held

@@ -431,3 +431,38 @@ def test_a_dict_of_attributes_that_is_replaced_after_its_object(
             outer.inner.__dict__ = {"scale": float(i)}
 
     as_eager(device, world, between, calls=9, shown=lambda outer: vars(outer.inner))
+
+
+class Shown:
+    """An object with properties whose getters are in C."""
+
+    own = property(operator.attrgetter("scale"))
+    inner = property(operator.attrgetter("layer.scale"))
+
+    def __init__(self) -> None:
+        self.scale, self.layer = 2.0, Layer()
+
+
+class ShownModule(nn.Module):
+    own = property(operator.attrgetter("scale"))
+    inner = property(operator.attrgetter("layer.scale"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = 2.0, Layer()
+
+
+@pytest.mark.parametrize("made", [Shown, ShownModule])
+def test_properties_with_a_getter_in_c(
+    device: torch.device, rand: Callable[..., Tensor], made: Callable[[], Any]
+) -> None:
+    shown = made()
+    fast = ol.graph(lambda x: x * shown.own + shown.inner, warmup=1)
+    for i in range(12):
+        if i in (4, 8):
+            shown.scale += 1.0
+        if i == 6:
+            shown.layer.scale = 5.0
+        x = rand(i, 4)
+        assert_same(fast(x), x * shown.scale + shown.layer.scale)
+    assert replays(fast) > 4

@@ -137,6 +137,8 @@ class RanFrame(Values):
             return
         self.reads_tensor_attributes |= facts.tensor
         raise_uses(self._reads.owner(value).names, uses)
+        for name in facts.getters.keys() & uses.keys() if facts.getters else ():
+            self._note_getter(facts.getters[name], [value])
         inside = uses if kind in _TENSOR_TYPES else attributes_of(value) or _NO_NAMES
         if not uses.keys() <= inside.keys():  # its class has the others
             others = {name: use for name, use in uses.items() if name not in inside}

@@ -62,6 +62,8 @@ class Kind(NamedTuple):
     attributes: bool
     """True if reads of its objects' attributes are noted."""
     tensor: bool
+    getters: Mapping[str, operator.attrgetter[Any]]
+    """property -> its getter in C, which reads attributes that no code names."""
     elements: Callable[[Any], Iterable[object]]
     """See `elements`."""
 
@@ -96,17 +98,24 @@ def _learn(kind: type) -> Kind:
         and not issubclass(kind, _CALLEES)
         and isinstance(module, str)
     )
+    getters: dict[str, Any] = {
+        name: member.fget
+        for parent in reversed(mro)
+        for name, member in parent.__dict__.items()
+        if type(member) is property and type(member.fget) is operator.attrgetter
+    }
     if len(_kinds) > _MOST_KINDS:  # it keeps classes alive
         _kinds.clear()
     found = _kinds[kind] = Kind(
         usual=usual,
-        plain=usual and not (tensor or sealed or issubclass(kind, (*METHODS, *LEAVES))),
+        plain=usual and not (tensor or sealed or getters or issubclass(kind, (*METHODS, *LEAVES))),
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
         module="" if kind in _PLAIN else cast(str, module) if alone else None,
         contents=not of_parts and _WITHOUT_CONTENTS.isdisjoint(mro),
         attributes=not (kind in LEAVES or sealed or of_parts)
         and (issubclass(kind, type) or id(kind) not in BUILTIN),
         tensor=tensor,
+        getters=getters,
         elements=_alone
         if tensor
         else next((way for base, way in _WAYS if issubclass(kind, base)), _alone),

@@ -28,29 +28,23 @@ metrics.py    `ol.Metrics`: the figures of callables for Prometheus
 progress.py   the bar of a warm-up of a service; the only file that imports rich
 options.py    the options of `ol.graph`, checked
 
-The words of this package:
+The words of this package, beside those of docs/glossary.md:
 
-signature   what a call must have in common with a recording: kinds, sizes, constants. `spec` is a
-            signature itself (`CallSpec`), `signature` what is known of its calls (`SignatureState`)
+spec        a signature itself (`CallSpec`); `signature` is what is known of its calls
 attempt     a call that warms up its signature, or is to be recorded
 entry       a recording in the table of its callable, with the function that replays it
 strategy    how sizes are padded in a call; without buckets `UNPADDED`
-walk        the slots of the state, found from the callable's attributes and names (`StateWalk`)
 accesses    the reads and writes of compiled code, as a watched run of the callable showed them
-request     the calls that one object is made for and passed to, as a cache is for one `generate()`
 to follow   a number: to read it anew at each call. Otherwise each value has its recording
 to take over  a recording: to use one of the last request's with an object of this one's
 MISS        the answer of a recording that does not fit a call
 ungraphed   of a signature: running eagerly from now on, as it was refused or has no room
 to take apart  an object among the arguments: to take its fields for the arguments
-ledger      the operations of a run, to compare the next run with
-to differ   of a capture: not to do what the run before it did, as its ledger shows
 ran_differently   of a recording: its run differed, or read more than those before it
-asking      the answer to code that asks torch whether it is being captured
+capture answer  the answer to code that asks torch whether it is being captured
 inline      of a call: the callable itself runs, as a part of what runs around it
 reached     the state that the callable reads or may change, found from its attributes and names
 to rehearse  a callable: to run it once as a warm-up without a call, and put everything back
 backoff     the wait of a signature that found no room, until it is tried again
-pair        the autograd side of a recording: a forward with its backwards
 chain       callables that are captured in the order in which they run, to share memory
 """

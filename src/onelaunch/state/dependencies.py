@@ -48,7 +48,7 @@ def dependencies(
     brought: Collection[tuple[int, object]] = (),
     gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
-    """Return the slots that a call must match, each with its content. Quiet attributes are guarded
+    """Return the slots that a call must match, each with its content. Leaf attributes are guarded
     apart; those that the capture changed become slots like others.
 
     Args:
@@ -120,11 +120,11 @@ def dependencies(
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
-    quiet = before.leaf_attributes.values()
-    vias = [*(slot.via for slot in stored), *(attributes.via for attributes in quiet)]
+    leaf_attributes = before.leaf_attributes.values()
+    vias = [*(slot.via for slot in stored), *(attributes.via for attributes in leaf_attributes)]
     guarded = _with_paths(guarded, vias, before)
     touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
-    owners = {id(owner): owner for owner in (*touched, *(a.module for a in quiet))}
+    owners = {id(owner): owner for owner in (*touched, *(a.module for a in leaf_attributes))}
     guarded.extend(before.paths(owners.values()))
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]

@@ -80,7 +80,7 @@ class StateWalk:
     empty: list[Any] = field(default_factory=list)
     """Empty containers of the interpreter's classes that no slot of the walk has."""
     hooks: list[Any] = field(default_factory=list)
-    """The empty dicts of hooks among the quiet attributes."""
+    """The empty dicts of hooks among the leaf attributes."""
     strays: bool = False
     """True if the walk visited a user's object that no slot leads to: it may be gone soon."""
     tensor_slots: dict[tuple[int, object], None] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class StateWalk:
     _by_class: dict[type, list[int]] | None = None
     """class -> numbers of the slots that hold its instances."""
     noted: Mapping[object, object] | None = None
-    """id of a slot -> its content, for a `Ledger`; without quiet ones."""
+    """id of a slot -> its content, for a `Ledger`; without leaf attributes."""
     _entries: tuple[list[dict[str, object]], list[str], list[object]] | None = None
     """(dicts, keys, contents) of attributes without slots, and of the dicts of modules."""
     weak: dict[tuple[int, object], tuple[Slot, _Weak]] | None = None
@@ -116,7 +116,7 @@ class StateWalk:
         return self.used
 
     def expand(self) -> None:
-        """Make the slots of quiet attributes, as where a run has changed one."""
+        """Make the slots of leaf attributes, as where a run has changed one."""
         slots, used, containers = self.slots, self.used, self.contents.containers
         for attributes in self.leaf_attributes.values():
             for slot, value in attributes.slots():
@@ -134,7 +134,7 @@ class StateWalk:
         self._entries = None  # they refer to what a run may have dropped
 
     def is_leaf_attribute(self, key: tuple[int, object]) -> bool:
-        """Return whether the slot with this id is one of a quiet attribute."""
+        """Return whether the slot with this id is one of a leaf attribute."""
         attributes = self.leaf_attributes.get(key[0])
         return attributes is not None and key[1] in attributes.values
 
@@ -366,7 +366,7 @@ class StateWalk:
         return [(slot, value) for slot, value in pairs if is_memory(value)]
 
     def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
-        """Return the slots with contents of the classes that fit, in order; no quiet ones."""
+        """Return the slots with contents of the classes that fit, in order; no leaf attributes."""
         if self._by_class is None:
             self._by_class = {}
             for number, (_, value) in enumerate(self.slots.values()):

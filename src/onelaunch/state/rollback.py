@@ -62,7 +62,7 @@ class Rollback:
 
     def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots outside of the kept containers and classes, with their contents. Those
-        of quiet attributes are in kept dicts."""
+        of leaf attributes are in kept dicts."""
         own = {id(kind) for kind, _ in self._members}
         containers = self._containers
         for (holder, _), (slot, value) in found.slots.items():

@@ -215,17 +215,17 @@ def _visit_slots(
     attributes = dicts[0]
     values, at = dict(attributes), id(attributes)
     split = contents.split(module, values)
-    quiet = {key: values[key] for key in split.read}
+    plain = {key: values[key] for key in split.read}
     untouched = {key: values[key] for key in split.untouched}
     slots = dict(split.others)
-    others = {key: value for key, value in quiet.items() if type(value) not in LEAVES}
+    others = {key: value for key, value in plain.items() if type(value) not in LEAVES}
     hooks = [value for value in others.values() if type(value) is OrderedDict and not value]
     bare = not contents.reads_hooks and is_bare(*hooks)
     for key, value in others.items():
         if type(value) is OrderedDict and not value and (bare or contents.is_unread_hooks(value)):
             found.hooks.append(value)
         elif not _leads_nowhere(value):
-            del quiet[key]
+            del plain[key]
             slots[key] = _READ
     if not LEAVES.issuperset(map(type, untouched.values())):
         for key in split.untouched:
@@ -238,8 +238,8 @@ def _visit_slots(
             _add_slot(found, slot, values[key], slots[key], queue, (at, key))
     if untouched:
         contents.untouched[at] = Attributes(prefix, module, attributes, untouched, via)
-    if quiet:
-        contents.leaf_attributes[at] = Attributes(prefix, module, attributes, quiet, via)
+    if plain:
+        contents.leaf_attributes[at] = Attributes(prefix, module, attributes, plain, via)
 
 
 def _leads_nowhere(value: object) -> bool:
@@ -347,7 +347,7 @@ def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
 
 
 def _are_alike(some: dict[int, Attributes], others: dict[int, Attributes]) -> bool:
-    """Return whether quiet attributes are the same."""
+    """Return whether leaf attributes are the same."""
     return some.keys() == others.keys() and all(
         a.values.keys() == b.values.keys()
         and all(map(operator.is_, a.values.values(), map(b.values.get, a.values)))

@@ -49,8 +49,8 @@ class ContentsBefore:
         self._held: dict[object, object] = {}
         self._known: list[Mapping[object, object]] = []
         """Contents that `by_id` does not have yet."""
-        self._quiet: list[tuple[int, dict[str, object]]] = []
-        """(id of a module's `__dict__`, its quiet attributes), likewise."""
+        self._leaf_attributes: list[tuple[int, dict[str, object]]] = []
+        """(id of a module's `__dict__`, its leaf attributes), likewise."""
         self._described: list[tuple[tuple[int, object], Kind, Facts | None]] = []
         """(id and kind of a slot, facts of its tensor): `by_id` makes descriptions of them."""
         self.without_hooks: set[int] = set()
@@ -66,7 +66,7 @@ class ContentsBefore:
         if walked.noted is None:
             walked.noted = _contents(walked)
         self._known += [walked.noted, _further_contents(walked, self._values)]
-        self._quiet += [
+        self._leaf_attributes += [
             (at, attributes.values) for at, attributes in walked.leaf_attributes.items()
         ]
         used, slots = walked.used, walked.slots
@@ -82,11 +82,11 @@ class ContentsBefore:
         the lengths and orders of containers that the run leaves as they are."""
         for contents in self._known:
             self._held.update(contents)
-        for at, values in self._quiet:
+        for at, values in self._leaf_attributes:
             self._held.update(((at, key), content_of(value)) for key, value in values.items())
         for key, kind, facts in self._described:
             self._held[description_id(key, kind)] = content_of(text_of_facts(facts))
-        for noted in (self._known, self._quiet, self._described):
+        for noted in (self._known, self._leaf_attributes, self._described):
             noted.clear()
         return self._held
 

@@ -64,14 +64,10 @@ class Admission:
     def check(self, call: OpCall) -> list[Tensor]:
         """Refuse an operation that cannot be recorded. Return the host tensors to be copied."""
         op, args, kwargs, tensors = call.op, call.args, call.kwargs, call.tensors
-        name = op.base
-        if name == "aten::as_strided":
+        if op.base == "aten::as_strided":
             self._refuse_absolute(*args, **kwargs)
         if len(call.on_device) + len(call.on_host) < len(tensors):
-            for t in tensors:
-                if not has_strides(t):
-                    kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-                    raise error_here("OL109", f"{readable(name)} on {kind}")
+            _refuse_layouts(call)
         device, host = call.on_device, call.on_host
         if host:
             held = [t for t in host if self._host.is_held_on_device(t)]
@@ -81,7 +77,7 @@ class Admission:
             found = refusal(op, args, kwargs)
             if found is not None:
                 self.wanted.update(map(self._driver.storage, device[:1]))
-                what = found.what or f"{readable(name)} needs the value of {named(device[0])}"
+                what = found.what or f"{readable(op.base)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise error_here(found.code, what, fix=fix)
         target = kwargs.get("device")
@@ -91,38 +87,54 @@ class Admission:
                 raise drawn_after_all(user_frame())
         if device and not host and target is None:
             return []  # nearly all operations: on the device alone
-        moves = (
-            name in _COPIES
-            and not self.is_number(args)
-            and bool(
-                (device and host)
-                or (device and target is not None and self._holds_elsewhere(target))
-                or (host and self._is_ours(target))
-            )
-        )
-        to_copy = self._constant_copies(name, args, kwargs)
-        if moves and not to_copy:
-            what = f"{readable(name)} copies {named(tensors[-1])} across"
-            raise error_here("OL103", what, fix=self._fix_of(tensors[-1]))
-        if self._memory.here.kind != "cpu" and not (device or self._is_ours(target)) and op.random:
-            if kwargs.get("generator") is not None:
-                raise error_here("OL104", f"{readable(name)} draws from a generator of the host's")
-            if self.host_state is None:
-                self.host_state = torch.default_generator.get_state()
-            self.draws.append(partial(op.func, *args, **kwargs))
-        uses = bool(device) or (self._is_ours(target) and not _is_like(name))
+        to_copy = self._copies(call, device, host)
+        if op.random and not device and self._memory.here.kind != "cpu":
+            self._note_host_draw(call)
+        self._check_host_operands(call, device, [t for t in host if not _is_in(t, to_copy)])
+        return to_copy
+
+    def _copies(
+        self, call: OpCall, device: Sequence[Tensor], host: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return the host tensors that an operation copies to the device alike in each call. Refuse
+        other copies between host and device."""
+        name, target = call.op.base, call.kwargs.get("device")
+        to_copy = self._constant_copies(name, call.args, call.kwargs)
+        if to_copy or name not in _COPIES or self.is_number(call.args):
+            return to_copy
+        to_host = device and target is not None and self._holds_elsewhere(target)
+        if (device and host) or to_host or (host and self._is_ours(target)):
+            source = call.tensors[-1]
+            what = f"{readable(name)} copies {named(source)} across"
+            raise error_here("OL103", what, fix=self._fix_of(source))
+        return []
+
+    def _note_host_draw(self, call: OpCall) -> None:
+        """Note a draw from the host's default generator. Refuse one from another generator."""
+        op, args, kwargs = call.op, call.args, call.kwargs
+        if self._is_ours(kwargs.get("device")):
+            return
+        if kwargs.get("generator") is not None:
+            raise error_here("OL104", f"{readable(op.base)} draws from a generator of the host's")
+        if self.host_state is None:
+            self.host_state = torch.default_generator.get_state()
+        self.draws.append(partial(op.func, *args, **kwargs))
+
+    def _check_host_operands(
+        self, call: OpCall, device: Sequence[Tensor], host: Sequence[Tensor]
+    ) -> None:
+        """Refuse host tensors beside those on the device, unless kernels hold their values."""
+        name = call.op.base
+        uses = bool(device) or (self._is_ours(call.kwargs.get("device")) and not _is_like(name))
         for t in host:
-            if any(t is other for other in to_copy):
-                continue
             if uses and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
             varying = self._host.varies(t)
             if uses and (varying or t.dim()):
                 what = f"{readable(name)} uses a host tensor, {named(t)}, with device tensors"
                 raise error_here("OL104", what, fix=self._fix_of(t))
-            if varying and refusal(op, args, kwargs) is not None:
+            if varying and refusal(call.op, call.args, call.kwargs) is not None:
                 self._read_on_host(t)
-        return to_copy
 
     def _fix_of(self, t: Tensor) -> str | None:
         return DRAWN if self._host.is_drawn(t) else None
@@ -183,6 +195,17 @@ class Admission:
     def _holds_elsewhere(self, device: torch.device | str) -> bool:
         """Return whether tensors of a device have values in other memory, which `meta` has not."""
         return torch.device(device).type not in (self._memory.here.kind, "meta")
+
+
+def _refuse_layouts(call: OpCall) -> None:
+    for t in call.tensors:
+        if not has_strides(t):
+            kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+            raise error_here("OL109", f"{readable(call.op.base)} on {kind}")
+
+
+def _is_in(t: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(t is other for other in tensors)
 
 
 def _is_like(name: str) -> bool:

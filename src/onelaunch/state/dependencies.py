@@ -116,6 +116,22 @@ def dependencies(
     guarded += orders(before, now)
     guarded += _gradients(before, found, guarded)
     guarded += _versions(before, guarded)
+    guarded = _completed(before, found, rebound, guarded)
+    return [
+        (slot, value)
+        for slot, value in guarded
+        if slot.id not in brought and gone.isdisjoint((id(slot.holder), id(slot.owner)))
+    ]
+
+
+def _completed(
+    before: StateWalk,
+    found: Sequence[Change],
+    rebound: Collection[tuple[int, object]],
+    guarded: list[tuple[Slot, object]],
+) -> list[tuple[Slot, object]]:
+    """Add the paths to slots and to places of stores, the classes of objects, and their bases."""
+    now = {change.slot.id for change in found}
     # A replay stores where the capture did.
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
     places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
@@ -129,11 +145,7 @@ def dependencies(
     values = classed(before, [value for _, value in guarded])
     guarded += [class_of(v) for v in values if id(v) not in owners or isinstance(v, type)]
     guarded += bases(before)
-    return [
-        (slot, value)
-        for slot, value in guarded
-        if slot.id not in brought and gone.isdisjoint((id(slot.holder), id(slot.owner)))
-    ]
+    return guarded
 
 
 def _is_parameter(slot: Slot) -> bool:

@@ -30,7 +30,7 @@ def counted() -> tuple[NumberStandIns, Any]:
     """A number that is moved on; the recording serves others while it is not fixed."""
     holder = {"n": BASE}
     slot = Slot("item", holder, "n", "n", holder)
-    numbers = NumberStandIns(NumbersToFollow(counted=(slot,)), torch.device("cpu"))
+    numbers = NumberStandIns(NumbersToFollow(incremented=(slot,)), torch.device("cpu"))
     numbers.begin(lambda: False)
     return numbers, holder["n"]
 

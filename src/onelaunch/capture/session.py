@@ -353,7 +353,7 @@ class CaptureSession:
             if not counts or change.slot.id in known or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
         counted = (*counted, *(change.slot for change in run.effects.optimizer_changes))
-        job.following = job.following._replace(counted=counted)
+        job.following = job.following._replace(incremented=counted)
         raise Retry("numbers that an optimizer moves on are counted")
 
     def _followed(self, run: CaptureRun, graph: Graph) -> FollowedNumbers:
@@ -442,7 +442,9 @@ class CaptureSession:
         pinned = {driver.storage(t) for ts in run.snapshot.tensors_by_storage.values() for t in ts}
 
         def body(capture: Capture) -> None:
-            snapshot = replace(run.snapshot, held=dict(run.snapshot.tensors_by_storage))
+            snapshot = replace(
+                run.snapshot, tensors_by_storage=dict(run.snapshot.tensors_by_storage)
+            )
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
             steps = Steps(every_key, driver.demands_capturable)
             own = job if forward is None else replace(job, forward=copy.copy(forward))

@@ -296,7 +296,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     ]
     return replace(
         captured,
-        hidden=[parts.slot(slot) for slot in captured.state_input_slots],
+        state_input_slots=[parts.slot(slot) for slot in captured.state_input_slots],
         outputs=replace(captured.outputs, made=outputs),
         tree=_transferred_tree(captured.tree, parts),
         state=[

@@ -192,7 +192,7 @@ FAULTS = (
     Fault(
         "draws from Python's generators",
         "driver/seeding.py",
-        "found = next(ours, None)",
+        "found = next(self._moved_by(reads), None)",
         "found = None",
     ),
     Fault(

@@ -2,8 +2,8 @@
 
 The forward's autograd graph is kept, with its saved tensors in the recording's memory. Each replay
 of the forward fills them anew, so that the ordinary backward over that graph gives this call's
-gradients. The first backward of a kind runs that way, which is its warm-up; from the second on it
-is one launch.
+gradients. The first backward of a variant runs that way, which is its warm-up; from the second on
+it is one launch.
 
 A second forward before the backward must not fill those saved tensors. While a `Lease` is out, it
 gets another recording with memory of its own, as `runtime.phase` allows. Nor are gradients
@@ -40,13 +40,13 @@ _C: Any = torch._C
 _functorch: Callable[[], object] = _C._functorch.peek_interpreter_stack
 _EAGERLY = "the backward runs eagerly"
 _IN_PLACE = "keep what changes in a tensor on the device, and write into it: `t.fill_(number)`"
-_MOST_CHANGES = 8  # the most captures of a kind of backward while a number that it reads changes
+_MOST_CHANGES = 8  # the most captures of a variant of backward while a number that it reads changes
 
 
 @dataclass(slots=True, eq=False)
 class _BackwardVariant:
-    """A kind of backward: gradients of one layout, in the same modes. The first runs operation by
-    operation, in the thread and on the stream of the capture. This is its warm-up."""
+    """A variant of backward: gradients of one layout, in the same modes. The first run goes
+    operation by operation, in the thread and on the stream of the capture. It is the warm-up."""
 
     fits: Callable[[], bool]
     same_layout: Callable[..., bool]  # a check that gradients have this layout
@@ -55,10 +55,10 @@ class _BackwardVariant:
     differing: int = 0  # captures in a row that differed from the run before them
     changes: int = 0  # captures that no longer fit the state that they read
     refused: bool = False
-    static: Backward | None = None
+    static_gradients: Backward | None = None
     launch: Callable[[Gradients], list[Tensor | None] | None] | None = None
-    """Launch of `static`; returns None while its memory must not be written."""
-    fresh: Backward | None = None
+    """Launch of `static_gradients`; returns None while its memory must not be written."""
+    fresh_gradients: Backward | None = None
 
 
 class Watched(NamedTuple):
@@ -99,7 +99,7 @@ class AutogradPair:
     _in_place: InPlace | None = None
     anchors: Anchors = field(init=False)
     _leaves: InOrder = field(init=False)
-    _kinds: dict[object, list[_BackwardVariant]] = field(default_factory=dict)
+    _variants: dict[object, list[_BackwardVariant]] = field(default_factory=dict)
     _latest: _BackwardVariant | None = None
     _warned: bool = False
 
@@ -185,18 +185,18 @@ class AutogradPair:
         if given:
             places = zip(self.uncopied, given, strict=True)
             moved = [pair for at, t in places for pair in self._there(at, t)]
-        kind = self._kind(grads)
-        if kind is None or kind.refused:
+        variant = self._variant(grads)
+        if variant is None or variant.refused:
             return self.static.run(grads, moved)
-        if kind.static is not None and not kind.static.fits:
-            self._drop(kind, kind.static)
-        if kind.launch is None and kind.warm:
-            self._capture(kind, grads, moved, kept=True)
-        if kind.launch is None and not kind.warm and not kind.refused:
-            found, kind.first_run = self.static.run_watched(grads, moved)
-            kind.warm = True
+        if variant.static_gradients is not None and not variant.static_gradients.fits:
+            self._drop(variant, variant.static_gradients)
+        if variant.launch is None and variant.warm:
+            self._capture(variant, grads, moved, kept=True)
+        if variant.launch is None and not variant.warm and not variant.refused:
+            found, variant.first_run = self.static.run_watched(grads, moved)
+            variant.warm = True
             return found
-        found = self._launched(kind, grads, moved)
+        found = self._launched(variant, grads, moved)
         return self.static.run(grads, moved) if found is None else found
 
     def edited(
@@ -223,12 +223,12 @@ class AutogradPair:
         """Capture the backward for gradients laid out as the results are. Like all backwards it is
         captured in the engine's thread: later ones find the same modes."""
         grads = [torch.zeros_like(t) for t in self.static.outputs]
-        kind = self._kind(grads)
-        if kind is not None and kind.launch is None:
-            self._capture(kind, grads, (), kept=True, ahead=True)
+        variant = self._variant(grads)
+        if variant is not None and variant.launch is None:
+            self._capture(variant, grads, (), kept=True, ahead=True)
 
-    def _kind(self, grads: Gradients) -> _BackwardVariant | None:
-        """Return the kind of these gradients, or None if no recording may replace eager."""
+    def _variant(self, grads: Gradients) -> _BackwardVariant | None:
+        """Return the variant of these gradients, or None if no recording may replace eager."""
         if _C._len_torch_dispatch_stack() or torch.is_anomaly_enabled():
             return None
         latest = self._latest
@@ -247,53 +247,53 @@ class AutogradPair:
             ):
                 return None
         key = tuple([None if g is None else (g.shape, g.stride(), g.dtype) for g in grads])
-        kinds = self._kinds.setdefault(key, [])
-        for kind in kinds:
-            if kind.fits():
-                self._latest = kind
-                return kind
-        kinds.append(_BackwardVariant(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
-        return kinds[-1]
+        variants = self._variants.setdefault(key, [])
+        for variant in variants:
+            if variant.fits():
+                self._latest = variant
+                return variant
+        variants.append(_BackwardVariant(_C._dynamo.guards.GlobalStateGuard().check, _like(grads)))
+        return variants[-1]
 
     def _launched(
-        self, kind: _BackwardVariant, grads: Gradients, moved: Moved
+        self, variant: _BackwardVariant, grads: Gradients, moved: Moved
     ) -> list[Tensor | None] | None:
         """Return the gradients by one launch, or None if eager must run."""
-        if kind.launch is None:
+        if variant.launch is None:
             return None
         inputs = [*grads, *(t for _, t in moved)] if moved else grads
         try:
-            found = kind.launch(inputs)
+            found = variant.launch(inputs)
             if found is not None:
                 return found
-            if kind.fresh is None:  # somebody keeps the gradients of an earlier launch
-                self._capture(kind, grads, moved, kept=False)
-            return None if kind.fresh is None else kind.fresh.run(inputs)
+            if variant.fresh_gradients is None:  # somebody keeps the gradients of an earlier launch
+                self._capture(variant, grads, moved, kept=False)
+            return None if variant.fresh_gradients is None else variant.fresh_gradients.run(inputs)
         except Released:
             return None
 
-    def _drop(self, kind: _BackwardVariant, outdated: Backward) -> None:
-        """Free the recordings of a kind after a change of its state, for a new capture."""
+    def _drop(self, variant: _BackwardVariant, outdated: Backward) -> None:
+        """Free the recordings of a variant after a change of its state, for a new capture."""
         change = outdated.verdict and outdated.verdict.guard.difference()
-        for backward in (outdated, kind.fresh):
+        for backward in (outdated, variant.fresh_gradients):
             if backward is not None:
                 backward.graph.reset()
-        kind.static = kind.fresh = kind.launch = None
-        self._note_change(kind, change)
+        variant.static_gradients = variant.fresh_gradients = variant.launch = None
+        self._note_change(variant, change)
 
-    def _note_change(self, kind: _BackwardVariant, change: str | None) -> None:
-        """Note that state which a kind reads changed: another run is to be compared."""
-        kind.first_run, kind.warm = None, False
-        kind.changes += 1
-        if kind.changes == _MOST_CHANGES:
-            kind.refused = True
-            what = f"it reads state that changed {kind.changes} times; {change}"
+    def _note_change(self, variant: _BackwardVariant, change: str | None) -> None:
+        """Note that state which a variant reads changed: another run is to be compared."""
+        variant.first_run, variant.warm = None, False
+        variant.changes += 1
+        if variant.changes == _MOST_CHANGES:
+            variant.refused = True
+            what = f"it reads state that changed {variant.changes} times; {change}"
             why = "a recording repeats what its Python read"
             self._warn(GraphError("OL306", what, why=why, fix=_IN_PLACE).warning(_EAGERLY))
 
     def _capture(
         self,
-        kind: _BackwardVariant,
+        variant: _BackwardVariant,
         grads: Gradients,
         moved: Moved,
         *,
@@ -316,7 +316,7 @@ class AutogradPair:
                     moved,
                     pool,
                     kept=kept,
-                    first_run=kind.first_run,
+                    first_run=variant.first_run,
                     in_place=self._in_place,
                     ahead=ahead,
                 )
@@ -324,27 +324,27 @@ class AutogradPair:
             if verdict is not None and verdict.difference is not None:
                 backward.graph.reset()
                 if kept and verdict.changed is not None:
-                    self._note_change(kind, f"{verdict.changed} is not as before")
+                    self._note_change(variant, f"{verdict.changed} is not as before")
                     return
-                kind.differing += 1
-                if kind.differing == TRIES:
+                variant.differing += 1
+                if variant.differing == TRIES:
                     raise verdict.difference.refusal()
                 if kept:
-                    kind.first_run, kind.warm = None, False  # another run is to be compared
+                    variant.first_run, variant.warm = None, False  # another run is to be compared
             elif not self.make_room():
                 backward.graph.reset()
-                kind.refused = True
+                variant.refused = True
                 self._warn(GraphError("OL304", "no room for it in the pool").warning(_EAGERLY))
             elif kept:
-                kind.static, kind.differing = backward, 0
-                kind.launch = backward.launched if link is None else link.backward(backward)
+                variant.static_gradients, variant.differing = backward, 0
+                variant.launch = backward.launched if link is None else link.backward(backward)
             else:
-                kind.fresh = backward
+                variant.fresh_gradients = backward
         except CaptureError as error:
             let_go(error)
             if self.raises:
                 raise
-            kind.refused = True
+            variant.refused = True
             self._warn(error.warning(_EAGERLY, "OL306"))
         finally:
             driver.lock.release()
@@ -355,15 +355,16 @@ class AutogradPair:
             warnings.warn(warning, stacklevel=levels_to_user())
 
     def backwards(self) -> list[Backward]:
-        kinds = [kind for kinds in self._kinds.values() for kind in kinds]
-        return [b for kind in kinds for b in (kind.static, kind.fresh) if b is not None]
+        variants = [variant for alike in self._variants.values() for variant in alike]
+        found = [b for v in variants for b in (v.static_gradients, v.fresh_gradients)]
+        return [backward for backward in found if backward is not None]
 
     def retire(self) -> None:
         """Free the backward recordings. A forward in flight runs its backward eagerly."""
         self.retired = True
         for backward in self.backwards():
             backward.graph.reset()
-        self._kinds.clear()
+        self._variants.clear()
         self._latest = None
 
 

@@ -6,7 +6,7 @@ gradient. A call that names such a parameter therefore asks for the node's ancho
 the engine there. The node finds the named leaves in its thread's state.
 
 Hooks that were put on such leaves after their forward run in another run of the engine, over the
-sums of all gradients. What would notice two runs is refused.
+sums of all gradients. A hook that would notice two runs is refused.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def refuse_attributes(
     codes: Collection[CodeType],
     given: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Refuse attributes that the callable set on tensors: a replay gives others."""
+    """Refuse attributes that the callable set on tensors: the tensors of a replay lack them."""
     for path, t in tensors:
         now = {**dict.fromkeys(given, MISSING), **vars(t)}
         names = [k for k, value in now.items() if value is not given.get(k, MISSING)]

@@ -83,8 +83,8 @@ class CountedPlaces(UnnoticedMode):
         return call(func, types, args, kwargs)
 
     def _operand(self, t: Any, number: Any) -> Tensor | None:
-        """Return the device's tensor of a number that is added to `t`, say, if that keeps its
-        dtype. Kernels round a tensor to a half precision, and no number."""
+        """Return a number as a tensor of the device, for an operation with `t` that keeps its
+        dtype. Kernels round a tensor to half precision, but not a number."""
         node = _counted(number)
         if node is None or not isinstance(t, Tensor) or t.device != self._numbers.device:
             return None

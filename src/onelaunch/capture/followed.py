@@ -62,10 +62,10 @@ _SPECIAL: dict[type, tuple[float, ...]] = {
 }
 """Numbers for which an operation may take another kernel."""
 _MOST_SPECIAL = 7
-"""The first of the special numbers, which are tried with any others."""
+"""The number of special numbers that are tried where an operation takes several numbers."""
 _CHOOSING = frozenset((0.0, 1.0, -1.0))
-"""Numbers that get recordings of their own, whatever a trial says, if an operation takes no tensor
-of one element in their place: it may skip a product by them."""
+"""Numbers that get recordings of their own, whatever a trial says, as a kernel may skip a product
+by them. An operation that also takes a tensor of one element there is exempt."""
 _ELEMENTS = (0.0, -0.0, 1.0, math.inf, -math.inf, math.nan)
 """Elements for which a kernel that skips a product by 0 or 1 gives other bits."""
 
@@ -179,7 +179,7 @@ class FollowedNumbers:
         return bool(self.names()) or (bool(self.counted) and self._patch is not None)
 
     def at(self, place: Callable[[Slot], Slot]) -> FollowedNumbers:
-        """Return the same for numbers in other places."""
+        """Return a copy that reads its numbers from the slots that `place` returns."""
         made = copy.copy(self)
         made.slots, made.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
         made._readers = [slot.reader for slot in (*made.slots, *made.counted)]

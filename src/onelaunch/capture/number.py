@@ -62,7 +62,7 @@ class Node:
 
 
 def node_of(value: Any) -> Node | None:
-    """Return the inside of a stand-in, in which class torch may hand it on; or None."""
+    """Return the node of a stand-in, whose class torch may have changed; None for another value."""
     if isinstance(value, torch.SymFloat):
         node: Any = value.node
         return node if type(node) is Node else None

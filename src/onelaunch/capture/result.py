@@ -43,7 +43,7 @@ def captured_call(
     rebound = {state.slot.id for state in run.effects.state}
     restore(change for change in run.effects.changes if change.slot.id in rebound)
     guard, untraced = _reliance(run, rebound)
-    brought = {b.slot.id for b in job.replaced}
+    replaced = {b.slot.id for b in job.replaced}
     writes = _writes(run)
     plan.release()
     for own in outputs.groups:
@@ -62,7 +62,7 @@ def captured_call(
         inputs=plan,
         state_input_slots=list(run.state_inputs),
         caller_input_count=len(plan.tensors)
-        - sum(whole_of(s).id not in brought for s in run.state_inputs),
+        - sum(whole_of(s).id not in replaced for s in run.state_inputs),
         outputs=outputs,
         tree=run.returned.tree,
         output_indices=run.returned.output_indices,
@@ -101,9 +101,9 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     driver, device, forward = run.job.driver, run.job.device, run.job.forward
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
-    brought = {b.slot.id for b in run.job.replaced}
+    replaced = {b.slot.id for b in run.job.replaced}
     ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
-    inputs = ids - brought
+    inputs = ids - replaced
     followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
     if any(map(snapshot.walk.is_leaf_attribute, followed)) or optimizers_in(snapshot.walk):
         snapshot.walk.expand()
@@ -117,7 +117,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         device,
         run.effects.stored,
         run.returned.outputs.from_before(),
-        brought,
+        replaced,
         run.staged.gone,
     )
     slots = [pair for pair in slots if pair[0].id not in followed] if followed else slots

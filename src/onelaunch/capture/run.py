@@ -55,8 +55,8 @@ from onelaunch.optimizers.capturable import noting_steps
 from onelaunch.optimizers.steps import Steps
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.source import argument_changed_at, line_of, loaded_at, user_line
-from onelaunch.state.brought import ReplacedSlot, Staged
 from onelaunch.state.guard import Reader
+from onelaunch.state.replaced import ReplacedSlot, Staged
 from onelaunch.state.snapshot import ReachableState, StateSnapshot
 from onelaunch.state.walk import Slot, note_uncounted
 from onelaunch.unwinding import unwound
@@ -159,8 +159,8 @@ class CaptureRun:
     modes: list[Reader] = field(default_factory=readers)  # torch's modes before the run
 
     def __post_init__(self) -> None:
-        brought = self.job.replaced
-        self.staged = Staged(brought, self.snapshot.walk.all_slots.values() if brought else ())
+        replaced = self.job.replaced
+        self.staged = Staged(replaced, self.snapshot.walk.all_slots.values() if replaced else ())
 
     def runs_again(self, error: BaseException) -> bool:
         """Return whether the callable runs again after an error: a stand-in may be its cause."""

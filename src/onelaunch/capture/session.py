@@ -58,7 +58,7 @@ class CaptureSession:
     _constant: set[tuple[int, Any]] = field(default_factory=set)
     """(id of a group, or holder, key) of numbers that no recording follows."""
     _stored: set[tuple[int, str]] = field(default_factory=set)
-    """The same of numbers that steps set themselves, in any attempt."""
+    """(id of a group, key) of numbers that steps of optimizers set themselves, in any attempt."""
     _retries: list[str] = field(default_factory=list)
     """The reasons for the attempts after the first."""
     _outlasted: bool = False
@@ -399,10 +399,8 @@ class CaptureSession:
         with this one."""
         job, differs = self.job, run.differs or self._baseline.differs
         earlier = job.earlier
-        brought = (
-            run.numbers.entered_as_tensor
-        )  # to the device, which did not need them in the run before
-        if earlier is None or differs is None or captured.changed_numbers or brought:
+        as_tensor = run.numbers.entered_as_tensor  # which the run before did not need
+        if earlier is None or differs is None or captured.changed_numbers or as_tensor:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
         slots = (change.slot for change in run.effects.changes)

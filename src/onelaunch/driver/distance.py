@@ -67,7 +67,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
 
 
 def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Return the distance of the farthest element of any result, as a part of the result's largest.
+    """Return the largest difference of an element, relative to the largest in its result.
     It is 1 for another shape or dtype, and for other integers. NaN counts as 0, infinity as 1."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return 1.0

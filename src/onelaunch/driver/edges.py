@@ -86,7 +86,7 @@ def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
 class Dependencies:
     """The order of groups, as far as the memory that they touch demands one. `needed`: for each
     group the earlier ones that come first; None: by their memory. `waits`: for each group the
-    earlier ones that it waits for. What they wait for is left out."""
+    earlier ones that it has an edge from. Edges that follow from others are left out."""
 
     def __init__(
         self, groups: Sequence[NodeGroup], needed: Iterable[set[int]] | None = None

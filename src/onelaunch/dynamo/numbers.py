@@ -2,8 +2,8 @@
 
 Dynamo passes an integer as a symbol from its second value on, and a float as a host tensor whose
 item the graph takes. Compiled code has both as constants, and each value would be a recording. So
-what is computed of numbers alone runs on the host, beside the recording, and what the graph's
-operations take of it as a scalar they get as a tensor.
+arithmetic on numbers alone runs on the host, beside the recording. An operation of the graph gets
+its result as a tensor, in place of a scalar.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Beside:
     dtypes: Sequence[torch.dtype]  # of the scalars
     fills: Sequence[Fill]  # the scalars that fill tensors, whose dtypes may not hold each value
     results: Sequence[int | None]
-    """The place of each result of the whole in what `host` returns, or None."""
+    """Index of each original result among the results of `host`. None: `graph` returns it."""
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the whole, of the compiled graph."""
+        """Return a function like the original graph. `run`: the compiled `graph`."""
 
         def call(*args: Any) -> list[Any]:
             found = self.host(*[args[place] for place in self.numbers])

@@ -55,8 +55,8 @@ class Kind(NamedTuple):
     held: tuple[str, ...]
     """The dicts in `__dict__` that hold attributes, too."""
     module: str | None
-    """The module of a class that tells of its objects, if they do not say otherwise, whether calls
-    of them are inert; empty for plain values, which are not called; None where there is more."""
+    """The module's name, if it alone tells whether calls of the objects are inert; see `is_inert`.
+    Empty for plain values, which are not called. None if other facts matter."""
     contents: bool
     """True if its objects may have attributes or items that code reads."""
     attributes: bool

@@ -65,7 +65,7 @@ class Values:
         self._found = 0
         """Number of values that were found by following assignments."""
         self._so_far: dict[Symbol, tuple[int, list[object]]] = {}
-        """symbol -> (that number, values), where such variables lead to the symbol."""
+        """symbol -> (`_found` at that time, values), while variables are being followed."""
         self._known: dict[Symbol | str, list[object]] = {}
         """symbol, or name of a variable -> its values."""
 

@@ -202,8 +202,8 @@ class FrameWatch:
         return known
 
     def _note_torch(self, code: types.CodeType, frame: FrameType) -> None:
-        """Note a call that gives work to a thread, of a backward, of a higher-order operator, or of
-        a generator over the parts of a module."""
+        """Note a call that gives work to a thread, or of a backward, a higher-order operator, or a
+        generator over the parts of a module."""
         if code in LISTS_MODULE:
             self._note_listing(frame.f_locals[code.co_varnames[0]], LISTS_MODULE[code])
         elif code in HANDS_ON:

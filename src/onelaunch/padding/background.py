@@ -157,7 +157,7 @@ def _is_larger(one: Sizes, other: Sizes) -> bool:
 
 
 def _up_to(buckets: Buckets, bucket: Sizes, above: bool) -> Buckets:
-    """Return the same with one bucket alone, for all sizes up to it. `above`: leave the sizes of
+    """Return buckets with one of them alone, for all sizes up to it. `above`: leave the sizes of
     the smallest bucket out."""
     made = copy.copy(buckets)
     known = zip(buckets.sizes, bucket, strict=True)

@@ -21,8 +21,8 @@ GROUPED = (
 
 
 def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
-    """Return the sizes whose last row is in no call a real row, as far as no other size has the
-    same numbers."""
+    """Return the pairs (size, bucket) whose last row is never real. Pairs that occur twice are
+    left out."""
     pairs = [*zip(sizes, bucket, strict=True)]
     return frozenset(
         p for p, has in zip(pairs, buckets.spare, strict=True) if has and pairs.count(p) == 1

@@ -85,7 +85,7 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
 
 
 def may_differ(attempt: Attempt) -> bool:
-    """Return whether a callable is told yes, in another state than its last warm-up has left."""
+    """Return whether a callable is told yes, and its state may differ from its last warm-up's."""
     asking = attempt.signature.capture_answer
     return asking.answer and not (
         asking.left is not None and asking.left() is attempt.reached.walk().contents

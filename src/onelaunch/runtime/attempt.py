@@ -106,8 +106,8 @@ class SignatureState:
             self.one_warmup = OneWarmup.FAILED
 
     def agreed(self) -> None:
-        """Note a capture that did and read no more than the runs before it. The next one may be of
-        another state, where the callable does something else if it is told that it is captured."""
+        """Note a capture that did and read no more than the runs before it. The next one may begin
+        in another state, so the answer about capturing is found anew."""
         self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
         self.capture_answer = CaptureAnswer()
 

@@ -177,7 +177,7 @@ class Captures:
         return normal() if eager is normal else self._counted(eager)
 
     def _of(self, key: Hashable, most: int) -> _Wanted | None:
-        """Return the knowledge of a signature; None for a new one beyond so many."""
+        """Return the facts about a signature; None if it is new, and `most` are known."""
         with self._changed:
             if key not in self._wanted and len(self._wanted) >= most:
                 return None
@@ -187,8 +187,8 @@ class Captures:
 
     def _lock(self, driver: Driver, waits: bool) -> bool:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
-        `waits`: whether to wait for that capture, too: the call may do what it disturbs. Not for
-        one that may wait for the call, for a lock that its caller holds."""
+        `waits`: whether to wait for that capture, too, as the call may do what disturbs it. A
+        capture that may wait for a lock of the call's own caller is not waited for."""
         while not driver.lock.acquire(timeout=_TRY_S):
             if (self.worker.busy and not waits) or is_stuck():
                 return False

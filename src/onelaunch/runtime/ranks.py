@@ -123,8 +123,8 @@ class Ranks:
 
     @contextmanager
     def noting_ahead(self) -> Generator[None]:
-        """Do so in a run ahead of calls. Before its first collective the processes meet: one that
-        is alone refuses instead of waiting in the collective."""
+        """Note the groups of a run ahead of calls. The processes meet before its first collective.
+        A process that is alone there refuses: in the collective it would wait."""
         if not initialized():
             yield
             return

@@ -113,11 +113,11 @@ class Recorder:
         uses = memory_uses(request_tensors)
         reason = signature.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
-        session, following, brought = CaptureSession(job), job.following, job.replaced
+        session, following, replaced = CaptureSession(job), job.following, job.replaced
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
         signature.draws = job.draws
-        self._signatures.replacements.note_recorded(brought, job.replaced)
+        self._signatures.replacements.note_recorded(replaced, job.replaced)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
         refresh_mode_flag()
@@ -176,12 +176,12 @@ class Recorder:
             limit = self._pool.keep_within
             forward = Forward(driver, device, apart, limit, top, raises, direct, attempt.chain)
         following = NumbersToFollow()
-        brought = () if hidden or not plain else self._signatures.replacements.expected()
+        replaced = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
             following = self._signatures.varied.following(attempt.spec, self._table.entries)
         elif numbers := numbers_read(attempt.spec.tree):
             raise Unfollowed(numbers)
-        if is_beside() and (forward is not None or brought or following):
+        if is_beside() and (forward is not None or replaced or following):
             raise NeedsTheCaller("stand-ins take the place of its state")
         if is_beside() and signature.draws:
             raise NeedsTheCaller("it draws random numbers")
@@ -204,7 +204,7 @@ class Recorder:
             varying=attempt.strategy.varying,
             follows=attempt.strategy.follows,
             following=following,
-            replaced=brought,
+            replaced=replaced,
             parallel=options.parallel,
             draws=signature.draws,
         )

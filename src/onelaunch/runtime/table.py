@@ -120,7 +120,7 @@ class Table:
         return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
 
     def add(self, entry: Entry) -> None:
-        entry.undo = bool  # the other holds the former contents of the state
+        entry.undo = bool  # the replaced function holds the former contents of the state
         with self.lock:  # another thread may reset
             self.keep((entry, *self.entries))
         self._warn_omitted(entry.captured)

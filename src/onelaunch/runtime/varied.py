@@ -18,7 +18,7 @@ from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.driver.protocol import Driver
 from onelaunch.runtime.attempt import SignatureState
-from onelaunch.state.brought import ReplacedSlot, replaced_alike
+from onelaunch.state.replaced import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class VaryingNumbers:
 
 
 def _many(entries: Iterable[Entry]) -> bool:
-    """Return whether so many recordings follow numbers and do not serve the present ones.
-    Comparisons then come out in ever more ways, and the next recording takes the numbers for
+    """Return whether `_MOST_RECORDINGS` recordings follow numbers, and none serves the present
+    ones. The callable then branches on them in ever more ways. The next recording takes them for
     constants."""
     return (
         sum(bool(e.captured.followed.names()) and e.captured.guard.check() for e in entries)

@@ -233,7 +233,7 @@ def copied(flat: Flat) -> Flat | None:
 
 
 def _copy(t: Tensor) -> Tensor:
-    """Return a copy; under inference mode, too, an inference tensor only of another."""
+    """Return a copy, which is an inference tensor only if `t` is one, whatever the mode."""
     with torch.inference_mode(t.is_inference()), torch.no_grad():
         return t.clone().requires_grad_(t.requires_grad)
 

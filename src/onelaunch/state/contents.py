@@ -100,8 +100,8 @@ class Contents:
                 self._note_uses([*type.mro(type(value)), *bases], owner.names, value)
 
     def is_whole(self, container: object) -> bool:
-        """Return whether all items of a container that is read are read: code named none of its
-        keys, or keys that are not known."""
+        """Return whether every item of a container counts as read. That is so if code used keys
+        that are not known, or none."""
         key = id(container)
         return self.reads is None or key in self.reads.whole or key not in self._keys
 

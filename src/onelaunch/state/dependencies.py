@@ -45,7 +45,7 @@ def dependencies(
     device: torch.device,
     sure: Collection[tuple[int, object]] = (),
     passed_on: Iterable[Tensor] = (),
-    brought: Collection[tuple[int, object]] = (),
+    replaced: Collection[tuple[int, object]] = (),
     gone: Set[int] = frozenset(),
 ) -> list[tuple[Slot, object]]:
     """Return the slots that a call must match, each with its content. Leaf attributes are guarded
@@ -59,7 +59,7 @@ def dependencies(
         external: the storages that the capture read or wrote by address.
         sure: ids of slots that the capture stored to for sure.
         passed_on: tensors from before that the capture returned or stored, itself or as a view.
-        brought: ids of the slots that are inputs because the caller replaces their contents.
+        replaced: ids of the slots that are inputs because the caller replaces their contents.
         gone: ids of the caller's former objects in those slots, and of their `__dict__`s.
     """
     now = {change.slot.id: change.after for change in found}
@@ -73,11 +73,11 @@ def dependencies(
     guarded: list[tuple[Slot, object]] = []
     # Of a large `vars(module)` that code goes through, not all items are read.
     through = before.leaf_attributes.keys() & before.contents.containers.keys()
-    if now or gone or through or any(map(before.is_leaf_attribute, (*rebound, *inputs, *brought))):
+    if now or gone or through or any(map(before.is_leaf_attribute, (*rebound, *inputs, *replaced))):
         before.expand()
     uses = before.used
     for key, (slot, value) in before.slots.items():
-        if key in brought or key[0] in gone:
+        if key in replaced or key[0] in gone:
             continue
         use, changed = uses.get(key), key in now
         match isinstance(value, Tensor) and is_memory(value), key in rebound:
@@ -120,7 +120,7 @@ def dependencies(
     return [
         (slot, value)
         for slot, value in guarded
-        if slot.id not in brought and gone.isdisjoint((id(slot.holder), id(slot.owner)))
+        if slot.id not in replaced and gone.isdisjoint((id(slot.holder), id(slot.owner)))
     ]
 
 

@@ -292,8 +292,8 @@ class StateGuard:
         return None if self.check() else self._gone(Layout.moved)
 
     def moved_elsewhere(self) -> str | None:
-        """Return the result of `moved` for the time after the tensors of its new objects have
-        changed places with the former tensors."""
+        """Return the result of `moved` for the time when the new tensors have changed places with
+        the former tensors."""
         return self._gone(Layout.differs)
 
     def _gone(self, differs: Callable[[Layout, Tensor], bool]) -> str | None:

@@ -33,8 +33,8 @@ def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
     """Flatten the content of a slot.
 
     Args:
-        kept: None if containers alone are flattened. Else objects that hold tensors are, but for
-            these, which each content has.
+        kept: objects that stay whole, as each content has them. Other objects with tensors are
+            flattened, too. None: only containers are flattened.
         root: the beginning of paths.
     """
     return flatten(value, root, objects=kept is not None, known=kept or {})

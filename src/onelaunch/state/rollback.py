@@ -41,7 +41,7 @@ class Rollback:
 
     Args:
         found: the walk, of the state as it is now.
-        each: True to keep each item of a dict, too, so that `restore` can put back only the items
+        each: True to keep each item of a dict, too. Then `restore` can put back only the items
             that its walk has found, as of a module's globals.
     """
 

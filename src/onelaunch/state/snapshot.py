@@ -106,7 +106,7 @@ class ReachableState:
         return after, found
 
     def restored(self, before: StateWalk) -> None:
-        """Take a walk for the present one, if the state is as that found it again."""
+        """Keep the walk `before` as the present one, if the state is again as it was then."""
         self._now = before if before.reads is self.reads and before.is_current() else None
 
     def know(

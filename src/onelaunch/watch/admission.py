@@ -193,7 +193,7 @@ class Admission:
         return device is not None and torch.device(device).type == self._memory.here.kind
 
     def _holds_elsewhere(self, device: torch.device | str) -> bool:
-        """Return whether tensors of a device have values in other memory, which `meta` has not."""
+        """Return whether a device is of another type than the run's, and holds values."""
         return torch.device(device).type not in (self._memory.here.kind, "meta")
 
 

@@ -55,7 +55,7 @@ class DecomposingMode(DispatchMode):
 
 
 class Watching(DecomposingMode):
-    """A mode that passes a callable's operations to `operation`; for DTensors, local parts'."""
+    """A mode that passes operations to `operation`; of DTensors, those on their local parts."""
 
     supports_higher_order_operators = True
 

@@ -62,8 +62,8 @@ class _Saved:
 
 
 _Change = Literal["save"] | int | _Saved
-"""A save of a state, or a set: of the state that the same capture saved as its nth change, or of
-another state."""
+"""A change of the random state: a save, or a set. A number is a set to the state that the same
+capture saved as its change of that number."""
 
 
 @dataclass(eq=False)

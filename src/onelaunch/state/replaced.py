@@ -96,7 +96,7 @@ class Staged:
     """The contents that a run finds in place of the caller's.
 
     Args:
-        brought: the slots, which hold the caller's contents now.
+        replaced: the slots, which hold the caller's contents now.
         held: all slots that the callable reaches, with their contents.
 
     Attributes:
@@ -106,9 +106,9 @@ class Staged:
     """
 
     def __init__(
-        self, brought: Sequence[ReplacedSlot], held: Iterable[tuple[Slot, object]]
+        self, replaced: Sequence[ReplacedSlot], held: Iterable[tuple[Slot, object]]
     ) -> None:
-        self._originals = [(b, b.slot.read()) for b in brought]
+        self._originals = [(b, b.slot.read()) for b in replaced]
         self._staged: list[tuple[Any, Flat]] = []
         self._empty: dict[int, Slot] = {}
         """id of an empty dict -> the slot that holds it: a memo that the run may fill."""
@@ -124,7 +124,7 @@ class Staged:
                 if owners.setdefault(id(part), b.slot.id) != b.slot.id:
                     self.changed |= {b.slot.id, owners[id(part)]}
             owners.update((id(t), b.slot.id) for t in apart(value, b.kept).tensors)
-        own = {b.slot.id for b in brought}
+        own = {b.slot.id for b in replaced}
         for slot, value in held if owners else ():
             known = owners.get(id(value))
             if known is not None and slot.id not in own and id(slot.holder) not in self.gone:
@@ -150,7 +150,7 @@ class Staged:
             b.slot.write(original)
 
     def at_call(self, slot: Slot) -> Slot:
-        """Return an item that the run put into a memo as one of the memo that a call finds."""
+        """Return the slot of the same item in the memo of a later call, if the run put it there."""
         whole = self._empty.get(id(slot.holder))
         return slot if whole is None else item_slot(whole, slot)
 

@@ -39,7 +39,7 @@ class Refusals(Observer):
         self.found.append((self._spot(), error))
         return super().note_refusal(error)
 
-    def _keep(self, error: CaptureError, sure: bool) -> None:
+    def _keep_refusal(self, error: CaptureError, sure: bool) -> None:
         self.note_refusal(error)
 
 

@@ -191,6 +191,8 @@ class Reads:
         """
         if self.codes - other.codes or self.loose - other.loose:
             return True
+        if self.backward > other.backward or self.takes_functions != other.takes_functions:
+            return True
         if _exceed(self.variables, other.variables):
             return True
         if _exceed({k: use for k, use in self.items.items() if k[0] in held}, other.items):

@@ -38,5 +38,4 @@ def test_what_counts_as_more(fact: str) -> None:
     held = {id(STATE)}
     assert reads(**{fact: True}).exceeds(reads(), held)
     assert not reads(**{fact: True}).exceeds(reads(**{fact: True}), held)
-    if fact != "takes_functions":
-        assert not reads().exceeds(reads(**{fact: True}), held)
+    assert not reads().exceeds(reads(**{fact: True}), held)

@@ -191,7 +191,9 @@ class Reads:
         """
         if self.codes - other.codes or self.loose - other.loose:
             return True
-        if self.backward > other.backward or self.takes_functions != other.takes_functions:
+        if self.backward > other.backward:
+            return True
+        if self.takes_functions is not None and other.takes_functions is None:
             return True
         if _exceed(self.variables, other.variables):
             return True

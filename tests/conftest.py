@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import time
 from collections.abc import Generator
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils import _python_dispatch
 
 import onelaunch
 from onelaunch import testing
+from onelaunch.beside import BESIDE
 from onelaunch.runtime.options import Options
 from tests import selection
 
@@ -94,8 +96,11 @@ def backends() -> Generator[None]:
 @pytest.fixture(autouse=True)
 def dispatching() -> Generator[None]:
     """Torch's flags that a dispatch mode is on are of the whole process; left on, nothing is
-    compiled any more."""
+    compiled any more. A capture beside calls may be under way still, which has modes on."""
     yield
+    end = time.monotonic() + 30
+    while BESIDE and time.monotonic() < end:
+        time.sleep(0.005)
     flags = {name: on for name, on in vars(_python_dispatch).items() if name.startswith("_is_in_")}
     assert not any(flags.values()), flags
 

@@ -6,7 +6,8 @@ import enum
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -141,6 +142,18 @@ def set_profile(profile: Any) -> None:
         profile.begin()
     else:
         sys.setprofile(profile)
+
+
+@contextmanager
+def profiling(made: Hook) -> Generator[None]:
+    """Have a hook be the profiling function of this thread meanwhile."""
+    before = sys.getprofile()
+    made.begin()
+    try:
+        yield
+    finally:
+        if sys.getprofile() is made:  # not where an interrupt has this end long after the run
+            set_profile(before)
 
 
 def pause(paused: bool) -> bool:

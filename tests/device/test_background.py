@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import random
+import sys
 import threading
 import time
 import warnings
@@ -230,6 +231,43 @@ def test_weights_that_move_are_recorded_again(device: torch.device, rand: Rand) 
             call()
             time.sleep(0.002)
     assert fast.stats().replays > made
+
+
+def test_a_list_of_a_modules_parts_is_no_new_code(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+
+    def f(x: Tensor) -> Tensor:
+        return net(x) * len([*net.modules(), *net.parameters()])
+
+    fast = ol.graph(f, capture="background")
+    with torch.inference_mode():
+
+        def call() -> None:
+            for rows in (1, 2, 3):
+                assert_same(fast(rand(rows, rows, 4)), f(rand(rows, rows, 4)))
+
+        captured(fast, 3, call)
+    assert fast.stats().warmup_calls == 1
+
+
+def test_a_profiler_stays_on_in_unwatched_calls(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast = ol.graph(net, capture="background")
+    seen: list[str] = []
+
+    def profile(frame: Any, event: str, arg: object) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    with torch.inference_mode():
+        captured(fast, 1, lambda: fast(rand(0, 1, 4)))
+        sys.setprofile(profile)
+        try:
+            fast(rand(0, 2, 4))
+            assert sys.getprofile() is profile
+        finally:
+            sys.setprofile(None)
+    assert seen.count("forward") >= 4
 
 
 class Moving(nn.Module):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onelaunch.beside import is_beside
-from onelaunch.call_events import hook, is_profiled, set_profile
+from onelaunch.call_events import hook, is_profiled, profiling
 from onelaunch.driver.refusals import DRAWN
 from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads
@@ -273,7 +273,6 @@ def watching_seeds(
             chooses one by a place that nothing reads or puts back.
         frames: watches the functions that run, too.
     """
-    before = sys.getprofile()
     if is_profiled():
         yield
         return
@@ -283,10 +282,8 @@ def watching_seeds(
         made = hook(methods=watch, owners=owners)
     else:
         made = hook(frames, frames.matters, frames.leaves, watch, owners)
-    made.begin()
-    try:
-        yield
-    finally:
-        made.end()
-        if sys.getprofile() is made:  # not where an interrupt has this end long after the run
-            set_profile(before)
+    with profiling(made):
+        try:
+            yield
+        finally:
+            made.end()

@@ -37,13 +37,13 @@ _HIGHER_ORDER = (TORCH + "_higher_order_ops", TORCH + "nn/attention/flex_attenti
 _TAKE_FUNCTIONS = frozenset({"flex_attention", "cond", "while_loop", "scan", "associative_scan"})
 RUNS_BACKWARD = {cast(types.FunctionType, fn).__code__ for fn in _BACKWARDS}
 _ON_OTHERS = (threading.Thread.start, ThreadPoolExecutor.submit)
-LOOKS_UP = {
+_LOOKS_UP = {
     nn.Module.__getattr__.__code__,
     nn.Module.__setattr__.__code__,
     nn.Module.__delattr__.__code__,
 }
 """Code that looks up attributes of modules, after the load was noted."""
-ASKS_FOR_BUILD = {torch.backends.cuda.is_built.__code__}
+_ASKS_FOR_BUILD = {torch.backends.cuda.is_built.__code__}
 """Code that asks how torch was built, which torch calls in captures, too."""
 HANDS_ON = {cast(types.FunctionType, fn).__code__ for fn in _ON_OTHERS}
 """Code that gives work to other threads."""
@@ -58,6 +58,7 @@ LISTS_MODULE = {
 }
 """Code of a generator over the modules, parameters or buffers of a module -> the attributes of the
 module that it reads."""
+UNREAD = _LOOKS_UP | _ASKS_FOR_BUILD | LISTS_MODULE.keys()
 _NOTED = RUNS_BACKWARD | HANDS_ON | LISTS_MODULE.keys()
 _NAMES = {code.co_name for code in _IMPORTS | _NOTED}
 

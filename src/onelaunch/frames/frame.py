@@ -39,7 +39,7 @@ from onelaunch.frames.peek import (
     own_uses,
     peek,
 )
-from onelaunch.frames.reads import StandIn, raise_uses
+from onelaunch.frames.reads import Reads, StandIn, raise_uses
 from onelaunch.frames.stack import MEMBER, SETTERS, UNKNOWN, Symbol, Use
 from onelaunch.frames.values import Values
 from onelaunch.identity import id
@@ -136,13 +136,10 @@ class RanFrame(Values):
         if not (uses and has_attributes(value)):
             return
         self.reads_tensor_attributes |= facts.tensor
-        raise_uses(self._reads.owner(value).names, uses)
+        inside = uses if kind in _TENSOR_TYPES else attributes_of(value) or _NO_NAMES
+        note_attributes(self._reads, value, uses, inside)
         for name in facts.getters.keys() & uses.keys() if facts.getters else ():
             self._note_getter(facts.getters[name], [value])
-        inside = uses if kind in _TENSOR_TYPES else attributes_of(value) or _NO_NAMES
-        if not uses.keys() <= inside.keys():  # its class has the others
-            others = {name: use for name, use in uses.items() if name not in inside}
-            raise_uses(self._reads.owner(kind).names, others)
 
     def _note_item(self, place: Symbol, use: Use) -> None:
         (key,) = place.parts
@@ -291,6 +288,16 @@ class RanFrame(Values):
             if has_contents(value) or not facts_of_type(value).tensor:
                 self.reads_tensor_attributes |= facts_of_type(value).tensor
                 self._reads.owner(value).opaque = True
+
+
+def note_attributes(
+    reads: Reads, value: object, uses: Mapping[str, Use], inside: Mapping[str, object]
+) -> None:
+    """Note attributes of a value: attribute -> use. Its class has those that are not `inside`."""
+    raise_uses(reads.owner(value).names, uses)
+    if not uses.keys() <= inside.keys():
+        others = {name: use for name, use in uses.items() if name not in inside}
+        raise_uses(reads.owner(type(value)).names, others)
 
 
 _NO_NAMES: Mapping[str, object] = {}

@@ -14,7 +14,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Set
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -26,19 +26,18 @@ from torch.autograd import Variable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onelaunch.beside import make_way_in_hook
-from onelaunch.call_events import Matters, hook, set_profile, unwatched
+from onelaunch.call_events import Matters, hook, profiling, unwatched
 from onelaunch.frames.callees import is_method
 from onelaunch.frames.codes import (
-    ASKS_FOR_BUILD,
     HANDS_ON,
     LISTS_MODULE,
-    LOOKS_UP,
     MODULE_DICTS,
     RUNS_BACKWARD,
+    UNREAD,
     CodeFacts,
     SureStore,
 )
-from onelaunch.frames.frame import RanFrame
+from onelaunch.frames.frame import RanFrame, note_attributes
 from onelaunch.frames.origins import gives_own_work, is_machinery
 from onelaunch.frames.peek import (
     LEAVES,
@@ -49,7 +48,7 @@ from onelaunch.frames.peek import (
     iterated_container,
     peek,
 )
-from onelaunch.frames.reads import Reads, raise_uses
+from onelaunch.frames.reads import Reads
 from onelaunch.frames.stack import ITERATED, Use
 from onelaunch.gc_pause import no_collection
 from onelaunch.identity import id
@@ -90,12 +89,7 @@ class FrameWatch:
         """Types of results without attributes or items, as they are met."""
         self._hook = hook(self, self.matters, self.leaves)
         # The collector's callbacks may run at any time, and are not the callable's.
-        self._unread = (
-            LOOKS_UP
-            | ASKS_FOR_BUILD
-            | LISTS_MODULE.keys()
-            | {getattr(fn, "__code__", None) for fn in gc.callbacks}
-        )
+        self._unread = UNREAD | {getattr(fn, "__code__", None) for fn in gc.callbacks}
         self._aside: list[FrameType] = []
         """Imports and compilations under way, whose reads are no part of the run."""
         self._codes: dict[int, CodeFacts] = {}
@@ -116,14 +110,8 @@ class FrameWatch:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Watch a run in this thread. Slows it down by 5 to 20 us for each function that runs."""
-        before = sys.getprofile()
-        with no_collection(), self.active():
-            self._hook.begin()
-            try:
-                yield
-            finally:
-                if sys.getprofile() is self._hook:
-                    set_profile(before)
+        with no_collection(), self.active(), profiling(self._hook):
+            yield
 
     @contextmanager
     def active(self) -> Generator[None]:
@@ -218,13 +206,11 @@ class FrameWatch:
             if self._step_aside is not None:
                 self._step_aside()
 
-    def _note_listing(self, module: object, names: Iterable[str]) -> None:
+    def _note_listing(self, module: object, names: Set[str]) -> None:
         """Note the attributes of a module by which torch lists its parts."""
-        uses, inside = dict.fromkeys(names, Use.READ), attributes_of(module) or _NONE
-        raise_uses(self.reads.owner(module).names, uses)
-        of_class = {name: use for name, use in uses.items() if name not in inside}
-        raise_uses(self.reads.owner(type(module)).names, of_class)
-        self.reads.whole.update(id(inside[n]) for n in MODULE_DICTS if n in uses and n in inside)
+        inside = attributes_of(module) or _NONE
+        note_attributes(self.reads, module, dict.fromkeys(names, Use.READ), inside)
+        self.reads.whole.update(id(inside[n]) for n in MODULE_DICTS if n in names and n in inside)
 
     def _note_standard(self, frame: FrameType, code: types.CodeType) -> None:
         """Note a call of the standard library by code that is read. Its methods and properties read

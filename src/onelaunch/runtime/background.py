@@ -21,6 +21,7 @@ from onelaunch.beside import STUCK_S, is_stuck
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
+from onelaunch.call_events import is_profiled
 from onelaunch.capture.run import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
@@ -207,7 +208,7 @@ class Captures:
         before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
         example, before = copied(flat), Footprint(graphed, flat, call.device)
-        if watched := not (self._calm and before.shows_all()):
+        if watched := not (self._calm and before.shows_all() and not is_profiled()):
             result = normal()
         else:
             with look.looking():

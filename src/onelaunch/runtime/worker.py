@@ -192,8 +192,8 @@ class Unmoved:
     def __init__(
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
     ) -> None:
-        same = before is not None and before.reached.reads is graphed._callee.reads
-        self._reached = before.reached if before and same else graphed._callee.reached(flat)
+        kept = before is not None and before.reads_all()
+        self._reached = before.reached if before and kept else graphed._callee.reached(flat)
         self._walk = self._reached.walk()
 
     def holds(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dis
 import linecache
 import re
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
-from onelaunch.call_events import Matters, hook, is_profiled, set_profile
+from onelaunch.call_events import Matters, hook, is_profiled, profiling
 from onelaunch.frames.codes import functions_in
 from onelaunch.frames.origins import is_installed
 from onelaunch.source import is_users, line_of
@@ -57,16 +56,14 @@ class Ran:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Watch a run in this thread; does nothing while a profiler has the interpreter's hook."""
-        before = sys.getprofile()
         if is_profiled():
             yield
             return
-        self._hook.begin()
-        try:
-            yield
-        finally:
-            self._hook.end()
-            set_profile(before)
+        with profiling(self._hook):
+            try:
+                yield
+            finally:
+                self._hook.end()
 
     def _function(self, frame: FrameType, event: str, result: object) -> None:
         code = frame.f_code

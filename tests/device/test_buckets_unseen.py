@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.padding.taint.mode import TaintMode
 
 from .drop_in import Rand, replays
 
@@ -178,6 +179,53 @@ def test_a_bucket_has_a_proof_of_its_own(rand: Rand, kind: str, first: int) -> N
     with torch.no_grad(), contextlib.suppress(ol.CaptureError, ol.GraphWarning):
         fast.warm_up([KINDS[kind](rand(1, 5, 4))])  # refuses all buckets, or some of them
     assert {call.code for call in fast.readiness().refused} == {"OL140"}
+
+
+def taints(f: Program, rand: Rand, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Warm up 32, then 16 rows; the refusals, and one more entry for each run under taint."""
+    found: list[str | None] = []
+    made = TaintMode.__init__
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        found.append(None)
+        made(*args, **kwargs)
+
+    monkeypatch.setattr(TaintMode, "__init__", init)
+    fast: Any = ol.graph(f, buckets=ol.Buckets(0, (8, 16, 32)))
+    with torch.no_grad():
+        for n in (31, 15):
+            try:
+                fast.capture(rand(n, n, 4))
+            except ol.CaptureError as error:
+                found.append(error.what)
+            else:
+                x = rand(n + 1, n - 2, 4)
+                torch.testing.assert_close(fast(x).cpu(), f(x).cpu())
+    return found
+
+
+def test_taint_by_operations_alone_is_that_of_smaller_buckets(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 4).to(device)
+    assert taints(lambda x: linear(x).relu() * 2 + x, rand, monkeypatch) == [None]
+
+
+def test_taint_by_values_is_followed_in_each_bucket(
+    rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ten rows are real ones in calls of 17 to 32 rows, and not in calls of 9. No example
+    shows it: their numbers are small."""
+
+    def f(x: Tensor) -> Tensor:
+        counts = (torch.arange(x.shape[0], device=x.device) < 10)[:, None]
+        return ((x - 100).relu() * counts).sum(0) + x
+
+    of_32, of_16, refusal = taints(f, rand, monkeypatch)
+    assert of_32 is of_16 is None
+    assert refusal is not None
+    assert "sum" in refusal
 
 
 def test_what_has_nothing_to_do_at_the_smallest_size(rand: Rand) -> None:

@@ -213,6 +213,12 @@ class CapturedCall:
     """The number of launches, counted by the call path, and the time of the last, by `clock`."""
     clock: Callable[[], int] | None = None
 
+    def shows_other_sizes(self) -> bool:
+        """Return whether its run may show what a run at other sizes does: it has no effects."""
+        ledger, numbers = self.compared.ledger, self.followed.of_state
+        effects = self.pair or self.state or self.draws or self.moved_numbers() or numbers
+        return ledger is not None and ledger.is_all_compared() and not effects
+
     def moved_numbers(self) -> list[Slot]:
         """Return the numbers that the call both reads and changes."""
         return [*self.changed_numbers, *self.followed.counted]

@@ -4,8 +4,8 @@ it leaves behind."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onelaunch.autograd.proxies import proxy_for
 from onelaunch.beside import begin_run, is_beside
-from onelaunch.call.ambient import readers
+from onelaunch.call.ambient import noted_modes, readers
 from onelaunch.call.identity import Identities, argument_objects
 from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.call.wrappers import is_memory
@@ -72,6 +72,7 @@ from onelaunch.watch.ledger import Ledger, optimizers_in
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import CompiledLanes
+from onelaunch.watch.other_sizes import repeats
 
 if TYPE_CHECKING:
     from onelaunch.capture.forward import Forward
@@ -114,6 +115,8 @@ class CaptureJob:
     replaced: tuple[ReplacedSlot, ...]  # state that the caller replaces between calls: inputs
     parallel: Parallel  # see `Driver.capture`
     draws: bool  # whether a run has drawn from the device's default generator
+    studied: Ledger | None = None
+    """The operations of a run at other sizes, which the capture must repeat: none came before."""
 
     def line(self, code: str = "") -> str | None:
         """Return the place of a refusal without a line. It is the line that does such things, else
@@ -157,6 +160,7 @@ class CaptureRun:
     marks: dict[int, Check] = field(default_factory=dict)  # see `marks_read`
     staged: Staged = field(init=False)  # the contents of slots that the caller replaces
     modes: list[Reader] = field(default_factory=readers)  # torch's modes before the run
+    _left_modes: bool = False  # whether it has left them changed
 
     def __post_init__(self) -> None:
         replaced = self.job.replaced
@@ -172,6 +176,17 @@ class CaptureRun:
         """The difference from the run before it, as far as operations were seen."""
         ledger = self.observer.ledger
         return None if ledger is None else ledger.difference
+
+    def shows_all(self) -> bool:
+        """Return whether its operations show all that it did."""
+        ledger, admission = self.observer.ledger, self.observer.admission
+        hidden = ledger is None or not ledger.is_all_compared() or admission.draws
+        return not (hidden or self._left_modes)
+
+    def repeats(self, studied: Ledger) -> bool:
+        """Return whether it has repeated a run at other sizes."""
+        ledger = self.observer.ledger
+        return ledger is not None and repeats(studied, ledger)
 
     def stage(self, capture: Capture) -> None:
         """Make the callable's tensors, fill the slots of state, and make the observer."""
@@ -346,6 +361,7 @@ class CaptureRun:
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
         with (
             unwound(),
+            self._noting_modes(),
             self._host_generator(),
             stepping,
             noting_steps(ledger),
@@ -383,6 +399,13 @@ class CaptureRun:
         else:
             known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
             refuse_handed_on(job.driver, job.device, capture, tensors, known)
+
+    @contextmanager
+    def _noting_modes(self) -> Generator[None]:
+        """Note whether the run leaves torch's modes changed, before they are put back."""
+        changed = noted_modes()
+        yield
+        self._left_modes = bool(changed())
 
     def _host_generator(self) -> AbstractContextManager[None]:
         """Watch the host's default generator. A recording on the host advances it, and is seen."""

@@ -256,6 +256,11 @@ class CaptureSession:
             refuse_late(run)
             rewound = self._rewind is not None and self._rewind.used
             pure = not (run.effects.changes or run.numbers or rewound)
+            if job.studied is not None and not (pure and run.shows_all()):
+                raise CaptureError("OL109", "a run before the capture has to show its effects")
+            if job.studied is not None and not run.repeats(job.studied):
+                job.studied = None
+                raise self._comparing(run, "it does otherwise than at other sizes")
             if job.in_place is not None and run.differs is None and pure:
                 graph = self._rebound(graph, run, tree, job.in_place)
             results = statics[: len(statics) - len(run.effects.kept_gradients)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -75,11 +76,16 @@ Form = tuple[object, ...]
 
 class Followed(NamedTuple):
     """A bucket whose taint was followed at both of its ends. `follows`: the dimensions of its
-    results that follow the size. `shapes`: size of a run -> shapes of all its operations."""
+    results that follow the size. `shapes`: size of a run -> shapes of all its operations.
+    `uniform`: whether the taint depends on the operations and their shapes alone."""
 
     bucket: Sizes
     follows: list[tuple[SizeLink, ...]]
     shapes: dict[Sizes, tuple[int, ...]]
+    uniform: bool
+
+    def covers(self, bucket: Sizes) -> bool:
+        return all(map(operator.ge, self.bucket, bucket))
 
     def on_lines(self, shapes: dict[Sizes, tuple[int, ...]]) -> bool:
         """Return whether another bucket's shapes follow the size on the same lines."""
@@ -96,7 +102,8 @@ class Followed(NamedTuple):
 
 Known = dict[Form, Followed]
 """Form of a run -> the followed bucket of a callable with this form. A smaller bucket of the same
-form runs at its smallest size only: a second and third point of the same lines."""
+form runs at its smallest size only: a second and third point of the same lines. If the taint is
+uniform, it is not followed again."""
 
 
 class Jitter(DecomposingMode):

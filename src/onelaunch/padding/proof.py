@@ -9,7 +9,6 @@ over only how results follow the sizes, if its own runs agree.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
@@ -116,6 +115,8 @@ class Proving:
     """Form of the run at the smallest size; None if the caller asserts independence."""
     degenerate: bool = False
     """True if the run at the smallest size may do less than runs at larger ones."""
+    uniform: bool = False
+    """True if the taint depends on the operations and their shapes alone."""
     shapes: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     hiding: Hiding = field(default_factory=Hiding)
     constants: set[int] = field(default_factory=set)  # storages of masks that the callable keeps
@@ -147,9 +148,9 @@ class Proving:
             if most != least:
                 self.results[most] = self.real(most, None)
         else:
-            if not isinstance(self.buckets, Ragged):  # whose rows are told apart at both ends
+            if not isinstance(self.buckets, Ragged):
                 larger = None if self.form is None else self.known.get(self.form)
-            if larger is not None and not all(map(operator.ge, larger.bucket, self.bucket)):
+            if larger is not None and not larger.covers(self.bucket):
                 larger = None
             if larger is not None and self.degenerate and not larger.on_lines(self.shapes):
                 larger = None
@@ -162,7 +163,9 @@ class Proving:
         if self.form is None:
             return proof
         if larger is None:
-            self.known[self.form] = Followed(self.bucket, proof.follows, self.shapes)
+            self.known[self.form] = Followed(
+                self.bucket, proof.follows, self.shapes, self.uniform and not self.written
+            )
         elif larger.follows != proof.follows:
             return self._cuts(self._pair(most))  # unlike the larger bucket's
         return proof
@@ -232,13 +235,15 @@ class Proving:
                 if viewed and big.shape == small.shape and not any(big is t for t in grown):
                     refuse_moved_view(number, big, small)
             return padded
-        taint, padded = self._padded(pair)
+        taint, padded = self._as_larger(pair) or self._padded(pair)
         if self.form is None:
-            self.form = (form(steps), self.call.padded)
-            ragged = isinstance(self.buckets, Ragged)
-            self.degenerate = ragged or is_degenerate(steps, sizes, self.bucket)
+            self.form = self._form(pair)
+            self.degenerate = self._is_degenerate(pair)
             followed = {} if taint is None else {self.bucket: shapes_of(taint.steps)}
             self.shapes = {sizes: shapes_of(steps), **followed}
+            if taint is not None:
+                self.uniform = not (self.degenerate or self.constants or self.lasting)
+                self.uniform &= not taint.rests_on_values()
         unlike = stored_otherwise(stored, self.dry_run.found)
         if unlike is not None:
             what = f"`{unlike.name}` is given a value that changes with the size"
@@ -250,10 +255,31 @@ class Proving:
             self._check_result(taint, number, big, small, pair)
         return padded
 
+    def _form(self, pair: _Pair) -> Form:
+        return form(pair.steps), self.call.padded
+
+    def _is_degenerate(self, pair: _Pair) -> bool:
+        ragged = isinstance(self.buckets, Ragged)  # whose rows are told apart at both ends
+        return ragged or is_degenerate(pair.steps, pair.sizes, self.bucket)
+
+    def _as_larger(self, pair: _Pair) -> tuple[None, Flat] | None:
+        """Run padded, and return the result; None if taint has to be followed. A larger bucket's
+        taint holds here if it is uniform, and operations and shapes are alike."""
+        larger = self.known.get(self._form(pair)) if self.form is None else None
+        if larger is None or not (larger.uniform and larger.covers(self.bucket)):
+            return None
+        if self._is_degenerate(pair):
+            return None
+        trace = Trace()
+        padded = self.real(pair.sizes, trace, pair.grown, padded=True)
+        shapes = {pair.sizes: shapes_of(pair.steps), self.bucket: shapes_of(trace.steps)}
+        alike = form(trace.steps) == form(pair.steps) and larger.on_lines(shapes)
+        return (None, padded) if alike else None
+
     def _padded(self, pair: _Pair) -> tuple[TaintMode | None, Flat]:
         """Run padded, and return the taint and the result. There is no taint if it was followed
         from the smallest size, with the same operations and none degenerate."""
-        if self.form == (form(pair.steps), self.call.padded) and not self.degenerate:
+        if self.form == self._form(pair) and not self.degenerate:
             return None, self.real(pair.sizes, None, pair.grown, padded=True)
         taint = self._marked(pair)
         padded = self.real(pair.sizes, taint, pair.grown, padded=True)

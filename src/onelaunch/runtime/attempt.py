@@ -208,3 +208,5 @@ class Attempt:
     reached: ReachableState
     ahead: bool = False  # True for `capture(...)`, a capture without a call
     chain: Chain | None = None  # the chain under capture, if the callable is a part of it
+    studied: Ledger | None = None
+    """The operations of a recording for other sizes, which stand for a warm-up's."""

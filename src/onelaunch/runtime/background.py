@@ -207,8 +207,11 @@ class Captures:
         is watched, unless it runs the code of calls that were. If it has read what no call had read
         before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
-        example, before = copied(flat), Footprint(graphed, flat, call.device)
+        pending = (wanted.found for wanted in list(self._wanted.values()))
+        earlier = next((found for found in pending if found is not None), None)
+        example, before = copied(flat), Footprint(graphed, flat, call.device, earlier)
         if watched := not (self._calm and before.shows_all() and not is_profiled()):
+            before = Footprint(graphed, flat, call.device)
             result = normal()
         else:
             with look.looking():

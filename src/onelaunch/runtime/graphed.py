@@ -409,16 +409,20 @@ class Graphed(Service, Generic[P, R]):
         """Record the signature of this call ahead of time, without making the call.
 
         The callable runs once to warm up, whatever `warmup` is, and once to be captured; then every
-        tensor that it wrote, the random state and torch's modes are restored. Costs two calls.
+        tensor that it wrote, the random state and torch's modes are restored. Costs two calls. A
+        recording of the same operations at other sizes takes the place of the warm-up.
 
         Raises:
             CaptureError: it cannot be captured; OL110 if it stores new tensors in Python state
                 (a cold optimizer: run one real step first).
         """
-        self._capture_ahead(args, kwargs, lambda result: None)
+        self._capture_ahead(args, kwargs)
 
     def _capture_ahead(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[Any], object]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        then: Callable[[Any], object] | None = None,
     ) -> None:
         """Do `capture`; `then` gets the result of the warm-up."""
         try:

@@ -7,6 +7,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from onelaunch.beside import is_beside
@@ -23,7 +24,7 @@ from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.run import CaptureJob, NeedsTheCaller
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import InPlace
-from onelaunch.errors import CaptureError, letting_go
+from onelaunch.errors import CaptureError, let_go, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
@@ -34,10 +35,11 @@ from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.requests import Requests, locked, memory_uses, requests_in, shares, take_over
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
 from onelaunch.runtime.table import Entry, Table
-from onelaunch.runtime.warmup import Warmup
+from onelaunch.runtime.warmup import Warmup, watching_lasting_effects
 from onelaunch.runtime.why import backward_inside, no_room, why
 from onelaunch.source import user_line
 from onelaunch.trace_names import named, sizes
+from onelaunch.unwinding import TorchSettings
 
 if TYPE_CHECKING:
     from onelaunch.autograd.chain import Chain
@@ -196,6 +198,7 @@ class Recorder:
             in_place=self._in_place(attempt),
             capture_answer=signature.capture_answer,
             earlier=None if hidden else signature.ledger,
+            studied=attempt.studied,
             differed_in_a_row=signature.differed_in_a_row if attempt.ahead or raises else None,
             shrinks=signature.shrinks,
             accesses=signature.accesses if hidden else None,
@@ -260,14 +263,14 @@ class Recorder:
         kwargs: Mapping[str, Any],
         strategy: Strategy = UNPADDED,
         chain: Chain | None = None,
-        then: Callable[[Any], object] = lambda result: None,
+        then: Callable[[Any], object] | None = None,
     ) -> None:
         """Record the signature of a call ahead of it; see `Graphed.capture`.
 
         Args:
             strategy: how sizes are padded.
             chain: the chain under capture, if this callable is a part of it.
-            then: called with the result of the warm-up.
+            then: called with the result of the warm-up; there is always one then.
         """
         kwargs = dict(kwargs)
         flat = self._signatures.flat(args, kwargs)
@@ -299,16 +302,18 @@ class Recorder:
             def learn(result: Any) -> None:
                 nonlocal works_elsewhere
                 works_elsewhere = self._callee.ran_elsewhere(flat, device, result)
-                if not works_elsewhere:
+                if then is not None and not works_elsewhere:
                     then(result)
 
             try:
-                with self._ranks.noting_ahead():
-                    self._rehearse(attempt, owner, learn)
-                if works_elsewhere:
-                    self.capture_ahead(owner, args, kwargs, strategy, chain, then)
-                    return
-                entry = self._record_ahead(attempt, owner)
+                entry = None if then is not None else self._record_as_studied(attempt, owner)
+                if entry is None:
+                    with self._ranks.noting_ahead():
+                        self._rehearse(attempt, owner, learn)
+                    if works_elsewhere:
+                        self.capture_ahead(owner, args, kwargs, strategy, chain, then)
+                        return
+                    entry = self._record_ahead(attempt, owner)
                 while entry is not None and entry.ran_differently:
                     self._table.drop_unsettled(entry)
                     entry = self._record_ahead(attempt, owner)
@@ -319,6 +324,46 @@ class Recorder:
             signature.eager_code = None
             signature.agreed()
             self._table.add(entry)
+
+    def _record_as_studied(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+        """Record a call without a warm-up, if a recording for other sizes has shown the run; None
+        if there is none, or the capture does otherwise or fails, as by a library's first use."""
+        signature, spec = attempt.signature, attempt.spec
+        apart = self._ranks.several or self._pool.max_bytes or attempt.chain is not None
+        if apart or attempt.strategy is not UNPADDED or self._callee.is_compiled(attempt.driver):
+            return None
+        alike = spec.without_sizes()
+        attempt.studied = next(
+            (
+                entry.captured.compared.ledger
+                for entry in self._table.entries
+                if entry.spec.without_sizes() == alike
+                and get_ident() in entry.signature.threads
+                and entry.captured.shows_other_sizes()
+                and entry.captured.guard.check()
+            ),
+            None,
+        )
+        if attempt.studied is None:
+            return None
+        settings = TorchSettings()
+        try:
+            with watching_lasting_effects(attempt, self._callee):
+                entry = self.record(attempt, owner)
+            signature.threads.add(get_ident())
+        except CaptureError as error:
+            let_go(error)
+            entry = None
+        finally:
+            attempt.studied = None
+            settings.restore()
+        if entry is not None:
+            entry.undo()
+            if signature.known_refusal is None:
+                return entry
+            self._pool.free(entry.member)
+        attempt.reached.forget()
+        return None
 
     def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         if attempt.signature.has_backward and self._table.others_run():

@@ -87,7 +87,7 @@ class Warmup:
         driver, signature = attempt.driver, attempt.signature
         earlier = signature.ledger
         try:
-            with same_modes() as modes, _watching_lasting_effects(attempt, self._callee):
+            with same_modes() as modes, watching_lasting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
                     signature.accesses = None
@@ -257,7 +257,7 @@ class Warmup:
             reads = observer.host_reads
             with self._stepping(signature, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with _watching_lasting_effects(attempt, callee):
+                with watching_lasting_effects(attempt, callee):
                     if _trains(attempt):
                         result, need = run(), 0
                     else:
@@ -364,7 +364,7 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
 
 
 @contextmanager
-def _watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
+def watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
     """Return a context for a run. The next run is refused after a run that leaves a mode changed,
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()

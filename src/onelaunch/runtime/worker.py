@@ -26,6 +26,7 @@ from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.state.iterators import KINDS as ITERATORS
+from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import SMALL
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
@@ -128,15 +129,24 @@ def _end_all() -> None:
 
 
 class Footprint:
-    """The changes by a call that other threads could notice."""
+    """The changes by a call that other threads could notice. `earlier`: the state after a call
+    before it, whose walk serves again. What has changed since then counts as the call's."""
 
-    def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
+    def __init__(
+        self,
+        graphed: Graphed[..., Any],
+        flat: Flat,
+        device: torch.device,
+        earlier: Unmoved | None = None,
+    ) -> None:
         self._graphed, self._flat = graphed, flat
         self._warmup, self._others = graphed._recorder.warmup, other_threads()
         self._warmup.drawn = None
         self._host = HostGenerators()
         self._device = device
-        self.reached = graphed._callee.reached(flat)
+        self.reached: ReachableState = graphed._callee.reached(flat)
+        if earlier is not None and earlier.reached.starts_as(self.reached):
+            self.reached = earlier.reached
         self._walk = self.reached.walk()
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
@@ -193,14 +203,14 @@ class Unmoved:
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
     ) -> None:
         kept = before is not None and before.reads_all()
-        self._reached = before.reached if before and kept else graphed._callee.reached(flat)
-        self._walk = self._reached.walk()
+        self.reached = before.reached if before and kept else graphed._callee.reached(flat)
+        self._walk = self.reached.walk()
 
     def holds(self) -> bool:
         """Return whether it is still so: then another run does as the call did. A run of another
         thread may put back in a moment what it has changed."""
         for _ in range(_TRIES):
-            after, changes = self._reached.changed(self._walk)
+            after, changes = self.reached.changed(self._walk)
             if not changes:
                 self._walk = after
                 return True

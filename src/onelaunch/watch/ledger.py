@@ -88,14 +88,15 @@ class Ledger:
             tuple(hooks or ()) for t in leaves for hooks in (read_hooks(t), read_last_hooks(t))
         ]
         self.contents = ContentsBefore(walked, values=not on_host)
-        self._entries: list[tuple[Any, ...]] = []
+        self.entries: list[tuple[Any, ...]] = []
+        """The operations, each with its noted arguments."""
         if walked.reads is None:
             self._stored = [slot for slot, value in walked.all_slots.values() if is_plain(value)]
         else:
             unused = [key for key, use in walked.used.items() if use is Use.NONE]
             self._stored = [walked.slots[key][0] for key in unused if key in walked.slots]
         """The slots that the callable only stores to; before it has run, all with plain values."""
-        self._handed_on: dict[object, tuple[str, Constant]] = {}
+        self.handed_on_values: dict[object, tuple[str, Constant]] = {}
         """path in the result, or id of a slot -> (name, plain value that the run left there)."""
         # Only calls with the same sizes, shared memory of arguments and hooks on leaves are
         # compared. A bucket's capture has other sizes than the run before it.
@@ -111,13 +112,18 @@ class Ledger:
         """True if the run is compared with one before it."""
         return self._earlier is not None
 
+    def is_all_compared(self) -> bool:
+        """Return whether the operations and their arguments show the whole run. They do not show
+        random numbers, memory of unknown origin, and host values that it used on the device."""
+        return not (self.drawn or self.origins.unseen or self.copied_to_device or self.values)
+
     def call(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
         """Take a call of an operation apart."""
         return OpCall(op, args, kwargs, self._storage, self._here)
 
     def note(self, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note an operation before it runs, with these arguments in place of the call's."""
-        op, number = call.op, len(self._entries)
+        op, number = call.op, len(self.entries)
         if op.lifts:
             for t in call.tensors:
                 self.origins.note_lifted(t, number)
@@ -134,9 +140,9 @@ class Ledger:
             self.copied_to_device += [t.detach().clone() for t in host]
         named = zip(kwargs, self._noted(kwargs.values(), call), strict=True) if kwargs else ()
         entry = (op.text, self._noted(args, call), list(named))
-        self._entries.append(entry)
+        self.entries.append(entry)
         if self._earlier is not None and self.difference is None:
-            others = self._earlier._entries
+            others = self._earlier.entries
             other = others[number] if number < len(others) else None
             if other != entry:
                 stand_ins = [v for v in leaves((args, kwargs)) if isinstance(v, torch.SymFloat)]
@@ -145,7 +151,7 @@ class Ledger:
 
     def note_made(self, call: OpCall) -> None:
         """Note the results of the last operation."""
-        self.origins.note_made(call, len(self._entries) - 1)
+        self.origins.note_made(call, len(self.entries) - 1)
 
     def handed_on(self, tensors: Iterable[Tensor], tree: Tree | None = None) -> list[Tensor]:
         """Note what the run returned and stored, before `finish`: perhaps no operation has read it,
@@ -160,10 +166,10 @@ class Ledger:
         """
         plain = [] if tree is None else [(p, p, c) for p, c in constants(tree, "result")]
         plain += [(slot.id, slot.name, Constant(slot.read())) for slot in self._stored]
-        self._handed_on = {key: (name, value) for key, name, value in plain if value.is_plain}
+        self.handed_on_values = {key: (name, value) for key, name, value in plain if value.is_plain}
         found: list[Tensor] = []
         for t in (t for t in tensors if has_memory(t) and t.numel()):
-            met = self.origins.of_result(t, len(self._entries))
+            met = self.origins.of_result(t, len(self.entries))
             found += [t] if met is not None and met.provenance is Provenance.BEFORE else []
         return found
 
@@ -178,17 +184,17 @@ class Ledger:
             if met.provenance is Provenance.MEANWHILE:
                 raise self._of_unknown(met).refusal()
         if self._earlier is not None and self.difference is None:
-            others = self._earlier._entries
-            if len(others) > len(self._entries):
-                number = len(self._entries)
+            others = self._earlier.entries
+            if len(others) > len(self.entries):
+                number = len(self.entries)
                 self.difference = of_operations(number, others[number], None)
             for was, now in zip_longest(self._earlier.origins.unseen, self.origins.unseen):
                 if now is None or now.provenance is not Provenance.BEFORE:
                     continue
                 if was is None or was.storage != now.storage or was.reference.expired():
                     self.difference = self.difference or self._of_unknown(now)
-            for key, now in self._handed_on.items():
-                was = self._earlier._handed_on.get(key, now)
+            for key, now in self.handed_on_values.items():
+                was = self._earlier.handed_on_values.get(key, now)
                 if was != now:
                     found = of_handed_on_value(now[0], was[1], now[1])
                     self.difference = self.difference or found
@@ -204,7 +210,7 @@ class Ledger:
             if kind in COMPARED_BY_VALUE:
                 noted.append((kind, value))
             elif isinstance(value, Tensor):
-                noted.append(self.origins.operand(value, call, len(self._entries)))
+                noted.append(self.origins.operand(value, call, len(self.entries)))
             elif isinstance(value, (list, tuple)):
                 kinds = list(map(type, value))  # pyright: ignore
                 plain = COMPARED_BY_VALUE.issuperset(kinds)
@@ -223,9 +229,9 @@ class Ledger:
         return noted
 
     def _of_unknown(self, met: UnseenMemory) -> RunDifference:
-        if met.at == len(self._entries):
+        if met.at == len(self.entries):
             return of_handed_on()
-        return of_memory(met.at, self._entries[met.at], met.place)
+        return of_memory(met.at, self.entries[met.at], met.place)
 
 
 def optimizers_in(walked: StateWalk) -> set[int]:

@@ -47,6 +47,16 @@ class UnseenMemory(NamedTuple):
     place: Place | None
 
 
+class ArgumentLayout(NamedTuple):
+    """The layout of an argument. `place`: the name of a slot that has it too, or None."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    device: torch.device
+    place: object
+
+
 class Origins:
     """The origins of the memory of one run. Keeps nothing alive.
 
@@ -94,14 +104,14 @@ class Origins:
 
     def _name_arguments(
         self, driver: Driver, inputs: Sequence[tuple[Tensor, Tensor]]
-    ) -> list[object]:
+    ) -> list[ArgumentLayout]:
         """Name the memory of arguments. Return their layouts, with the slots that they are in."""
-        named, layouts = dict(self._origins), list[object]()
+        named, layouts = dict(self._origins), list[ArgumentLayout]()
         given = [(i, t, here) for i, (t, here) in enumerate(inputs) if has_memory(t)]
         first = joined(driver, [t for _, t, _ in given])
         for (_, t, here), joins in zip(given, first, strict=True):
             place = named.get(self._storage(t))
-            layouts.append((t.dtype, t.shape, t.stride(), t.device, place))
+            layouts.append(ArgumentLayout(t.dtype, t.shape, t.stride(), t.device, place))
             name, storage = f"argument {given[joins][0]}", self._storage(here)
             start = _offset_bytes(here)
             self._arguments.setdefault(storage, []).append((driver.region(here), name, start))

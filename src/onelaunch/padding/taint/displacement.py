@@ -94,6 +94,8 @@ def displaced(
     shapes = [t.shape for t in tensors([a for i, a in enumerate(real.args) if i in data])]
     if len(shapes) != len(inputs) or any(bool(unknown(t).any()) for t in places):
         return None
+    for t in places:
+        call.value(t)  # the numbers below are moved by these
     planes = [call.padded(t) for t in inputs]
     device = planes[0].device
     behind = list(map(_behind, planes, shapes))

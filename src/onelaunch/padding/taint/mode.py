@@ -75,6 +75,7 @@ class TaintMode(DecomposingMode):
         self.hiding = self._trace.hiding  # the places where a finite number hides padding
         self.constants: set[int] = set()  # storages from before the run whose values count as known
         self.random: TaintCause | None = None  # the first operation that draws random numbers
+        self._asked = torch.zeros((), dtype=torch.bool, device=self._memory.device)
 
     def mark(self, t: Tensor, padded: Tensor, unknown: Tensor, rows: Rows | None = None) -> None:
         """Mark the elements of an argument that are padding, or whose values may vary. `rows`: the
@@ -188,6 +189,7 @@ class TaintMode(DecomposingMode):
             if rows in self._spare:
                 padded = call.beyond(step.outputs[0], real.outputs[0]).to(torch.uint8) * PADDED
                 self._name(outputs[0], padded | SIZED, rows)
+        self._asked = self._asked | call.asked
         after = [bits for t in outputs if (bits := self._memory.of(t)) is not None]
         if before or after or reason:
             event = TaintEvent(
@@ -258,13 +260,13 @@ class TaintMode(DecomposingMode):
             bits[0] = bits[0] | real_rows.to(torch.uint8) * ROW | others.to(torch.uint8) * SPARE
         low = low_of(call)
         if low is not None:
-            low = low.to(self._memory.device) & (call.value(outputs[0]) <= LEAST / 2)
+            low = low.to(self._memory.device) & (call.value(outputs[0], asks=False) <= LEAST / 2)
             low = low & ((bits[0] & UNKNOWN) != 0)
             if bool(low.any()):
                 self._trace.follow(call)
             bits[0] = bits[0] | low.to(torch.uint8) * LOW
         elif call.packet == "exp":  # 0 for the lowest
-            vanished = call.low(call.args[0]) & (call.value(outputs[0]) == 0)
+            vanished = call.low(call.args[0]) & (call.value(outputs[0], asks=False) == 0)
             bits[0] = torch.where(vanished, bits[0] & ~UNKNOWN, bits[0])
         return bits, named
 
@@ -277,6 +279,11 @@ class TaintMode(DecomposingMode):
     def finish(self) -> TaintCause | None:
         """Return the first operation in which the runs differ, or None."""
         return self._alignment.finish(self.steps)
+
+    def rests_on_values(self) -> bool:
+        """Return whether the taint depends on values that do not vary, as of a mask or an index,
+        beside the operations and their shapes."""
+        return bool(self._asked)
 
     def blame(self, t: Tensor) -> TaintCause:
         """Return the operation that made `t` depend on padding."""

@@ -54,6 +54,8 @@ class TaintedCall:
         hides: called with a tensor, the plane of its low elements that padding must not outweigh,
             and the dimensions along which they are compared.
         constants: masks from before the call, whose values count as known.
+        asked: a plane, 0-dim, that is true once a rule asked for values that do not vary. The
+            taint then depends on more than operations and shapes.
     """
 
     hides: Callable[[Tensor, Tensor, Sequence[int]], None]
@@ -81,6 +83,7 @@ class TaintedCall:
         shapes = real.inputs if real is not None and len(real.inputs) == len(self.inputs) else ()
         self._real = {id(t): shape for t, shape in zip(self.inputs, shapes, strict=False)}
         self.constants: list[Tensor] = []
+        self.asked = self.none
         for t in self.inputs:
             bits = memory.of(t)
             if bits is None and outlives(t):
@@ -108,7 +111,7 @@ class TaintedCall:
             return None
         bits = torch.full(t.shape, UNKNOWN, dtype=torch.uint8, device=self._memory.device)
         if t.is_floating_point():
-            low = self.value(t) <= LEAST
+            low = self.value(t, asks=False) <= LEAST
             bits |= low.to(torch.uint8) * LOW
             self.constants += [t] if bool(low.any()) else []
         return bits
@@ -150,11 +153,21 @@ class TaintedCall:
 
         return taint
 
-    def value(self, t: Any) -> Tensor:
-        """Return the values of a tensor before the operation."""
+    def value(self, t: Any, asks: bool = True) -> Tensor:
+        """Return the values of a tensor before the operation. `asks`: False where the taint depends
+        on them only if `low` or `zero` is true somewhere."""
+        if asks:
+            self.asked = ~self.none
         before = self._old_values.get(id(t))
         known: Tensor = t if before is None else before
         return known.detach().to(self._memory.device)
+
+    def _known(self, t: Tensor) -> Tensor:
+        """Return the plane of values that do not vary, for a rule that depends on them."""
+        bits = self._bits.get(id(t))
+        known = ~self.none if bits is None else (bits & UNKNOWN) == 0
+        self.asked = self.asked | known.any()
+        return known.broadcast_to(t.shape)
 
     def highest_low(self, t: Any) -> float:
         """Return the highest number in `t` that stands for minus infinity and is no summand. Minus
@@ -179,9 +192,7 @@ class TaintedCall:
         """Return the plane where a tensor is 0 whatever the padding holds."""
         if not isinstance(t, Tensor):
             return self.none | (t == 0)
-        bits = self._bits.get(id(t))
-        zero = self.value(t) == 0
-        return zero if bits is None else zero & ((bits & UNKNOWN) == 0)
+        return (self.value(t, asks=False) == 0) & self._known(t)
 
     def low(self, t: Any) -> Tensor:
         """Return the plane where a tensor is minus infinity, or stands for it, whatever the padding
@@ -191,10 +202,8 @@ class TaintedCall:
         bits = self._bits.get(id(t))
         if not t.is_floating_point():
             return self.none.broadcast_to(t.shape)
-        below = self.value(t) <= LEAST
-        if bits is None:
-            return below
-        return ((bits & LOW) != 0) | (((bits & UNKNOWN) == 0) & below)
+        found = self._known(t) & (self.value(t, asks=False) <= LEAST)
+        return found if bits is None else found | ((bits & LOW) != 0)
 
     def argument(self, name: str, default: Any = None) -> Any:
         return argument_of(self.func, self.args, self.kwargs, name, default)
@@ -231,7 +240,7 @@ def more(call: TaintedCall, taint: Planes, t: Tensor, dims: Sequence[int]) -> Te
 def hidden(call: TaintedCall, t: Tensor, dims: Sequence[int]) -> Tensor:
     """Return the plane of elements that count for nothing beside others along these dimensions."""
     low = call.low(t)
-    low = low & ~_outweighed(call, low, call.value(t), dims)
+    low = low & ~_outweighed(call, low, call.value(t, asks=False), dims)
     hide(call, t, low, more(call, call.padded, t, dims), dims)
     return low
 

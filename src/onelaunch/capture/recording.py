@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from onelaunch.call.spec import CallSpec, TensorSpec
-from onelaunch.call.tree import Flat, Tree, first_places
+from onelaunch.call.tree import Constant, Flat, Tree, first_places
 from onelaunch.capture.followed import FollowedNumbers
 from onelaunch.capture.hooks import HookInside
 from onelaunch.capture.io_plan import Inputs, Outputs, Own
@@ -99,6 +99,11 @@ class StateOutput(NamedTuple):
     """The step of the number in the slot, in place of the tree's value."""
     fresh: Callable[[], object] | None = None
     """Makes the value anew, as the callable does: a set, for example."""
+
+    def is_there(self) -> bool:
+        """Return whether the slot holds the plain value that the call stores there."""
+        made = self.output_indices or self.step or self.fresh
+        return not made and self.tree == Constant(self.slot.read())
 
 
 @dataclass(slots=True, eq=False)
@@ -213,11 +218,16 @@ class CapturedCall:
     """The number of launches, counted by the call path, and the time of the last, by `clock`."""
     clock: Callable[[], int] | None = None
 
+    def has_effects(self) -> bool:
+        """Return whether a call changes state, draws random numbers, or moves numbers on."""
+        state = [s for s in self.state if not s.is_there()]
+        changed = (*self.writes.tensors, *state, *self.optimizers)
+        return bool(changed or self.draws or self.moved_numbers())
+
     def shows_other_sizes(self) -> bool:
-        """Return whether its run may show what a run at other sizes does: it has no effects."""
-        ledger, numbers = self.compared.ledger, self.followed.of_state
-        effects = self.pair or self.state or self.draws or self.moved_numbers() or numbers
-        return ledger is not None and ledger.is_all_compared() and not effects
+        """Return whether its run may show what a run at other sizes does."""
+        ledger, hidden = self.compared.ledger, self.pair is not None or self.followed.of_state
+        return ledger is not None and ledger.is_all_compared() and not (hidden or self.has_effects())
 
     def moved_numbers(self) -> list[Slot]:
         """Return the numbers that the call both reads and changes."""

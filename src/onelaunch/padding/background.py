@@ -25,7 +25,6 @@ from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Attempt, Call
 from onelaunch.runtime.background import CapturesBeside
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.worker import changes
 from onelaunch.sizes.buckets import Buckets, Sizes
 
 P = ParamSpec("P")
@@ -170,4 +169,4 @@ def _is_free(entry: Entry) -> bool:
     """Return whether a recording changes nothing, draws nothing, and needs no check of values."""
     captured = entry.captured
     checked = captured.bucket is not None and captured.bucket.checked
-    return captured.pair is None and not checked and not changes(captured)
+    return captured.pair is None and not checked and not captured.has_effects()

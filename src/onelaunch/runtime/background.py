@@ -207,11 +207,8 @@ class Captures:
         is watched, unless it runs the code of calls that were. If it has read what no call had read
         before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
-        pending = (wanted.found for wanted in list(self._wanted.values()))
-        earlier = next((found for found in pending if found is not None), None)
-        example, before = copied(flat), Footprint(graphed, flat, call.device, earlier)
+        example, before = copied(flat), Footprint(graphed, flat, call.device)
         if watched := not (self._calm and before.shows_all() and not is_profiled()):
-            before = Footprint(graphed, flat, call.device)
             result = normal()
         else:
             with look.looking():
@@ -275,12 +272,13 @@ class Captures:
 
         try:
             with capturing(modes, call.driver, call.device, under_way):
-                if not wanted.is_known:
+                if wanted.found is None or not wanted.is_known:
                     self._forget(wanted)
                     return
                 graphed.widen(example)
                 spec = spec_of(call)
                 graphed.capture(*args, **kwargs)
+                wanted.found.reached.drop_tensors()  # the next first call takes over the walk
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
             if wanted.state is _State.WANTED and not wanted.is_known:

@@ -28,7 +28,7 @@ from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.table import Entry
-from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, changes, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,7 +84,7 @@ class CompilesLater(Graphed[P, R]):
         self._capture_ahead(args, kwargs, learn)
         for entry in self._table.entries:
             if id(entry) not in known:
-                self._want(entry, example, flat, free and not changes(entry.captured))
+                self._want(entry, example, flat, free and not entry.captured.has_effects())
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call

@@ -17,16 +17,14 @@ from torch import Tensor
 
 from onelaunch.beside import STUCK_S, is_stuck, make_way_in_hook
 from onelaunch.call.ambient import Modes, noted_modes
-from onelaunch.call.tree import Constant, Flat, constants
+from onelaunch.call.tree import Flat, constants
 from onelaunch.call_events import hook
-from onelaunch.capture.recording import CapturedCall, StateOutput
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators, generator_kinds, other_threads
 from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.state.iterators import KINDS as ITERATORS
-from onelaunch.state.snapshot import ReachableState
 from onelaunch.state.walk import SMALL
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
@@ -129,24 +127,15 @@ def _end_all() -> None:
 
 
 class Footprint:
-    """The changes by a call that other threads could notice. `earlier`: the state after a call
-    before it, whose walk serves again. What has changed since then counts as the call's."""
+    """The changes by a call that other threads could notice."""
 
-    def __init__(
-        self,
-        graphed: Graphed[..., Any],
-        flat: Flat,
-        device: torch.device,
-        earlier: Unmoved | None = None,
-    ) -> None:
+    def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
         self._graphed, self._flat = graphed, flat
         self._warmup, self._others = graphed._recorder.warmup, other_threads()
         self._warmup.drawn = None
         self._host = HostGenerators()
         self._device = device
-        self.reached: ReachableState = graphed._callee.reached(flat)
-        if earlier is not None and earlier.reached.starts_as(self.reached):
-            self.reached = earlier.reached
+        self.reached = graphed._callee.reached(flat)
         self._walk = self.reached.walk()
         self._tensors = [t for _, t in self._walk.tensors()]
         self._versions = list(map(_version, self._tensors))
@@ -216,18 +205,6 @@ class Unmoved:
                 return True
             time.sleep(_WAIT_S)
         return False
-
-
-def changes(captured: CapturedCall) -> bool:
-    state = (s for s in captured.state if not _is_there(s))
-    changed = (*captured.writes.tensors, *state, *captured.optimizers)
-    return bool(changed or captured.draws or captured.moved_numbers())
-
-
-def _is_there(output: StateOutput) -> bool:
-    """Return whether a slot holds the plain value that the call stores there."""
-    made = output.output_indices or output.step or output.fresh
-    return not made and output.tree == Constant(output.slot.read())
 
 
 def _version(t: Tensor) -> int | None:

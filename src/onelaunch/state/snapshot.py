@@ -85,11 +85,6 @@ class ReachableState:
             self._now = walk(self.roots, self.reads)
         return self._now
 
-    def starts_as(self, other: ReachableState) -> bool:
-        """Return whether a walk of `other` begins at the same objects, with the same reads."""
-        mine, others = ([(name, id(root)) for name, root in r.roots] for r in (self, other))
-        return self.reads is other.reads and mine == others
-
     def drop_tensors(self) -> None:
         """Hold no tensor during a run, which may replace it."""
         if self._now is not None and self._last is not None:

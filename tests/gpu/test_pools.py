@@ -62,12 +62,14 @@ def test_all_bytes_are_back_on_the_device() -> None:
         return held
 
     settled(use)
-    start, free = reserved(), torch.cuda.mem_get_info()[0]
-    for _ in range(3):
+    start, taken = reserved(), list[int]()
+    for _ in range(5):
+        free = torch.cuda.mem_get_info()[0]
         assert use() > 8 * MIB
         assert reserved() == start
-    # The driver keeps what it took for graphs, for the next ones.
-    assert free - torch.cuda.mem_get_info()[0] <= 4 * MIB
+        taken.append(free - torch.cuda.mem_get_info()[0])
+    # Other processes take memory, too. What the driver took for graphs, it keeps for the next ones.
+    assert min(taken) <= MIB
 
 
 def test_smaller_sizes_take_no_memory_whatever_the_inputs() -> None:

@@ -172,6 +172,41 @@ def test_a_host_draw_of_one_size_is_refused_and_undone(rand: Rand) -> None:
     assert random.getstate() == before
 
 
+def test_a_gradient_of_one_size_is_right(device: torch.device, rand: Rand) -> None:
+    weight = nn.Parameter(torch.ones(6, device=device))
+
+    def f(x: Tensor) -> Tensor:
+        return x * weight if x.shape[0] == 5 else x * 2
+
+    fast: Any = ol.graph(f)
+    for n in (8, 5):
+        fast.capture(rand(0, n, 6))
+    for seed, n in enumerate((8, 5)):
+        x = rand(seed, n, 6)
+        got, expected = fast(x), f(x)
+        assert_same(got.detach(), expected.detach())
+        assert got.requires_grad == expected.requires_grad
+    got.sum().backward()
+    assert_same(weight.grad, x.sum(0))
+    assert replays(fast) == 2
+
+
+def test_an_error_of_one_size_is_the_callables_own(rand: Rand) -> None:
+    def f(x: Tensor) -> Tensor:
+        if x.shape[0] == 5:
+            raise LookupError("five")
+        return x * 2
+
+    fast: Any = ol.graph(f)
+    fast.capture(rand(0, 8, 6))
+    with pytest.raises(LookupError, match="five"):
+        fast.capture(rand(0, 5, 6))
+    fast.capture(rand(0, 7, 6))
+    x = rand(1, 7, 6)
+    assert_same(fast(x), f(x))
+    assert replays(fast) == 1
+
+
 def test_what_only_another_size_reads_is_guarded(rand: Rand) -> None:
     class Scaled(nn.Module):
         small, large = 2.0, 2.0

@@ -351,7 +351,7 @@ class Recorder:
             with watching_lasting_effects(attempt, self._callee):
                 entry = self.record(attempt, owner)
             signature.threads.add(get_ident())
-        except CaptureError as error:
+        except (CaptureError, NeedsGrad, BackwardInside) as error:
             let_go(error)
             entry = None
         finally:

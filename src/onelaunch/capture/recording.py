@@ -227,7 +227,9 @@ class CapturedCall:
     def shows_other_sizes(self) -> bool:
         """Return whether its run may show what a run at other sizes does."""
         ledger, hidden = self.compared.ledger, self.pair is not None or self.followed.of_state
-        return ledger is not None and ledger.is_all_compared() and not (hidden or self.has_effects())
+        return (
+            ledger is not None and ledger.is_all_compared() and not (hidden or self.has_effects())
+        )
 
     def moved_numbers(self) -> list[Slot]:
         """Return the numbers that the call both reads and changes."""

@@ -63,6 +63,8 @@ class Bucketed(Graphed[P, R]):
         self._most_chunked = 4 * most
         self._batchers = WeakSet()
         self._known: Known = {}  # the findings of the proofs so far
+        self.infinite_masks = False
+        """True if boolean masks of padded runs are left to kernels with minus infinity."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if runs_inline(self):

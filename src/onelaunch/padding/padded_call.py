@@ -22,6 +22,7 @@ from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.rows import first_rows
 from onelaunch.driver.select import select
 from onelaunch.errors import CaptureError, GraphError
+from onelaunch.padding.attention import CUDNNS
 from onelaunch.padding.compare import moved_view
 from onelaunch.padding.pad import BucketedCall, PaddedDims, Proof, bucketed_call, cut
 from onelaunch.padding.taint.hidden import Hiding, HidingChecks
@@ -118,7 +119,6 @@ MASKS = (
 )
 """The event, with a place for the name of the callable, and the code to write instead."""
 _FIX = 'mask with float("-inf"), which needs no check'
-_CUDNNS = -65504.0  # the number by which cuDNN's attention applies a boolean mask
 _WITHOUT_CUDNN = (
     "torch.backends.cuda.enable_cudnn_sdp(False) before the first call: only cuDNN's attention "
     "applies a boolean mask by this number"
@@ -133,7 +133,7 @@ def refuse_unchecked(proof: Proof, compiled: bool) -> None:
     what = f"a number, {proof.hiding.shown}, hides padding, as far as scores are above it"
     why = f"a call where they are not would run again, and it {proof.lasting}"
     why = "no operation of compiled code can be checked" if compiled else why
-    fix = _WITHOUT_CUDNN if proof.hiding.number == _CUDNNS else _FIX
+    fix = _WITHOUT_CUDNN if proof.hiding.number == CUDNNS else _FIX
     raise CaptureError("OL140", what, why=why, fix=fix)
 
 

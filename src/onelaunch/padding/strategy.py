@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onelaunch.call.spec import CallSpec
+from onelaunch.beside import is_beside
+from onelaunch.call.spec import CallSpec, has_strides
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import CaptureError
+from onelaunch.padding.attention import CUDNNS, with_infinite_masks
 from onelaunch.padding.dry_run import DryRun
 from onelaunch.padding.named_rows import naming
 from onelaunch.padding.pad import BucketedCall, Proof, varying
@@ -56,6 +58,8 @@ class BucketStrategy(Strategy):
         self._least = self._buckets.smallest(bucket)
         self._proof = Proof()
         self._proven = False
+        self._infinite_masks = of.infinite_masks and not is_beside()
+        """True if runs at the bucket's size leave boolean masks to kernels with minus infinity."""
 
     def alike(self, entries: Sequence[E]) -> Sequence[E]:
         return [entry for entry in entries if serves(entry, self.bucket)]
@@ -108,7 +112,7 @@ class BucketStrategy(Strategy):
         return self._checked(self._around(exact))
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        hiding = self._proof.hiding
+        hiding, fn = self._proof.hiding, with_infinite_masks(fn) if self._infinite_masks else fn
         return fn if hiding is None else CheckedRun(fn, hiding, device)
 
     def _checked(self, call: CallPath) -> CallPath:
@@ -133,15 +137,35 @@ class BucketStrategy(Strategy):
         self._of._callee.reads = attempt.reached.reads
 
     def _prove(self, attempt: Attempt) -> None:
+        """Prove that padding changes no result. Where only a number of cuDNN's attention hides it,
+        which each call would have to check, other kernels are tried."""
+        compiled = self._of._callee.is_compiled(attempt.driver)
+        self._infinite_masks &= not compiled
+        proof, layouts = self._proof_of(attempt)
+        finite = proof.hiding is not None and proof.hiding.number == CUDNNS
+        if finite and not (self._infinite_masks or compiled or is_beside()):
+            self._infinite_masks = True
+            other, same = self._proof_of(attempt)
+            self._infinite_masks = other.hiding is None and same == layouts
+            self._of.infinite_masks = self._infinite_masks
+            proof = other if self._infinite_masks else proof
+        self._proof, self._proven = proof, True
+        if self._infinite_masks:
+            attempt.signature.ledger = None  # the operations of other kernels
+        if proof.hiding is not None:
+            refuse_unchecked(proof, compiled)
+            self._proof = replace(proof, follows=[*proof.follows, ()])  # the check
+
+    def _proof_of(self, attempt: Attempt) -> tuple[Proof, list[tuple[int, ...]]]:
+        """Return a proof, and the strides of the results in its runs."""
+        fn = self._of._callee.eager_form
+        fn = with_infinite_masks(fn) if self._infinite_masks else fn
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
-        callee = self._of._callee
-        dry_run = DryRun(driver, device, callee.eager_form, reached, self._flat.tree, attempt.ahead)
+        dry_run = DryRun(driver, device, fn, reached, self._flat.tree, attempt.ahead)
         proving = Proving(dry_run, self._buckets, self._call, self.bucket, self._known)
-        self._proof = proving.proven(attempt.signature.has_backward)
-        self._proven = True
-        if self._proof.hiding is not None:
-            refuse_unchecked(self._proof, callee.is_compiled(driver))
-            self._proof = replace(self._proof, follows=[*self._proof.follows, ()])  # the check
+        proof = proving.proven(attempt.signature.has_backward)
+        results = (result for _, result in sorted(proving.results.items()))
+        return proof, [t.stride() for result in results for t in result.tensors if has_strides(t)]
 
     def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
         """Return how the recording takes each padded argument from the caller's memory. Empty if it

@@ -1,0 +1,43 @@
+"""Attention in padded runs by kernels whose masks hide padding whatever the scores are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onelaunch.driver.function_modes import UnnoticedMode, call
+
+CUDNNS = -65504.0
+"""The number by which cuDNN's attention applies a boolean mask. Others apply minus infinity."""
+_C: Any = torch._C
+
+
+class InfiniteMasks(UnnoticedMode):
+    """A mode that leaves attention with a boolean mask to other kernels than cuDNN's."""
+
+    concerns = frozenset({F.scaled_dot_product_attention})
+
+    def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        if not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
+            return call(func, types, args, kwargs)
+        was = torch.backends.cuda.cudnn_sdp_enabled()
+        _C._set_sdp_use_cudnn(False)
+        try:
+            return call(func, types, args, kwargs)
+        finally:
+            _C._set_sdp_use_cudnn(was)
+
+
+def with_infinite_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the callable, run under `InfiniteMasks`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with InfiniteMasks():
+            return fn(*args, **kwargs)
+
+    return run

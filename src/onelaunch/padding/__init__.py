@@ -4,6 +4,7 @@ bucketed.py     Graphed with buckets: the recording for a size, calls above the 
 background.py   the same, captured while calls run eagerly, or at larger buckets
 strategy.py     a call recorded at the size of its bucket
 pad.py          arguments padded to the size of a bucket, results cut back
+attention.py    attention by kernels whose masks hide padding whatever the scores are
 padded_call.py  a call around a recording: padded and cut outside, or checked where values hide
 chunks.py       a call above the largest size, in chunks of that size, and the proof for it
 joined_calls.py several calls as one, for a batcher

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.call.kinds import kinds_in
@@ -195,6 +196,17 @@ _MOVED = (
 
 
 _PLAIN = "return it as a plain tensor, `t.dequantize()` say"
+
+
+def refuse_lazy(before: StateWalk) -> None:
+    """Refuse (OL110) to run a callable that reaches a parameter without a size, of a lazy module.
+    The run may give it one, which could not be undone."""
+    for slot, value in before.slots.values():
+        if isinstance(value, Tensor) and is_lazy(value):
+            raise CaptureError("OL110", f"`{slot.name}` of a lazy module has no size yet", fix=_RUN)
+
+
+_RUN = "call the lazy module itself once, `model(x)`, before it is captured; or take it out"
 
 
 def refuse_compound_leaves(before: StateWalk) -> None:

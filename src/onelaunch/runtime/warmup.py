@@ -16,7 +16,6 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
@@ -369,8 +368,8 @@ def _watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[Non
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
     before = attempt.reached.walk()
-    made = [(slot, t) for slot, t in before.tensors() if not is_lazy(t)]
-    leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
+    made = [(slot.name, t) for slot, t in before.tensors() if not t._is_view()]
+    leaves = [(name, ref(t)) for name, t in made if is_leaf(t)]
     iterators, known = iterators_of(before), attempt.reached.reads
     del before
     yield

@@ -25,7 +25,7 @@ from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.containers import is_ordinary
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import overlaps_itself
+from onelaunch.call.spec import has_strides, overlaps_itself
 from onelaunch.call.tree import Flat, Same, constants, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
@@ -433,7 +433,7 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     ids = set(map(id, given))
     tensors = [t for t in tensors if id(t) not in ids]
-    viewed = [t for t in given if t.layout is torch.strided and not overlaps_itself(t)]
+    viewed = [t for t in given if has_strides(t) and not overlaps_itself(t)]
     storages = set(map(driver.storage, viewed))
     ends = {node_of(t) for t in given}
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)

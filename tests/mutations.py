@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "tensors that are read",
         "state/dependencies.py",
-        "if t.layout is torch.strided and (kept or by_address(slot, t)):",
-        "if t.layout is torch.strided and by_address(slot, t):",
+        "if kept or (has_strides(t) and by_address(slot, t)):",
+        "if has_strides(t) and by_address(slot, t):",
     ),
     _without("gradients", "state/dependencies.py", "guarded += _gradients(before, found, guarded)"),
     _without("orders of dicts", "state/dependencies.py", "guarded += orders(before, now)"),

@@ -288,6 +288,49 @@ def test_a_lazy_module_becomes_what_it_does_in_eager(
     assert replays(fast) >= 3
 
 
+class HalfLazy(nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.lazy = nn.LazyLinear(3, device=device)
+        self.plain = nn.Linear(3, 3, device=device)
+        self.whole = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(self.lazy(x) if self.whole else x)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA], indirect=True)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_lazy_module_is_captured_once_it_has_its_sizes(
+    device: torch.device, rand: Rand, grad: bool
+) -> None:
+    """A capture that gave it its sizes could not take them back."""
+    model = HalfLazy(device)
+    fast = ol.graph(model, warmup=1)
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(ol.CaptureError, match=r"OL110\] `lazy.weight`"):
+            fast.capture(rand(0, 5, 3))
+        fast(rand(0, 5, 3))
+        model.whole = True
+        for _ in range(2):
+            with pytest.raises(ol.CaptureError, match=r"OL110\] `lazy.weight`"):
+                fast(rand(0, 5, 3))
+        assert isinstance(model.lazy.weight, nn.UninitializedParameter)
+        model(rand(0, 5, 3))
+        alike(fast, model, rand, 5, 3, calls=5)
+    assert replays(fast) >= 3
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA], indirect=True)
+def test_a_lazy_module_with_captures_beside_calls(device: torch.device, rand: Rand) -> None:
+    fast = ol.graph(nn.LazyLinear(3, device=device), capture="background", warmup=1)
+    eager = nn.Linear(4, 3, device=device)
+    with torch.no_grad():
+        fast(rand(0, 5, 4))
+        eager.load_state_dict(fast.state_dict())
+        alike(fast, eager, rand, 5, 4, calls=5)
+
+
 def test_a_hook_of_all_modules_comes_and_goes(device: torch.device, rand: Rand) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
     fast = ol.graph(lambda x: net(x), warmup=1)

@@ -173,3 +173,51 @@ def test_arguments_freed_after_the_call_are_not_touched(device: torch.device, ra
             assert_same(other, torch.full((64,), 5.0, device=device))
             assert_same(z, rand(100 + i, 64) * 2 + 1)
     assert replays(fast) > 0
+
+
+def _nested(n: int, layout: torch.layout = torch.strided) -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(k + 1, 3) for k in range(n)], layout=layout)
+
+
+PROTOTYPES = pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
+
+WITHOUT_STRIDES: dict[str, Callable[[int], Tensor]] = {
+    "sparse": lambda n: torch.eye(n).to_sparse(),
+    "sparse rows": lambda n: torch.eye(n).to_sparse_csr(),
+    "sparse parameter": lambda n: torch.nn.Parameter(torch.eye(n).to_sparse()),
+    "nested": _nested,
+    "jagged": lambda n: _nested(n, torch.jagged),
+}
+
+
+@PROTOTYPES
+@pytest.mark.parametrize("kind", WITHOUT_STRIDES)
+def test_state_without_strides_is_replaced(device: torch.device, rand: Rand, kind: str) -> None:
+    """Its sizes are numbers of Python, which a recording holds."""
+    state = {"t": WITHOUT_STRIDES[kind](2)}
+    fast = ol.graph(lambda x: x * state["t"].size(0), warmup=1)
+    with torch.no_grad():
+        for n in (2, 3, 2, 4):
+            state["t"] = WITHOUT_STRIDES[kind](n)
+            for i in range(4):
+                assert_same(fast(rand(i, 3)), rand(i, 3) * n)
+    assert replays(fast) >= 2
+
+
+@PROTOTYPES
+@pytest.mark.parametrize("kind", WITHOUT_STRIDES)
+def test_state_without_strides_is_returned(device: torch.device, rand: Rand, kind: str) -> None:
+    state = WITHOUT_STRIDES[kind](2)
+    fast = ol.graph(lambda x: (x * 2, state), warmup=1)
+    with torch.no_grad():
+        fast(rand(0, 3))
+        with pytest.raises(ol.CaptureError, match="OL108"):
+            fast(rand(0, 3))
+
+
+@PROTOTYPES
+def test_a_nested_argument_runs_as_usual(rand: Rand) -> None:
+    fast = ol.graph(lambda x: x.to_padded_tensor(0.0) * 2, warmup=1)
+    for n in (2, 3, 3, 3):
+        assert_same(fast(_nested(n)), _nested(n).to_padded_tensor(0.0) * 2)
+    assert not fast.recordings

@@ -44,6 +44,22 @@ def test_blocks_are_reused_and_poisoned(tape: torch.device) -> None:
     assert y.isnan().all()
 
 
+def test_a_result_of_given_memory_draws_once(tape: torch.device) -> None:
+    generator, again = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for _ in range(3):
+        drawn = torch.randperm(9, generator=generator, out=torch.empty(0, device=tape).long())
+        assert torch.equal(drawn.cpu(), torch.randperm(9, generator=again))
+
+
+def test_an_operation_that_draws_nothing_leaves_the_draws_of_other_threads(
+    tape: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated device runs an operation on memory that is given twice, the first for sizes."""
+    monkeypatch.setattr(torch.random, "set_rng_state", lambda state: pytest.fail("set"))
+    monkeypatch.setattr(torch, "set_rng_state", lambda state: pytest.fail("set"))
+    assert torch.arange(3, device=tape).tolist() == [0, 1, 2]
+
+
 def test_dead_memory_is_poisoned_before_each_launch(tape: torch.device) -> None:
     driver = driver_of("tape")
     pool = driver.new_pool(tape)

@@ -192,6 +192,11 @@ def has_strides(t: Tensor) -> bool:
     return t.layout is torch.strided and not t.is_nested and not is_compound(t)
 
 
+def layout_of(t: Tensor) -> str:
+    """Return a text with the layout of a tensor that has no strides."""
+    return "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+
+
 def overlaps_itself(t: Tensor) -> bool:
     """Return whether several elements of a tensor may share an address: expanded, unfolded."""
     reach = 1
@@ -204,8 +209,7 @@ def overlaps_itself(t: Tensor) -> bool:
 
 def lies_on(t: Tensor, device: torch.device) -> bool:
     """Return whether a tensor is plain memory of a device of this kind."""
-    same = t.layout is torch.strided and t.device.type == device.type
-    return same and not is_compound(t)
+    return t.device.type == device.type and has_strides(t)
 
 
 def contiguous_stride(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:

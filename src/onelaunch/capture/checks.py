@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import lies_on, tree_difference
+from onelaunch.call.spec import has_strides, layout_of, lies_on, tree_difference
 from onelaunch.call.tree import (
     Constant,
     Flat,
@@ -171,8 +172,9 @@ def refuse_parts(
     alone. Gradients and DTensors from before the call stay as they are."""
     kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
     for t in results:
-        if is_compound(t):
-            raise CaptureError("OL108", f"the result holds {describe_type(t)}", fix=_PLAIN)
+        if not has_strides(t):
+            what = f"the result holds {describe_type(t) if is_compound(t) else layout_of(t)}"
+            raise CaptureError("OL108", what, fix=_PLAIN)
         if local(t) is not t and id(t) not in kept:
             what = f"the result holds {describe_type(t)}"
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
@@ -194,7 +196,18 @@ _MOVED = (
 )
 
 
-_PLAIN = "return it as a plain tensor, `t.dequantize()` say"
+_PLAIN = "return it as a plain tensor, by `t.dequantize()` or `t.to_dense()` say"
+
+
+def refuse_lazy(before: StateWalk) -> None:
+    """Refuse (OL110) to run a callable that reaches a parameter without a size, of a lazy module.
+    The run may give it one, which could not be undone."""
+    for slot, value in before.slots.values():
+        if isinstance(value, Tensor) and is_lazy(value):
+            raise CaptureError("OL110", f"`{slot.name}` of a lazy module has no size yet", fix=_RUN)
+
+
+_RUN = "call the lazy module itself once, `model(x)`, before it is captured; or take it out"
 
 
 def refuse_compound_leaves(before: StateWalk) -> None:

@@ -16,8 +16,8 @@ from onelaunch.autograd.proxies import proxy_for
 from onelaunch.beside import begin_run, is_beside
 from onelaunch.call.ambient import noted_modes, readers
 from onelaunch.call.identity import Identities, argument_objects
+from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, Same, Tree, flatten
-from onelaunch.call.wrappers import is_memory
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
@@ -233,7 +233,7 @@ class CaptureRun:
         values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
         refuse_opaque(flat.tree, {*known, *map(id, values)})
         memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
-        refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
+        refuse_attributes([(p, t) for p, t in named if has_strides(t) and memory.made(t)], codes)
         self._find_changes(capture, result, returned, flat)
         if self.missing_inputs:
             self.returned.outputs, self.returned.tensors = Outputs(), []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.beside import BESIDE, CaptureBeside, is_beside
+from onelaunch.call.spec import has_strides
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.substitutes import replaced
 from onelaunch.gc_pause import importing
@@ -50,7 +51,7 @@ def select(tensors: Iterable[Tensor]) -> tuple[Driver, torch.device]:
 
 def recordable(t: Tensor) -> bool:
     """Tell whether a tensor is memory and nothing more, of a device that has a driver."""
-    if t.device.type not in _MAKERS or t.layout is not torch.strided or t.is_quantized:
+    if t.device.type not in _MAKERS or not has_strides(t) or t.is_quantized:
         return False
     return type(t) in (Tensor, nn.Parameter, driver_of(t.device.type).tensor_class)
 

@@ -16,7 +16,7 @@ from onelaunch.call.numbers import numbers_read
 from onelaunch.call.tree import flatten, unique
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
-from onelaunch.capture.checks import BackwardInside
+from onelaunch.capture.checks import BackwardInside, refuse_lazy
 from onelaunch.capture.io_plan import CannotPadInside
 from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.capture.recording import CapturedCall, ExpectedInputs, NeedsGrad, describe
@@ -85,6 +85,7 @@ class Recorder:
 
     def _record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
         strategy = attempt.strategy
+        refuse_lazy(attempt.reached.walk())
         strategy.prepare(attempt)
         try:
             entry = self._record_in_pool(attempt, owner)
@@ -290,6 +291,7 @@ class Recorder:
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
             self._table.drop_stale(spec, signature)
+            refuse_lazy(reached.walk())
             refused = distributed.refused_ahead(distributed.sharded_values(reached.values))
             if refused is not None:
                 raise refused

@@ -16,7 +16,6 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from onelaunch.autograd.graph_walk import is_freed, is_pure_view
@@ -26,7 +25,7 @@ from onelaunch.call.ambient import inlining, noted_modes
 from onelaunch.call.containers import is_ordinary
 from onelaunch.call.identity import exchanged
 from onelaunch.call.kinds import kinds_in
-from onelaunch.call.spec import overlaps_itself
+from onelaunch.call.spec import has_strides, overlaps_itself
 from onelaunch.call.tree import Flat, Same, constants, flatten, flatten_call, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.io_plan import is_filled
@@ -369,8 +368,8 @@ def watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
     before = attempt.reached.walk()
-    made = [(slot, t) for slot, t in before.tensors() if not is_lazy(t)]
-    leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
+    made = [(slot.name, t) for slot, t in before.tensors() if not t._is_view()]
+    leaves = [(name, ref(t)) for name, t in made if is_leaf(t)]
     iterators, known = iterators_of(before), attempt.reached.reads
     del before
     yield
@@ -434,7 +433,7 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     given = [*flat.tensors, *(t for _, t in reached.walk().tensors())]
     ids = set(map(id, given))
     tensors = [t for t in tensors if id(t) not in ids]
-    viewed = [t for t in given if t.layout is torch.strided and not overlaps_itself(t)]
+    viewed = [t for t in given if has_strides(t) and not overlaps_itself(t)]
     storages = set(map(driver.storage, viewed))
     ends = {node_of(t) for t in given}
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)

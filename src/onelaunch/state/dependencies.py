@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onelaunch.call.containers import parts_of
-from onelaunch.call.spec import lies_on
+from onelaunch.call.spec import has_strides, lies_on
 from onelaunch.call.tree import is_plain, unique
 from onelaunch.call.wrappers import is_memory
 from onelaunch.driver.protocol import Driver
@@ -92,7 +92,7 @@ def dependencies(
                 kept = key in again or (use is Use.READ and not changed)
                 if is_replaced(slot, inputs):
                     continue  # the tensor is an input itself
-                if t.layout is torch.strided and (kept or by_address(slot, t)):
+                if kept or (has_strides(t) and by_address(slot, t)):
                     guarded.append((slot, t))
             case False, True:
                 # A slot that is only stored to, and has not changed: this run may have left the

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from onelaunch.call.tree import Constant, is_plain
 from onelaunch.call.wrappers import is_memory
@@ -222,7 +223,7 @@ class StateWalk:
             self.slots = {key: held[key] for pair in order for key in pair if key in held}
             self.tensor_slots = dict.fromkeys(key for key in self.slots if key in self.tensor_slots)
             self._by_class = self.noted = None
-        self._tensors = cast(Any, [self.slots[key] for key in self.tensor_slots])
+        self._tensors = None
         return not any(owner is None for owner in self.owners)
 
     def add_leaf(self, slot: Slot, t: Tensor) -> tuple[Slot, Tensor] | None:
@@ -356,14 +357,14 @@ class StateWalk:
                     yield owner
 
     def tensors(self) -> Sequence[tuple[Slot, Tensor]]:
-        """Return the slots that hold tensors, once the walk is complete."""
+        """Return the slots that hold tensors, once the walk is complete; no lazy ones."""
         if self._tensors is None:
             self._tensors = self.tensors_so_far()
         return self._tensors
 
     def tensors_so_far(self) -> list[tuple[Slot, Tensor]]:
         pairs = map(self.slots.__getitem__, self.tensor_slots)
-        return [(slot, value) for slot, value in pairs if is_memory(value)]
+        return [(slot, t) for slot, t in pairs if is_memory(t) and not is_lazy(t)]
 
     def holding(self, fits: Callable[[type], bool]) -> list[tuple[Slot, object]]:
         """Return the slots with contents of the classes that fit, in order; no leaf attributes."""

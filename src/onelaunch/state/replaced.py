@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from onelaunch.call.containers import composites_in, is_ordinary, parts_of
-from onelaunch.call.spec import TensorSpec
+from onelaunch.call.spec import TensorSpec, has_strides
 from onelaunch.call.tree import Constant, Flat
-from onelaunch.call.wrappers import is_compound
 from onelaunch.frames.peek import attributes_of
 from onelaunch.identity import id
 from onelaunch.state.parts import Kept, apart, build_slot, item_slot, parts_of_slot
@@ -66,11 +65,10 @@ def replaced_alike(
     kept.pop(id(now), None)
     found = ReplacedSlot(slot, kept)
     old, new = apart(before, kept), apart(now, kept)
-    alike = old.tree == new.tree and [*map(TensorSpec.of, old.tensors)] == [
-        *map(TensorSpec.of, new.tensors)
-    ]
-    free = all(map(_is_free, (*old.tensors, *new.tensors)))
-    return found if alike and free and not any(map(written, old.tensors)) else None
+    if old.tree != new.tree or not all(map(_is_free, (*old.tensors, *new.tensors))):
+        return None
+    alike = [*map(TensorSpec.of, old.tensors)] == [*map(TensorSpec.of, new.tensors)]
+    return found if alike and not any(map(written, old.tensors)) else None
 
 
 def _holds_any(slot: Slot) -> bool:
@@ -89,7 +87,7 @@ def _is_whole(value: object) -> bool:
 def _is_free(t: Tensor) -> bool:
     """Return whether a tensor has only values, or a graph: no gradient of its own, and no parts."""
     parameter = isinstance(t, torch.nn.Parameter) or (t.requires_grad and is_leaf(t))
-    return t.layout is torch.strided and not (parameter or is_compound(t))
+    return has_strides(t) and not parameter
 
 
 class Staged:

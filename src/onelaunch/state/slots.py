@@ -238,8 +238,9 @@ def facts_of(t: Tensor) -> Facts | None:
     kind = type(t)
     if kind is not Tensor and kind is not Parameter and is_lazy(t):
         return None
-    strides = t.stride() if t.layout is torch.strided else None
-    return kind, t.dtype, t.device, t.requires_grad, t.shape, strides
+    strides = t.stride() if t.layout is torch.strided and not t.is_nested else None
+    shape = torch.Size() if t.is_nested else t.shape
+    return kind, t.dtype, t.device, t.requires_grad, shape, strides
 
 
 @functools.lru_cache(maxsize=4096)

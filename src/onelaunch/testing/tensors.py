@@ -225,9 +225,11 @@ class ArenaMemory(HostMemory):
         if not outs:
             return
         trial = {n: torch.empty(0, dtype=t.dtype, device="cpu") for n, t in outs.items()}
-        state = torch.get_rng_state()
+        generator = (kwargs.get("generator") or torch.default_generator) if op.random else None
+        state = generator and generator.get_state()
         op.func(*mapped(args, _host_or_same), **mapped(kwargs, _host_or_same) | trial)
-        torch.set_rng_state(state)
+        if generator and state is not None:
+            generator.set_state(state)
         for name, t in outs.items():
             size, stride = trial[name].shape, trial[name].stride()
             if t.shape != size:

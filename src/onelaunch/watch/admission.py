@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelaunch.call.spec import has_strides
+from onelaunch.call.spec import has_strides, layout_of
 from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, drawn_after_all, error_here, refusal
@@ -200,8 +200,7 @@ class Admission:
 def _refuse_layouts(call: OpCall) -> None:
     for t in call.tensors:
         if not has_strides(t):
-            kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
-            raise error_here("OL109", f"{readable(call.op.base)} on {kind}")
+            raise error_here("OL109", f"{readable(call.op.base)} on {layout_of(t)}")
 
 
 def _is_in(t: Tensor, tensors: Sequence[Tensor]) -> bool:

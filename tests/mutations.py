@@ -180,7 +180,7 @@ FAULTS = (
     Fault(
         "tensors that are kept",
         "capture/checks.py",
-        "if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):",
+        "if id(t) not in covered and lies_on(t, device) and observer.memory.is_own(t):",
         "if False:",
     ),
     Fault(

@@ -84,7 +84,7 @@ def make_graphed_callables(
     args = args[: len(chosen)]  # torch ignores the rest, too
     _check(chosen, args, kwargs)
     shared = _pool(pool)
-    chain = Chain(shared.apart)
+    chain = Chain(shared.separate)
     options = Options(warmup=max(1, num_warmup_iters))
     made = [_graphed(fn, options, shared) for fn in chosen]
     modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]

@@ -108,7 +108,7 @@ def test_a_patch_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monk
     monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
     monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
     patch = CudaScalarPatch((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
-    assert patch.found == {0, 2}
+    assert patch.held == {0, 2}
     patch.write([1.0, 2.0, 4.0])
     patch.write([8.0, 2.0, 16.0])
     assert one.set == [

@@ -281,7 +281,7 @@ def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -
     if t.layout is not torch.strided or is_wrapped(t):
         return t.clone()
     storage = driver.storage(t)
-    own = observer.memory.made(t) or _use_count(t.untyped_storage()._cdata) == _one_owner()
+    own = observer.memory.is_new(t) or _use_count(t.untyped_storage()._cdata) == _one_owner()
     if t.numel() and (not own or storage in taken):
         t = t.clone()
         storage = driver.storage(t)

@@ -97,7 +97,7 @@ class _Capturing:
         self.handed = [(i, t) for i, t in enumerate(own) if driver.storage(t) in memory.written]
         counted = memory.version_bumped - static.overwritten.saved
         self.written = [
-            t for s, t in memory.written.items() if s in counted and not memory.known(t)
+            t for s, t in memory.written.items() if s in counted and not memory.is_own(t)
         ]
         if self.kept:
             return made
@@ -230,9 +230,9 @@ def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
     memory = observer.memory
     for t in [t for ts in memory.external.values() for t in ts if t.requires_grad and t.is_leaf]:
         g = read_gradient(t)
-        if g is not None and (memory.made(g) or driver.storage(g) in memory.written):
+        if g is not None and (memory.is_new(g) or driver.storage(g) in memory.written):
             given.append(t)
-            if memory.made(g):  # it had no gradient before
+            if memory.is_new(g):  # it had no gradient before
                 t.grad = None
     if given:
         what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"

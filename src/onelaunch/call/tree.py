@@ -211,7 +211,7 @@ class Flat(NamedTuple):
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
-    apart: Sequence[object] = ()  # the objects that were taken apart
+    taken_apart: Sequence[object] = ()  # the objects whose parts are leaves, but no containers
 
 
 def flatten(
@@ -240,7 +240,7 @@ def flatten(
     """
     flattening = _Flattening(objects, known, number)
     tree = flattening.tree_of(value, root)
-    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.taken_apart)
 
 
 def flatten_call(
@@ -252,7 +252,7 @@ def flatten_call(
     flattening = _Flattening(objects, types.MappingProxyType({}))
     children = flattening.tree_of(args, "args"), flattening.tree_of(kwargs, "kwargs")
     tree = Container(tuple, (2,), children)
-    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.taken_apart)
 
 
 class _Flattening:
@@ -269,7 +269,7 @@ class _Flattening:
         self._number = number
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
-        self.apart: list[object] = []
+        self.taken_apart: list[object] = []
 
     def tree_of(
         self,
@@ -301,8 +301,8 @@ class _Flattening:
         parts = None if whole else parts_of(value)
         asked = requested or self._all or within or kind is types.SimpleNamespace
         asked = parts is None and not whole and asked
-        apart = requested or self._made or (asked and _holds_tensors([value], above))
-        if asked and is_ordinary(kind) and apart:
+        takes = requested or self._made or (asked and _holds_tensors([value], above))
+        if asked and is_ordinary(kind) and takes:
             parts = Names(vars(value)), list(vars(value).values())
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
@@ -310,7 +310,7 @@ class _Flattening:
         if id(value) in self._known:
             return self._known[id(value)]
         if kind not in _PLAIN:
-            self.apart.append(value)
+            self.taken_apart.append(value)
         keys, children = parts
         inside = above | {id(value)}
         context = len(children) - 1 if has_context(keys) else None  # the last child

@@ -92,7 +92,7 @@ class Callee:
 
     def reached(self, flat: Flat) -> ReachableState:
         # The tensors of an argument that is taken apart come with each call: they are no state.
-        self.forget(value for value in flat.apart if self.reads and self.reads.of(value))
+        self.forget(value for value in flat.taken_apart if self.reads and self.reads.of(value))
         roots = self.roots(flat)
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 

@@ -181,7 +181,7 @@ def refuse_parts(
 def refuse_made_parameters(outputs: Outputs, results: Sequence[Tensor]) -> None:
     """Refuse parameters that the callable made: a replay returns and stores plain tensors. Hooks
     that move weights to the device in each call make such parameters."""
-    for output, t in zip(outputs.made, results, strict=True):
+    for output, t in zip(outputs.tensors, results, strict=True):
         if isinstance(t, nn.Parameter) and not isinstance(output.memory, Argument | Held):
             what = f"the callable makes a parameter, {output.spec}, and returns or stores it"
             raise CaptureError("OL108", what, fix=_MOVED)
@@ -233,7 +233,7 @@ def refuse_uncovered(
     """Refuse tensors of the recording in places that no replay renews."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
-        if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
+        if id(t) not in covered and lies_on(t, device) and observer.memory.is_own(t):
             if before.slots.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
                 place = changed_at(codes, "data") or loaded_at(codes, "vector_to_parameters")
@@ -282,11 +282,11 @@ def mark_freed(
 ) -> None:
     """Mark results, and tensors in slots, whose backward has run inside. Raises `NeedsGrad`: a
     tensor still needs a backward, and is more than a view of the caller's memory."""
-    graded = any(output.spec.requires_grad for output in outputs.made)
+    graded = any(output.spec.requires_grad for output in outputs.tensors)
     ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
     slots = [(t, slot) for slot, part in stored for t in part.tensors]
     for t, slot in [*((t, None) for t in results), *slots]:
-        output = outputs.made[outputs.numbers[id(t)]]
+        output = outputs.tensors[outputs.numbers[id(t)]]
         owned = isinstance(output.memory, Own)
         output.freed = owned and is_freed(t)
         if output.spec.requires_grad and not output.freed and (owned or not is_pure_view(t, ends)):

@@ -130,7 +130,7 @@ class NumberTrials:
             except AmbiguousMatch as error:
                 self._ambiguities.add(error)
                 return None
-            if patch is None or len(patch.found) < len({*scalars}):
+            if patch is None or len(patch.held) < len({*scalars}):
                 return None
         return FollowedNumbers(numbers, patch, excluded)
 
@@ -332,7 +332,7 @@ class _Trial:
         )
         try:
             patch = graph.scalar_patch(stand_ins, ambiguities.confirmed)
-            if patch is None or len(patch.found) < len(stand_ins):
+            if patch is None or len(patch.held) < len(stand_ins):
                 return None
             excluded: set[float | None] = set()
             for numbers, usual in self._numbers():

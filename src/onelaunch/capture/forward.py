@@ -60,7 +60,7 @@ class _SeenByBackward(NamedTuple):
 class Forward:
     driver: Driver
     device: torch.device
-    apart: Callable[[], DevicePool]
+    new_pool: Callable[[], DevicePool]
     """Makes a device pool that no other recording uses. Tensors saved for a backward must outlive
     all launches in between, so each forward has one of its own."""
     keep_within: Callable[[DevicePool], bool]
@@ -83,7 +83,7 @@ class Forward:
         if self._link is not None:
             self.pool, self.stream = self._link.forwards, self._link.stream
             return
-        self.pool = self.apart()
+        self.pool = self.new_pool()
         # Whatever works on the stream, a capture or a backward, keeps the pool.
         self.stream = stream_of(self.pool, self.driver, self.device)
 
@@ -192,8 +192,9 @@ class Forward:
         if lost is not None:
             given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
             storage, hidden = self.driver.storage(lost), observer.ledger is None
-            made = storage not in observer.memory.external if hidden else observer.memory.made(lost)
-            if made or storage in given:
+            memory = observer.memory
+            is_new = storage not in memory.external if hidden else memory.is_new(lost)
+            if is_new or storage in given:
                 raise BackwardInside  # made in the call, of an argument's memory perhaps
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
@@ -209,7 +210,7 @@ class Forward:
             static.stream_lock = link.lock
         plain = {
             number: results[number]
-            for number, output in enumerate(outputs.made)
+            for number, output in enumerate(outputs.tensors)
             if isinstance(output.memory, Own) and number not in numbers
         }
         seen = self._seen(graph, made, plain, inputs, observer, held)
@@ -219,7 +220,7 @@ class Forward:
         pair = AutogradPair(
             static=static,
             pool=self.pool,
-            new_pool=self.apart,
+            new_pool=self.new_pool,
             make_room=partial(self.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
@@ -336,7 +337,7 @@ def _through_node(
     """Return the indices of results that come out of the node. Views of the caller's memory are
     made outside of the node, for autograd to see them as views."""
     chosen: list[int] = []
-    for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
+    for number, (output, t) in enumerate(zip(outputs.tensors, results, strict=True)):
         if not output.spec.requires_grad:
             continue
         if isinstance(output.memory, ArgumentView | HeldView):
@@ -367,7 +368,7 @@ def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor
     bases: list[Tensor] = []
     views: dict[int, list[Tensor]] = {}
     ids = set(map(id, results))
-    for output, t in zip(outputs.made, results, strict=True):
+    for output, t in zip(outputs.tensors, results, strict=True):
         base = t._base
         if base is None or base.grad_fn is None or id(base) in ids or is_one_of_several(t):
             continue
@@ -376,8 +377,8 @@ def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor
     for several in views.values():
         if any(_overlap(driver, a, b) for a, b in itertools.combinations(several, 2)):
             base = cast(Tensor, several[0]._base)
-            outputs.numbers[id(base)] = len(outputs.made)
-            outputs.made.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
+            outputs.numbers[id(base)] = len(outputs.tensors)
+            outputs.tensors.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
             bases.append(base)
     return bases
 
@@ -407,7 +408,7 @@ def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
     if not t._is_view():
         return None
     for number, other in enumerate(results):
-        owned = isinstance(outputs.made[number].memory, Own)
+        owned = isinstance(outputs.tensors[number].memory, Own)
         if other is t._base and owned and other.grad_fn is not None:
             return number if is_pure_view(t, {other.grad_fn}) else None
     return None

@@ -291,26 +291,26 @@ class OwnGroup:
 class Outputs:
     """The results of a recording, each tensor object once."""
 
-    made: list[Output] = field(default_factory=list)
+    tensors: list[Output] = field(default_factory=list)
     groups: list[OwnGroup] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
-    """id of a tensor -> its index in `made`."""
+    """id of a tensor -> its index in `tensors`."""
 
     def from_before(self) -> list[Tensor]:
         """Return the tensors from before the call that are results, or bases of results."""
-        memories = [output.memory for output in self.made]
+        memories = [output.memory for output in self.tensors]
         return [m.tensor for m in memories if isinstance(m, Held | HeldView)]
 
     def staying(self) -> list[int]:
         """Return the indices of results that stay in the recording's memory."""
-        places = [(n, o.memory) for n, o in enumerate(self.made)]
+        places = [(n, o.memory) for n, o in enumerate(self.tensors)]
         return [n for n, m in places if isinstance(m, Own) and self.groups[m.group].stays]
 
     def of_group(self, index: int) -> list[tuple[int, Output]]:
         """Return the results in a group, with their indices."""
         return [
             (number, output)
-            for number, output in enumerate(self.made)
+            for number, output in enumerate(self.tensors)
             if isinstance(output.memory, Own) and output.memory.group == index
         ]
 
@@ -353,7 +353,7 @@ def plan_outputs(
     for t in results:
         if id(t) in plan.numbers:
             continue
-        plan.numbers[id(t)] = len(plan.made)
+        plan.numbers[id(t)] = len(plan.tensors)
         spec = TensorSpec.of(t)
         if id(t) in statics:
             memory = Argument(statics[id(t)])
@@ -363,13 +363,13 @@ def plan_outputs(
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise error_here("OL104", what, fix="return the result of the operator alone")
         elif driver.storage(t) not in storages and driver.storage(t) in observer.host_scalars:
-            observer.admission.wanted |= observer.host_scalars[driver.storage(t)]
+            observer.admission.read_by_host |= observer.host_scalars[driver.storage(t)]
             raise error_here("OL104", f"a result, {spec}, is a number that eager has on the host")
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:
                 memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
-        plan.made.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
+        plan.tensors.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
     return plan
 
 

@@ -131,10 +131,10 @@ def _outputs(
         viewed if forward is None else forward.viewed,
     )
     refuse_made_parameters(outputs, unique(every))
-    if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
+    if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.tensors, unique(every), strict=True)):
         raise BackwardInside
     run.effects.kept_gradients = [
-        o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)
+        o.memory.tensor for o in outputs.tensors if isinstance(o.memory, Lasting)
     ]
     return outputs
 
@@ -155,7 +155,7 @@ def _keep_graphs(
     from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
 
     compiled = job.accesses is not None
-    copied = run.constants.known if compiled and run.constants else ()
+    copied = run.constants.copied if compiled and run.constants else ()
     rebound = [run.staged.at_call(part.slot) for part in stored]
     reads = snapshot.walk.reads
     ran = ForwardRun(job.line(), job.capture_answer, reads, compiled, copied, rebound, job.parallel)
@@ -182,7 +182,7 @@ def _moved_numbers(
 def _follow_sizes(follows: Sequence[tuple[SizeLink, ...]], flat: Flat, outputs: Outputs) -> None:
     """Note which dimensions of the results follow sizes of arguments."""
     for t, links in zip(flat.tensors, follows, strict=False):
-        output = outputs.made[outputs.numbers[id(t)]]
+        output = outputs.tensors[outputs.numbers[id(t)]]
         output.follows = links
         if links and not isinstance(output.memory, Own | Argument):
             raise CannotPadInside

@@ -94,7 +94,7 @@ class StateOutput(NamedTuple):
     slot: Slot
     tree: Tree
     output_indices: tuple[int, ...]
-    """The indices of its tensors in `Outputs.made`."""
+    """The indices of its tensors in `Outputs.tensors`."""
     step: Step | None = None
     """The step of the number in the slot, in place of the tree's value."""
     fresh: Callable[[], object] | None = None
@@ -315,7 +315,7 @@ def describe(
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
         for member in group.members:
             travels[member] = how
-    memories = [output.memory for output in captured.outputs.made]
+    memories = [output.memory for output in captured.outputs.tensors]
     rebound = captured.graph.rebound
     return Recording(
         callable=name,

@@ -158,7 +158,7 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
 
 def _writes(run: CaptureRun) -> Writes:
     driver, plan, observer = run.job.driver, run.plan, run.observer
-    tensors = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
+    tensors = [t for t in observer.memory.written.values() if not observer.memory.is_own(t)]
     bumped = [t for t in tensors if driver.storage(t) in observer.memory.version_bumped]
     inputs, bumped_inputs = (
         sorted(i for group in written_groups(driver, plan, storages) for i in group.members)

@@ -91,7 +91,7 @@ class CaptureJob:
     driver: Driver
     device: torch.device
     pool: DevicePool  # of the recording's memory
-    apart: Callable[[], DevicePool]  # makes a device pool that no other recording uses
+    new_pool: Callable[[], DevicePool]  # makes a device pool that no other recording uses
     callee: Callee
     reached: ReachableState  # the state that the callable reaches
     static_outputs: bool  # whether results stay in the recording's memory
@@ -218,7 +218,7 @@ class CaptureRun:
         values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
         refuse_opaque(flat.tree, {*known, *map(id, values)})
         memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
-        refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.made(t)], codes)
+        refuse_attributes([(p, t) for p, t in named if is_memory(t) and memory.is_new(t)], codes)
         self._find_changes(capture, result, returned, flat)
         if self.missing_inputs:
             self.returned.outputs, self.returned.tensors = Outputs(), []

@@ -130,7 +130,7 @@ class CaptureSession:
             self._unfollow(self.job.following.names())
             return "it fails with stand-ins for numbers"
         if isinstance(error, CaptureError):
-            if self._wanted_by_host():
+            if self._leave_on_host():
                 return "the host reads a number that was on the device"
             if self._constants is not None and self._constants.misses():
                 return "host values that it brings to the device are kept there"
@@ -172,14 +172,14 @@ class CaptureSession:
             self._unfollow([names[leaf] for leaf in sorted(taken)] or names)
         raise Retry("a run with stand-ins for numbers is not like the one before it")
 
-    def _wanted_by_host(self) -> bool:
+    def _leave_on_host(self) -> bool:
         """Return whether the host asked for a 0-dim host tensor that was copied to the device. The
         next attempt leaves this argument on the host."""
         found = {
             index
             for run in self._runs
             for storage, index in run.filled.items()
-            if storage in run.observer.admission.wanted
+            if storage in run.observer.admission.read_by_host
         }
         self._by_value |= found
         return bool(found)
@@ -337,7 +337,7 @@ class CaptureSession:
             raise Retry("the places in the stream of random numbers are known now")
         if self.job.pool.written_by_others(run.effects.kept_gradients):
             # A launch of an earlier recording would overwrite the gradients that this one leaves.
-            self.job.pool = self.job.apart()
+            self.job.pool = self.job.new_pool()
             raise Retry("gradients lie in memory that other recordings write")
         if run.steps.outlasting() and not self._outlasted:
             self._outlasted = True  # a callable that makes and keeps another is not asked twice
@@ -454,7 +454,7 @@ class CaptureSession:
                 again.job, again.returned.tensors, again.returned.outputs = job, None, None
 
         observer = run.observer
-        state = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
+        state = [t for t in observer.memory.written.values() if not observer.memory.is_own(t)]
         read = ([], {}) if forward is None else forward.read_after(run.plan, pinned)
         if read is None:
             return graph

@@ -83,7 +83,7 @@ class PassedOn:
         stays = {id(t) for t in (*run.effects.kept_gradients, *run.returned.staying)}
         every = unique([*run.returned.tensors, *run.plan.statics])
         every = [t for t in every if t.numel() and id(t) not in stays and is_memory(t)]
-        found = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.known(t)]
+        found = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.is_own(t)]
         return PassedOn(found, run.reads)
 
     def refuse_kept(

@@ -1,7 +1,7 @@
 """The distance between the results of two runs, in one of two measures.
 
 `close` allows each element its own rounding: no element may depend on the difference of the runs.
-`apart` is of the farthest element: other kernels may have run, but they computed the same.
+`farthest` is of the farthest element: other kernels may have run, but they computed the same.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
     return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
-def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+def farthest(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the largest difference of an element, relative to the largest in its result.
     It is 1 for another shape or dtype, and for other integers. NaN counts as 0, infinity as 1."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:

@@ -60,7 +60,7 @@ def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[
         here = set(map(id, call.on_device))
         written = (t for t in op.written(call.args, call.kwargs) if id(t) in here)
         found += [Access(*region(t)[1:], True) for t in written]
-    for t, made in call.made:
+    for t, made in call.with_memory:
         if made not in known and not t._is_zerotensor():
             memory = local(t).untyped_storage()
             found.append(Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), True))
@@ -223,7 +223,7 @@ class Dealer:
         read = set(call.storages.values())
         if lane is not None:
             self.last[lane] = len(self._behind)
-        self._note(read, _written(call) | {s for _, s in call.made if s not in read})
+        self._note(read, _written(call) | {s for _, s in call.with_memory if s not in read})
 
     def ran_beside(self, read: set[int], written: set[int]) -> None:
         """Record work of the device that is in no lane, by the storages that it touches."""

@@ -91,10 +91,10 @@ def record_graph(
 ) -> Callable[..., Any]:
     """Compile and record a graph. `own`: gets the compiled graphs that this makes."""
 
-    apart = beside(graph, inputs, device)
-    if apart is not None:
-        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, own)
-        return apart.around(rest)
+    device_part = beside(graph, inputs, device)
+    if device_part is not None:
+        rest = record_graph(device_part.graph, device_part.inputs, device, compiler, settings, own)
+        return device_part.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)

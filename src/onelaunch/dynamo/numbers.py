@@ -185,8 +185,8 @@ def _sources(given: Sequence[Node]) -> list[Node]:
             for n in (*value.shape, *value.stride(), value.storage_offset()):
                 sizes |= n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
     integers = [node for node in given if isinstance(example(node), torch.SymInt)]
-    apart = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
-    return [node for node in given if node in apart or is_float(node)]
+    free = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
+    return [node for node in given if node in free or is_float(node)]
 
 
 def is_float(node: Node) -> bool:

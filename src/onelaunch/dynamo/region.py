@@ -83,7 +83,7 @@ class CutGraphed(Graphed[..., Any]):
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if not self._callee.cut(error):
             return super()._refused(signature, error)
-        signature.eager_code = error.code
+        signature.refusal.code = error.code
         return MISS
 
 

@@ -77,21 +77,21 @@ def inspected(
     with mode:
         checked = _Checked(graph, mode, device, known)
         checked.run(*map(detached, inputs_of(graph)))
-    return checked.found()
+    return checked.inspection()
 
 
 def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
-    apart = {*found.refused, *_of_floats(graph)}
+    eager = {*found.refused, *_of_floats(graph)}
     for node in reversed(found.constants):
         min(node.users).prepend(node)
-    parts = _parts(graph, apart)
+    parts = _parts(graph, eager)
     uses = [(node, user) for node in found.constants for user in node.users]
     if any(parts[node] != parts[user] for node, user in uses):
-        apart.update(*uses)  # no part hands on a tensor of the host
-        parts = _parts(graph, apart)
+        eager.update(*uses)  # no part hands on a tensor of the host
+        parts = _parts(graph, eager)
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
-    eager = {f"submod_{parts[node]}" for node in apart if node in parts}
+    eager_parts = {f"submod_{parts[node]}" for node in eager if node in parts}
     inputs: dict[str, Sequence[Any]] = {}
     mode: Any = fake_mode(graph)
     with mode:
@@ -103,7 +103,7 @@ def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Ca
             part: Any = whole.get_submodule(name)
             del whole._modules[name]
             # No module: its call is plain.
-            run = part.forward if name in eager else _compiled(part, given, compile_part)
+            run = part.forward if name in eager_parts else _compiled(part, given, compile_part)
             vars(whole)[name] = run
     return whole.forward
 
@@ -147,11 +147,11 @@ def _modes(graph: Graph) -> Iterator[list[Node]]:
         yield within
 
 
-def _parts(graph: Graph, apart: set[Node]) -> dict[Node, int]:
+def _parts(graph: Graph, eager: set[Node]) -> dict[Node, int]:
     """Return node -> number of its part, in the order of the graph, as later operations may read
-    earlier writes. Modes that a node of `apart` stands in are added there."""
+    earlier writes. Modes that a node of `eager` stands in are added there."""
     modes = [set(nodes) for nodes in _modes(graph)]
-    apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
+    eager.update(*(nodes for nodes in modes if not nodes.isdisjoint(eager)))
     in_modes = set[Node]().union(*modes)
     parts: dict[Node, int] = {}
     number, within = 0, False
@@ -163,7 +163,7 @@ def _parts(graph: Graph, apart: set[Node]) -> dict[Node, int]:
             parts[node] = parts[source]
             continue
         stays = within and node not in in_modes and _is_number(node)
-        if (node in apart) != within and not stays:
+        if (node in eager) != within and not stays:
             number, within = number + 1, not within
         parts[node] = number
     return parts
@@ -274,10 +274,10 @@ class _Checked(_Fake):
         checking = _Checking(self._device, self._known)
         with checking:
             result = super().run_node(n)
-        if checking.found is not None:
-            checking.found.where = line_in(n.meta.get("stack_trace") or "")
+        if checking.refusal is not None:
+            checking.refusal.where = line_in(n.meta.get("stack_trace") or "")
             steady = checking.steady and self._is_steady(n, result)
-            (self._steady if steady else self._refused)[n] = checking.found
+            (self._steady if steady else self._refused)[n] = checking.refusal
             if steady and _is_on_host(result, self._device):
                 self._constants[n] = result
         return result
@@ -294,7 +294,7 @@ class _Checked(_Fake):
             for value in [example(m)]
         )
 
-    def found(self) -> Inspection:
+    def inspection(self) -> Inspection:
         """Return the findings. If a constant is written, or used by what is refused, all are."""
         constants, refused = self._constants, self._refused
         uses = {user for node in constants for user in node.users}
@@ -314,7 +314,7 @@ class _Checking(DispatchMode):
         super().__init__()
         self._device = device
         self._known = known
-        self.found: CaptureError | None = None
+        self.refusal: CaptureError | None = None
         self.steady = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -329,7 +329,7 @@ class _Checking(DispatchMode):
             leaves = {_is_on_host(t, self._device) for t in given} == {False}
             brings = any(_is_on_host(t, self._device) for t in made)
             self.steady &= error is None or not (op.random or (leaves and brings))
-        self.found = self.found or error
+        self.refusal = self.refusal or error
         return result
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:

@@ -67,7 +67,7 @@ class RanFrame(Values):
             named = Named(reached, self._loads, self._globals, follow, special)
             if not told:
                 self._facts.named[at] = named
-            for value, uses in named.found:
+            for value, uses in named.objects:
                 self._attributes(value, uses)
         for variable in named.variables:
             self._note_variable(variable)

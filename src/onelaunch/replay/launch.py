@@ -74,16 +74,16 @@ def write_launch(source: GeneratedFunction, title: str) -> list[str]:
     if captured.pair is not None:
         for number in captured.pair.results:
             if number not in names:
-                output = captured.outputs.made[number]
+                output = captured.outputs.tensors[number]
                 names[number] = _caller_result(source, output, names)
         _attach(source, captured.pair, names)
     # Only now: torch hides the node of a chunk after a write to it.
     _bump_written(source)
-    for number, output in enumerate(captured.outputs.made):
+    for number, output in enumerate(captured.outputs.tensors):
         if output.freed and number not in static:  # which has the graph of the capture
             mark = source.name("mark_freed", mark_freed)
             source.line(f"{names[number]} = {mark}({names[number]})")
-    for number, output in enumerate(captured.outputs.made):
+    for number, output in enumerate(captured.outputs.tensors):
         if number not in names:
             names[number] = _caller_result(source, output, names)
     results = [names[number] for number in range(len(names))]
@@ -266,7 +266,7 @@ def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
     """Return the gradient that each replay writes in place, if the slot is for a gradient."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
-    memory = captured.outputs.made[state.output_indices[0]].memory
+    memory = captured.outputs.tensors[state.output_indices[0]].memory
     return memory.tensor if isinstance(memory, Lasting) else None
 
 

@@ -21,7 +21,7 @@ from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import CaptureAnswer
-from onelaunch.driver.distance import apart
+from onelaunch.driver.distance import farthest
 from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.attempt import Attempt
@@ -127,7 +127,7 @@ class _RunValues(NamedTuple):
     def distance(self, other: _RunValues) -> float:
         """Return the distance to other values; infinity if they differ in more than tensors."""
         alike = self.places == other.places and self.tree == other.tree
-        return apart(other.tensors, self.tensors) if alike else math.inf
+        return farthest(other.tensors, self.tensors) if alike else math.inf
 
 
 class _Answered(NamedTuple):

@@ -92,8 +92,8 @@ class CompilesLater(Graphed[P, R]):
         if self._tried[entry.spec] >= _MOST_ATTEMPTS:
             return
         self._tried[entry.spec] += 1
-        apart = self._ranks.several or entry.captured.pair is not None
-        if example is None or apart or not free:
+        unsuited = self._ranks.several or entry.captured.pair is not None
+        if example is None or unsuited or not free:
             self._tell("it changes state, draws random numbers, or has a backward")
             return
         read = Unmoved(self, flat)

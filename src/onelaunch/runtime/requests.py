@@ -292,7 +292,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     """Return the same recording over other objects, once its tensors have changed places."""
     outputs = [
         replace(output, memory=_transferred_memory(output.memory, parts))
-        for output in captured.outputs.made
+        for output in captured.outputs.tensors
     ]
     return replace(
         captured,

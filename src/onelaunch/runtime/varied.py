@@ -38,7 +38,7 @@ class _Family:
     """The positions of numbers that no recording follows."""
     own: set[tuple[Constant, ...]] = field(default_factory=set)
     """Numbers of calls that get a recording of their own."""
-    known: list[SignatureState] = field(default_factory=list)  # the signatures of the first calls
+    signatures: list[SignatureState] = field(default_factory=list)  # of the first calls
 
 
 class VaryingNumbers:
@@ -66,15 +66,15 @@ class VaryingNumbers:
         places = [i for i in places if i not in family.constant]
         if tuple(numbers) in family.own:
             return spec
-        if not places or any(state.has_backward for state in family.known):
+        if not places or any(state.has_backward for state in family.signatures):
             return spec
         read = replace(spec, tree=any_number(spec.tree, places))
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
     def note(self, spec: CallSpec, signature: SignatureState) -> None:
         found = self._family(spec)
-        if found is not None and len(found[1].known) <= FEW:
-            found[1].known.append(signature)
+        if found is not None and len(found[1].signatures) <= FEW:
+            found[1].signatures.append(signature)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with

@@ -217,7 +217,7 @@ class Warmup:
             error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
-            elif signature.eager_code is None:
+            elif signature.refusal.code is None:
                 refuse(signature, error)
 
         return watching_steps(before)
@@ -264,8 +264,8 @@ class Warmup:
                         result, need = self._pool.run_and_estimate(
                             driver, device, run, flat.tensors
                         )
-                if signature.known_refusal is not None:
-                    refuse(signature, signature.known_refusal)
+                if signature.refusal.error is not None:
+                    refuse(signature, signature.refusal.error)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
@@ -379,12 +379,12 @@ def _watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[Non
         iterators = [found for found in iterators if found[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
-        attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
+        attempt.signature.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
-        attempt.signature.known_refusal = CaptureError("OL113", what, fix=_DETACHED)
+        attempt.signature.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
     elif error := advanced(iterators, callee.codes):
-        attempt.signature.known_refusal = error
+        attempt.signature.refusal.error = error
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:

@@ -139,7 +139,7 @@ def _completed(
     leaf_attributes = before.leaf_attributes.values()
     vias = [*(slot.via for slot in stored), *(attributes.via for attributes in leaf_attributes)]
     guarded = _with_paths(guarded, vias, before)
-    touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
+    touched = _unrepeated([*(slot.owner for slot, _ in guarded), *before.touched()])
     owners = {id(owner): owner for owner in (*touched, *(a.module for a in leaf_attributes))}
     guarded.extend(before.paths(owners.values()))
     values = classed(before, [value for _, value in guarded])
@@ -333,7 +333,7 @@ def _with_paths(
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots, and `vias`: replacing a list replaces its items."""
     known, held = {slot.id for slot, _ in guarded}, before.slots
-    ways = _apart([*(slot.via for slot, _ in guarded), *vias])
+    ways = _unrepeated([*(slot.via for slot, _ in guarded), *vias])
     for via in ways:
         while via is not None and (key := via.id) not in known and key in held:
             known.add(key)
@@ -342,7 +342,7 @@ def _with_paths(
     return guarded
 
 
-def _apart(values: Sequence[Any]) -> list[Any]:
+def _unrepeated(values: Sequence[Any]) -> list[Any]:
     """Return values without None, and each run of one value once."""
     others = itertools.chain((None,), values)
     return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]

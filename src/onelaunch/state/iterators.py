@@ -16,8 +16,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
 from onelaunch.identity import id
 from onelaunch.source import loaded_at
-from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot
+from onelaunch.state.walked import StateWalk
 
 _EXAMPLES: tuple[Iterator[Any], ...] = (
     *(iter(()), iter([]), iter(range(0)), iter(range(2**70)), iter(""), iter(b"")),

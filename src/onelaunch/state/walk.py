@@ -36,7 +36,6 @@ from onelaunch.state.contents import (
     is_library_class,
     members_of,
 )
-from onelaunch.state.found import StateWalk, is_replaced, is_same
 from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.slots import (
     MISSING,
@@ -45,6 +44,7 @@ from onelaunch.state.slots import (
     new_slot,
     thread_in,
 )
+from onelaunch.state.walked import StateWalk, is_replaced, is_same
 
 SMALL = 64
 """The most items of a container whose plain values are compared singly."""

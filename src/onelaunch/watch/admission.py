@@ -48,8 +48,8 @@ class Admission:
     _displaced: Collection[int]
     _constants: DeviceConstants | None
     _read_on_host: Callable[[Tensor], None]
-    wanted: set[int] = field(default_factory=set[int])
-    """Storages on the device whose values the host wanted."""
+    read_by_host: set[int] = field(default_factory=set[int])
+    """Storages on the device whose values the host asked for."""
     draws: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Draws from the host's default generator, which each call advances."""
     host_state: Tensor | None = None
@@ -76,7 +76,7 @@ class Admission:
         if device or not tensors:
             found = refusal(op, args, kwargs)
             if found is not None:
-                self.wanted.update(map(self._driver.storage, device[:1]))
+                self.read_by_host.update(map(self._driver.storage, device[:1]))
                 what = found.what or f"{readable(op.base)} needs the value of {named(device[0])}"
                 what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
                 raise error_here(found.code, what, fix=fix)

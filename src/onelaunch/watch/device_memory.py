@@ -71,10 +71,10 @@ class DeviceMemory:
         """Return the storage of a tensor on the device; None for other tensors."""
         return self._storage(t) if self.on_device(t) and has_strides(t) else None
 
-    def made(self, t: Tensor) -> bool:
+    def is_new(self, t: Tensor) -> bool:
         return self._storage(t) in self._made
 
-    def known(self, t: Tensor) -> bool:
+    def is_own(self, t: Tensor) -> bool:
         """Return whether the recording made this memory, or it is an input."""
         storage = self._storage(t)
         return storage in self._made or storage in self.inputs

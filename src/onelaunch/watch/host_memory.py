@@ -62,13 +62,13 @@ class HostTensors:
         self._kept.append(t)
         self._made[_storage(t)] = "constant"
 
-    def used(self, t: Tensor) -> None:
+    def note_argument(self, t: Tensor) -> None:
         """Note an argument of an operation."""
         storage = _storage(t)
         if storage not in self._made:
             self._outside.setdefault(storage, t)
 
-    def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
+    def note_result(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
         """Note a result of an operation.
 
         Args:
@@ -149,7 +149,7 @@ class HostTensors:
             return
         if storage in self._random:
             raise error_here("OL104", f"the host reads random numbers, {named(t)}", fix=DRAWN)
-        self.used(t)
+        self.note_argument(t)
         for root in self._roots(storage):
             outside = self._outside[root]
             if root in self._read:

@@ -66,7 +66,7 @@ class DeviceConstants:
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
         self._device = device
         self._made: dict[Key, Tensor] = {}
-        self.known: list[Tensor] = []
+        self.copied: list[Tensor] = []
         """The host tensors that have copies."""
         self._misses = 0
         # The values that this attempt copies, in order; and the attempt before, if it failed.
@@ -123,7 +123,7 @@ class DeviceConstants:
         with torch.inference_mode(False), torch.no_grad():
             for key, t in wanted.items():
                 self._made[key] = t.to(self._device)
-                self.known.append(t)
+                self.copied.append(t)
 
 
 FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})

@@ -151,13 +151,13 @@ class OpCall:
                 else:
                     self.on_host.append(t)
         self.results: Sequence[Tensor] = ()
-        self.made: list[tuple[Tensor, int]] = []
+        self.with_memory: list[tuple[Tensor, int]] = []
         self.to_copy: Sequence[Tensor] = ()
 
     def returned(self, result: Any) -> None:
         """Take the result apart, once the operation has run."""
         self.results = found = tensors(result)
-        self.made = [(t, self._storage(t)) for t in found if has_memory(t)]
+        self.with_memory = [(t, self._storage(t)) for t in found if has_memory(t)]
 
     def storage(self, t: Tensor) -> int | None:
         """Return the storage of an argument; None for a tensor without memory of its own."""

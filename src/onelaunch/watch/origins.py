@@ -127,7 +127,7 @@ class Origins:
     def note_made(self, call: OpCall, number: int) -> None:
         """Note the results of operation `number`, which names new memory."""
         arguments = call.storages.values()
-        for place, (t, storage) in enumerate(call.made):
+        for place, (t, storage) in enumerate(call.with_memory):
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)

@@ -220,8 +220,8 @@ def record(
     plans = Plans(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    apart, allocated = no_shared_caches(index), allocations(index)
-    with torch.cuda.device(index), order.lock, no_collection(), apart, allocated as pool.allocated:
+    own, allocated = no_shared_caches(index), allocations(index)
+    with torch.cuda.device(index), order.lock, no_collection(), own, allocated as pool.allocated:
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)

@@ -73,7 +73,7 @@ class CudaLanes:
         if self._noted(call.op.base, accesses_of(call, region), before, stream):
             self._dealer.ran(call, self._lane)
             if self._lane is None or call.op.outs:
-                self._kept.keep(t for t, _ in call.made)
+                self._kept.keep(t for t, _ in call.with_memory)
 
     def launched(self, launch: Launched) -> Any:
         """Launch a kernel of Triton's, and note what it touched."""

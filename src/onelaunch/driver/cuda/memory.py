@@ -221,7 +221,7 @@ def give_back() -> None:
 
 
 @contextlib.contextmanager
-def apart(index: int) -> Generator[Ranges]:
+def own_segments(index: int) -> Generator[Ranges]:
     """Have this thread allocate in memory of its own, whose addresses are known at the end. Tensors
     that outlive this stay where they are, and their memory is given back once it is free."""
     found = Ranges()

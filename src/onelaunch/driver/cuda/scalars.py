@@ -87,7 +87,7 @@ class CudaScalarPatch:
                 self._setters.append(kernel.setter(executable))
         if doubts:
             raise AmbiguousMatch(frozenset(doubts))
-        self.found = frozenset(place.number for place in self._places)
+        self.held = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:
         with self._lock:

@@ -45,7 +45,7 @@ _leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
 """Leaf -> weak set of the anchors of nodes that have its gradient."""
 
 
-class Wanted:
+class NamedLeaves:
     """The leaves that one backward asks for, and their gradients. `leaves`: leaves without edges.
     `accumulates`: True if the gradients go into the leaves, False if to the caller."""
 
@@ -95,19 +95,19 @@ class _Asking(TorchFunctionMode):
     """A mode that tells the engine's threads, which get the caller's modes, which leaves it wants.
     It changes nothing."""
 
-    def __init__(self, wanted: Wanted | None) -> None:
+    def __init__(self, asked: NamedLeaves | None) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.asked = asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-def wanted_now() -> Wanted | None:
+def named_leaves() -> NamedLeaves | None:
     """Return the leaves without edges that the backward of this thread asks for by name."""
     for mode in reversed(function_modes()):
         if isinstance(mode, _Asking):
-            return mode.wanted
+            return mode.asked
     return None
 
 
@@ -131,7 +131,7 @@ class _LeafFindingEngine(EngineSubstitute):
         leaves = {place: leaf for place, leaf in ends if leaf is not None}
         if leaves:
             return self._asked(leaves, *args, **kwargs)
-        if wanted_now() is None:
+        if named_leaves() is None:
             return self.engine.run_backward(*args, **kwargs)
         with _Asking(None):  # inside of a backward that asks
             return self.engine.run_backward(*args, **kwargs)
@@ -147,10 +147,10 @@ class _LeafFindingEngine(EngineSubstitute):
         allow_unreachable: bool = False,
         accumulate_grad: bool = False,
     ) -> Any:
-        wanted = Wanted(list(leaves.values()), accumulate_grad)
+        asked = NamedLeaves(list(leaves.values()), accumulate_grad)
         leading = {anchors for leaf in leaves.values() for anchors in _leading[leaf]}
         ends = [anchor for anchors in leading for anchor in anchors.made()]
-        with _Asking(wanted):
+        with _Asking(asked):
             found = self.engine.run_backward(
                 outputs,
                 gradients,
@@ -162,11 +162,11 @@ class _LeafFindingEngine(EngineSubstitute):
             )
         if accumulate_grad:
             return found
-        wanted.run_hooks(self.engine.run_backward, create_graph)
+        asked.run_hooks(self.engine.run_backward, create_graph)
         found = list(found[: len(inputs)])
         with torch.set_grad_enabled(create_graph):
             for place, leaf in leaves.items():
-                found[place] = wanted.total(leaf, found[place])
+                found[place] = asked.total(leaf, found[place])
         for place, g in enumerate(found) if not allow_unreachable else ():
             if g is None:
                 raise RuntimeError(_UNUSED.format(place))

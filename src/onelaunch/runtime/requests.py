@@ -297,7 +297,7 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     return replace(
         captured,
         state_input_slots=[parts.slot(slot) for slot in captured.state_input_slots],
-        outputs=replace(captured.outputs, made=outputs),
+        outputs=replace(captured.outputs, tensors=outputs),
         tree=_transferred_tree(captured.tree, parts),
         state=[
             s._replace(slot=parts.slot(s.slot), tree=_transferred_tree(s.tree, parts))

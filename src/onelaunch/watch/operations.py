@@ -118,13 +118,13 @@ class OpCall:
         read: the storages of those on the device.
         storages: id of a tensor with memory among the arguments -> its storage.
         results: the tensors among the results.
-        made: the results with memory, with their storages.
+        with_memory: the results with memory, with their storages.
         to_copy: host tensors whose constants on the device the operation gets instead.
     """
 
     __slots__ = (
-        *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
-        *("read", "results", "storages", "tensors", "to_copy"),
+        *("_storage", "args", "kwargs", "on_device", "on_host", "op"),
+        *("read", "results", "storages", "tensors", "to_copy", "with_memory"),
     )
 
     def __init__(

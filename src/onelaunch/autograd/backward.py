@@ -79,11 +79,11 @@ class StaticGraph:
         self.overwritten = Overwritten(self.outputs, self.driver.storage)
 
     def gradients(
-        self, grads: Gradients, wanted: Sequence[bool] | None = None
+        self, grads: Gradients, needed: Sequence[bool] | None = None
     ) -> list[Tensor | None]:
-        """Return the gradients of all inputs, or of the `wanted` ones, by eager's operations."""
+        """Return the gradients of all inputs, or of the `needed` ones, by eager's operations."""
         chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
-        places = [i for i in range(len(self.inputs)) if wanted is None or wanted[i]]
+        places = [i for i in range(len(self.inputs)) if needed is None or needed[i]]
         found: list[Tensor | None] = [None] * len(self.inputs)
         if not places:
             return found
@@ -100,7 +100,7 @@ class StaticGraph:
         return found
 
     def edited(
-        self, changed: Collection[int], moved: Moved, grads: Gradients, wanted: Sequence[bool]
+        self, changed: Collection[int], moved: Moved, grads: Gradients, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the gradients of the wanted inputs as eager gives them, after edits. Raises
         torch's `RuntimeError` if they depend on a tensor with its storage in `changed`. `moved`: of
@@ -113,7 +113,7 @@ class StaticGraph:
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
-            return self.run(grads, moved, wanted)
+            return self.run(grads, moved, needed)
         finally:
             set_versions(before)
 
@@ -134,7 +134,7 @@ class StaticGraph:
         self,
         grads: Gradients,
         moved: Moved = (),
-        wanted: Sequence[bool] | None = None,
+        needed: Sequence[bool] | None = None,
         ledger: Ledger | None = None,
     ) -> list[Tensor | None]:
         """Return the gradients, in memory of their own, computed operation by operation."""
@@ -147,7 +147,7 @@ class StaticGraph:
             taken: set[int] = set()
             try:
                 with seeds, observer:
-                    found = self.gradients(grads, wanted)
+                    found = self.gradients(grads, needed)
                     if ledger is not None:
                         ledger.handed_on(flatten(found).tensors)
                     observer.ledger = None  # the copies are no part of the callable

@@ -40,7 +40,7 @@ _MOST_CHARACTERS = 200  # the most characters of a message's first line
 
 class FirstBackward:
     """The operations and the reads of a backward. `outputs`: the results of the forward, with its
-    graph. `known`: the reads of the forward."""
+    graph. `reads`: the reads of the forward."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class FirstBackward:
         device: torch.device,
         outputs: Sequence[Tensor],
         grads: Sequence[Tensor],
-        known: Reads | None,
+        reads: Reads | None,
     ) -> None:
-        self.driver, self.device, self._known = driver, device, known
+        self.driver, self.device, self._known = driver, device, reads
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
         """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
         given = [*((g, g) for g in grads), *self._numbers]
-        self.ledger = Ledger(driver, device, given, walk((), known))
+        self.ledger = Ledger(driver, device, given, walk((), reads))
         self._watch = None if is_profiled() else FrameWatch(Reads(), device)
         self._advanced: CaptureError | None = None
         self._roots: list[tuple[str, object]] = []

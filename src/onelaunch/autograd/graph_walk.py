@@ -158,9 +158,9 @@ class CapturedGraph:
         return found
 
 
-def _add_held(value: object, found: set[int]) -> None:
+def _add_held(value: object, held: set[int]) -> None:
     """Add the ids of objects that a checkpointed part's function and arguments hold."""
-    if id(value) in found:
+    if id(value) in held:
         return
     inside: Iterable[object] = ()
     if isinstance(value, dict):
@@ -180,9 +180,9 @@ def _add_held(value: object, found: set[int]) -> None:
         inside = (vars(value),)
     else:
         return
-    found.add(id(value))
+    held.add(id(value))
     for part in inside:
-        _add_held(part, found)
+        _add_held(part, held)
 
 
 _FRAMES = (checkpoint._CheckpointFrame, BackwardCFunction)

@@ -229,12 +229,12 @@ class _Once(torch.autograd.Function):
 
 
 def _once(
-    found: list[Tensor | None], by: Sequence[Tensor], where: str | None
+    gradients: list[Tensor | None], by: Sequence[Tensor], where: str | None
 ) -> Sequence[Tensor | None]:
-    if any(g is not None and is_wrapped(g) for g in found):
+    if any(g is not None and is_wrapped(g) for g in gradients):
         what = "a graph of the backward of a recording, for a batch of gradients"
         raise _not_twice(what, where)
-    return _Once.apply([None if g is None else g.detach() for g in found], where, *by)
+    return _Once.apply([None if g is None else g.detach() for g in gradients], where, *by)
 
 
 def _not_twice(what: str, where: str | None) -> GraphError:

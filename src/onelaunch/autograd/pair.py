@@ -136,7 +136,7 @@ class AutogradPair:
     def attach(
         self,
         in_flight: InFlightForward,
-        made: tuple[Tensor, ...],
+        tensors: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
         forwards: list[InFlightForward],
@@ -148,10 +148,10 @@ class AutogradPair:
         anchor = (self.anchors.of_this_stream(),) if self.direct else ()
         if not nodes:
             forwards.append(in_flight)
-            return launched((self, in_flight, made, watched), *anchor, *leaves)
-        results = list(made)
+            return launched((self, in_flight, tensors, watched), *anchor, *leaves)
+        results = list(tensors)
         for component in nodes:
-            node, wanted = component.of(in_flight, made, leaves, watched)
+            node, wanted = component.of(in_flight, tensors, leaves, watched)
             forwards.append(node[1])
             found = launched(node, *anchor, *wanted)
             for place, t in zip(component.results, found, strict=True):
@@ -204,7 +204,7 @@ class AutogradPair:
         changed: Sequence[int],
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
-        wanted: Sequence[bool],
+        needed: Sequence[bool],
         again: bool,
     ) -> list[Tensor | None]:
         storages = {self.watched.memory[i] for i in changed}
@@ -217,7 +217,7 @@ class AutogradPair:
                 alike.append((static, t))
             else:  # the layout differs: padded to a bucket, for example
                 storages.add(self.static.driver.storage(static))
-        return self.static.edited(storages, alike, grads, wanted)
+        return self.static.edited(storages, alike, grads, needed)
 
     def capture_ahead(self) -> None:
         """Capture the backward for gradients laid out as the results are. Like all backwards it is

@@ -38,8 +38,8 @@ def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:
 
 
 # A closure that calls itself would keep the arguments until the next collection.
-def _same(before: Flat, old: Tree, after: Flat, new: Tree, found: dict[type, bool]) -> bool:
-    """Return whether a part of the arguments is the same; else add its classes to `found`."""
+def _same(before: Flat, old: Tree, after: Flat, new: Tree, kinds: dict[type, bool]) -> bool:
+    """Return whether a part of the arguments is the same; else add its classes to `kinds`."""
     if isinstance(old, Leaf) and isinstance(new, Leaf):
         return before.tensors[old.index] is after.tensors[new.index]
     if not (isinstance(old, Container) and isinstance(new, Container)):
@@ -47,15 +47,15 @@ def _same(before: Flat, old: Tree, after: Flat, new: Tree, found: dict[type, boo
     alike = (old.kind, old.keys) == (new.kind, new.keys)
     alike = alike and len(old.children) == len(new.children)
     pairs = list(zip(old.children, new.children, strict=True)) if alike else []
-    moved = [(a, b) for a, b in pairs if not _same(before, a, after, b, found)]
+    moved = [(a, b) for a, b in pairs if not _same(before, a, after, b, kinds)]
     if alike and not moved:
         return True
     if isinstance(old.keys, Names):
-        found[old.kind] = True
+        kinds[old.kind] = True
     elif (
         dataclasses.is_dataclass(old.kind)
         and is_ordinary(old.kind)
         and all(isinstance(t, Constant) for pair in moved for t in pair)
     ):
-        found[old.kind] = False
+        kinds[old.kind] = False
     return False

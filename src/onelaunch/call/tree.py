@@ -219,7 +219,7 @@ def flatten(
     root: str = "",
     *,
     objects: bool | Literal["made"] | Mapping[type, bool] = False,
-    known: Mapping[int, Same | Constant] = types.MappingProxyType({}),
+    whole: Mapping[int, Same | Constant] = types.MappingProxyType({}),
     number: Callable[[object], int] | None = None,
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
@@ -232,13 +232,13 @@ def flatten(
         root: the beginning of paths.
         objects: True to flatten objects of ordinary Python classes that hold tensors (a Hugging
             Face `Cache`) into their attributes. ``"made"`` to flatten objects without tensors too;
-            `known` has the objects that the call did not make. Or class -> True to flatten its
+            `whole` has the objects that the call did not make. Or class -> True to flatten its
             instances, with the objects inside that hold tensors, False to keep its instances whole.
-        known: id -> object that is not flattened.
+        whole: id -> object that is not flattened.
         number: returns the number of a container, which is marked as `Shared` with it; see
             `Identities`.
     """
-    flattening = _Flattening(objects, known, number)
+    flattening = _Flattening(objects, whole, number)
     tree = flattening.tree_of(value, root)
     return Flat(tree, flattening.tensors, flattening.paths, flattening.taken_apart)
 
@@ -259,13 +259,13 @@ class _Flattening:
     def __init__(
         self,
         objects: bool | Literal["made"] | Mapping[type, bool],
-        known: Mapping[int, Same | Constant],
+        whole: Mapping[int, Same | Constant],
         number: Callable[[object], int] | None = None,
     ) -> None:
         self._made = objects == "made"
         self._all = objects is True or self._made
         self._kinds: Mapping[type, bool] = objects if isinstance(objects, Mapping) else {}
-        self._known = known
+        self._whole = whole
         self._number = number
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
@@ -307,8 +307,8 @@ class _Flattening:
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
             return Constant(value, in_context)
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._whole:
+            return self._whole[id(value)]
         if kind not in _PLAIN:
             self.taken_apart.append(value)
         keys, children = parts

@@ -222,10 +222,10 @@ class Callee:
         return None if self._failed is None else of_failed_watch(self._failed)
 
     def read_more(
-        self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
+        self, reached: ReachableState, before: StateWalk, changes: Sequence[Change]
     ) -> bool:
         """Return whether a capture read more than all runs before it."""
-        more = reads_more(reached.roots, self.reads, before, found)
+        more = reads_more(reached.roots, self.reads, before, changes)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
         return more

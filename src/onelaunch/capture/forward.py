@@ -260,19 +260,19 @@ class Forward:
     def _seen(
         self,
         graph: CapturedGraph,
-        made: Sequence[Tensor],
+        results: Sequence[Tensor],
         plain: Mapping[int, Tensor],
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _SeenByBackward:
-        """Return the caller's tensors and the results that eager would save. `made`: results of the
-        node. `plain`: result index -> result that needs no gradient."""
+        """Return the caller's tensors and the results that eager would save. `results`: those of
+        the node. `plain`: result index -> result that needs no gradient."""
         saved = graph.saved()
         region = self.driver.region
         saves = True
         if saved is None:  # a node does not show them: assume that everything is saved
-            every = (*inputs.statics, *made, *plain.values())
+            every = (*inputs.statics, *results, *plain.values())
             storages = {region(t).storage for t in every if self._here(t)}
             storages |= set(held)
         else:
@@ -296,7 +296,7 @@ class Forward:
                 and not inputs.tensors[i].is_inference()
             ],
             tensors=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
-            results=[i for i, t in enumerate(made) if region(t).storage in storages],
+            results=[i for i, t in enumerate(results) if region(t).storage in storages],
             plain=[
                 number
                 for number, t in plain.items()

@@ -73,18 +73,18 @@ class _Stored(NamedTuple):
 
 
 def plan_results(
-    run: CaptureRun, flat: Flat, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, flat: Flat, whole: Mapping[int, Same], identities: Identities
 ) -> Outputs:
-    """Plan how the results reach the caller, and how stored values reach their slots. `known`:
+    """Plan how the results reach the caller, and how stored values reach their slots. `whole`:
     objects that a replay returns or stores as they are, by id."""
-    stored = _stored(run, known, identities)
+    stored = _stored(run, whole, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
     held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
     refuse_parts(every, pairs, held)
     outputs = _outputs(run, flat, pairs, every)
     _keep_graphs(run, flat, stored, every, outputs)
-    numbers = _moved_numbers(run, known, identities)  # notes containers: before `shared`
+    numbers = _moved_numbers(run, whole, identities)  # notes containers: before `shared`
     _follow_sizes(run.job.follows, flat, outputs)
     run.returned.tree = identities.shared(flat.tree)
     run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
@@ -98,13 +98,13 @@ def plan_results(
 
 
 def _stored(
-    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, whole: Mapping[int, Same], identities: Identities
 ) -> Sequence[_Stored]:
     """Return the values that each replay stores."""
     walk, codes, forward = run.snapshot.walk, run.job.callee.codes, run.job.forward
     found: list[_Stored] = []
     for slot, value in list(rebinds(run.effects.changes, walk, run.observer, codes)):
-        flat = flatten(value, slot.name, known=known, number=identities.note)
+        flat = flatten(value, slot.name, whole=whole, number=identities.note)
         if forward is not None:
             flat.tensors[:] = map(forward.real, flat.tensors)
         found.append(_Stored(slot, value, flat))
@@ -165,12 +165,12 @@ def _keep_graphs(
 
 
 def _moved_numbers(
-    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, whole: Mapping[int, Same], identities: Identities
 ) -> Sequence[StateOutput]:
     counted, walk = run.numbers.counted(), run.snapshot.walk
     # Another run may change a value that this run left equal.
     stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
-    moved = counted_numbers(run.effects.changes, walk, known, identities.note, stores)
+    moved = counted_numbers(run.effects.changes, walk, whole, identities.note, stores)
     return [
         state._replace(step=state.step or counted[state.slot.id][1])
         if state.slot.id in counted

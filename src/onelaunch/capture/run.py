@@ -255,7 +255,7 @@ class CaptureRun:
             )
         known = job.callee.returned_before() | known
         identities = Identities()  # not kept with the run: what it holds would be read as state
-        flat = flatten(result, "result", objects="made", known=known, number=identities.note)
+        flat = flatten(result, "result", objects="made", whole=known, number=identities.note)
         return flat, known, identities
 
     def _find_changes(

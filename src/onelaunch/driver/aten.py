@@ -223,17 +223,17 @@ _NO_TENSORS = frozenset(
 )
 
 
-def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+def _gather(values: Iterable[Any], tensors: list[Tensor]) -> None:
     """Collect as `leaves` does, without nested generators: several times for each operation."""
     for value in values:
         if type(value) in _NO_TENSORS:
             continue
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            _gather(value, found)  # pyright: ignore[reportUnknownArgumentType]
+            _gather(value, tensors)  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, dict):
-            _gather(value.values(), found)  # pyright: ignore[reportUnknownArgumentType]
+            _gather(value.values(), tensors)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

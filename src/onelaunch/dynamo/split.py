@@ -67,26 +67,28 @@ def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
 
 
 def inspected(
-    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
+    graph: Graph, device: torch.device, refusals: Mapping[object, CaptureError]
 ) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain. `known`: operator that a capture
-    was refused in -> the refusal."""
+    """Look for nodes of a graph that a recording cannot contain. `refusals`: operator that a
+    capture was refused in -> the refusal."""
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
     with mode:
-        checked = _Checked(graph, mode, device, known)
+        checked = _Checked(graph, mode, device, refusals)
         checked.run(*map(detached, inputs_of(graph)))
     return checked.inspection()
 
 
-def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Callable[..., Any]:
+def compiled_parts(
+    graph: Graph, inspection: Inspection, compile_part: Compile
+) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
-    eager = {*found.refused, *_of_floats(graph)}
-    for node in reversed(found.constants):
+    eager = {*inspection.refused, *_of_floats(graph)}
+    for node in reversed(inspection.constants):
         min(node.users).prepend(node)
     parts = _parts(graph, eager)
-    uses = [(node, user) for node in found.constants for user in node.users]
+    uses = [(node, user) for node in inspection.constants for user in node.users]
     if any(parts[node] != parts[user] for node, user in uses):
         eager.update(*uses)  # no part hands on a tensor of the host
         parts = _parts(graph, eager)
@@ -254,11 +256,11 @@ class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
     def __init__(
-        self, graph: Graph, mode: Any, device: torch.device, known: Mapping[object, CaptureError]
+        self, graph: Graph, mode: Any, device: torch.device, refusals: Mapping[object, CaptureError]
     ) -> None:
         super().__init__(graph, mode)
         self._device = device
-        self._known = known
+        self._refusals = refusals
         self._refused: dict[Node, CaptureError] = {}
         self._steady: dict[Node, CaptureError] = {}
         """Node with host work that is the same in each call -> its refusal."""
@@ -271,7 +273,7 @@ class _Checked(_Fake):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return tree_map_only(Tensor, Tensor.detach, n.meta["example_value"])
-        checking = _Checking(self._device, self._known)
+        checking = _Checking(self._device, self._refusals)
         with checking:
             result = super().run_node(n)
         if checking.refusal is not None:
@@ -310,10 +312,10 @@ class _Checking(DispatchMode):
     such operation is only refused for tensors of the host, draws nothing, and takes nothing from
     the device."""
 
-    def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
+    def __init__(self, device: torch.device, refusals: Mapping[object, CaptureError]) -> None:
         super().__init__()
         self._device = device
-        self._known = known
+        self._refusals = refusals
         self.refusal: CaptureError | None = None
         self.steady = True
 
@@ -334,7 +336,7 @@ class _Checking(DispatchMode):
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
-        known = self._known.get(func)
+        known = self._refusals.get(func)
         if known is not None:
             return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
         row = refusal(operator_of(func), args, kwargs)

@@ -99,10 +99,10 @@ class RanFrame(Values):
                 for call in calls:
                     self._note_call_of(function, call)
 
-    def _note_known(self, value: object, known: KnownUses) -> None:
-        if not known.note_alike(value, self._reads):
-            self._attributes(value, known.uses)
-            known.learn(value)
+    def _note_known(self, value: object, uses: KnownUses) -> None:
+        if not uses.note_alike(value, self._reads):
+            self._attributes(value, uses.uses)
+            uses.learn(value)
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:

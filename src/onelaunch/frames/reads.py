@@ -244,21 +244,21 @@ def is_of_globals(entry: Any, namespace: dict[str, Any]) -> bool:
     )
 
 
-def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
-    return any(use > known.get(place, -1) for place, use in uses.items())
+def _exceed(uses: Mapping[Any, Use], before: Mapping[Any, Use]) -> bool:
+    return any(use > before.get(place, -1) for place, use in uses.items())
 
 
-def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
+def raise_uses(raised: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
     """Add uses to known uses, keeping the greater use of each place."""
-    if not known:
-        known.update(uses)
+    if not raised:
+        raised.update(uses)
         return
     for place, use in uses.items():
-        was = known.get(place)
+        was = raised.get(place)
         if was is not use:
             mixed = was is not None and was + use == Use.GROWS
             if mixed or was is None or use > was:
-                known[place] = Use.MIXED if mixed else use
+                raised[place] = Use.MIXED if mixed else use
 
 
 def _reference(value: object) -> Callable[[], object]:

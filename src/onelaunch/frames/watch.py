@@ -174,10 +174,10 @@ class FrameWatch:
         except Exception as error:  # noqa: BLE001  raised here, it would end the user's frame
             self._fail(error)
 
-    def _note_aside(self, frame: FrameType, event: str, known: CodeFacts) -> None:
-        if known.aside and event == "call":
+    def _note_aside(self, frame: FrameType, event: str, facts: CodeFacts) -> None:
+        if facts.aside and event == "call":
             self._aside.append(frame)
-        elif known.aside and frame in self._aside:
+        elif facts.aside and frame in self._aside:
             self._aside.remove(frame)
 
     def _known(self, code: types.CodeType) -> CodeFacts:
@@ -233,32 +233,32 @@ class FrameWatch:
         if sys.getprofile() is None:
             self._hook.begin()
 
-    def _meet(self, known: CodeFacts) -> None:
-        known.meet()
-        self.reads.codes.add(known.code)
-        if known.ignores_calls:
-            self.matters[id(known.code)] = Matters.RETURNS
+    def _meet(self, facts: CodeFacts) -> None:
+        facts.meet()
+        self.reads.codes.add(facts.code)
+        if facts.ignores_calls:
+            self.matters[id(facts.code)] = Matters.RETURNS
 
-    def _called(self, frame: FrameType, known: CodeFacts) -> None:
-        if known.depends and known.is_unread(frame):
+    def _called(self, frame: FrameType, facts: CodeFacts) -> None:
+        if facts.depends and facts.is_unread(frame):
             return
-        if not known.met:
-            self._meet(known)
+        if not facts.met:
+            self._meet(facts)
         kept: dict[str, Any] = {}
-        if known.replaced:
+        if facts.replaced:
             values = frame.f_locals
-            kept = {n: v for n in known.replaced if has_contents(v := values.get(n))}
-        if known.is_enclosed:
+            kept = {n: v for n in facts.replaced if has_contents(v := values.get(n))}
+        if facts.is_enclosed:
             kept = _enclosing(frame)
-        if known.iterates:  # at the end it is exhausted
+        if facts.iterates:  # at the end it is exhausted
             kept[ITERATED] = iterated_container(frame.f_locals.get(ITERATED))
         if kept:
-            known.given = True
+            facts.given = True
             self._arguments[id(frame)] = kept
 
-    def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
+    def _returned(self, frame: FrameType, facts: CodeFacts, result: object) -> None:
         arguments, results = _NONE, _NONE
-        if known.given:
+        if facts.given:
             key = id(frame)
             arguments, results = self._arguments.pop(key, _NONE), self._results.pop(key, _NONE)
         if not has_contents(result):
@@ -273,39 +273,39 @@ class FrameWatch:
                     at.append(result)
         make_way_in_hook()
         at = frame.f_lasti
-        if known.unread or (known.depends and known.is_unread(frame)):
+        if facts.unread or (facts.depends and facts.is_unread(frame)):
             return
-        if not known.met:  # the frame may be older than the watch
-            self._meet(known)
-        for store in known.stores:
+        if not facts.met:  # the frame may be older than the watch
+            self._meet(facts)
+        for store in facts.stores:
             if at > store.offset:
                 self._note_store(store, frame.f_locals.get(store.variable))
-        if at in known.past:
+        if at in facts.past:
             return
         with self._lock:
             if self._noting:  # in this thread
                 raise RuntimeError("the watch was called in its own work")
             self._noting = True
-            of_tensors = self._note(frame, known, at, arguments, results)
+            of_tensors = self._note(frame, facts, at, arguments, results)
             self._noting = False
         if of_tensors:
-            known.singular.add(at)
-        elif at not in known.ends:
-            known.ends.add(at)
-            self.reads.ended.add((known.code, at))
+            facts.singular.add(at)
+        elif at not in facts.ends:
+            facts.ends.add(at)
+            self.reads.ended.add((facts.code, at))
 
     def _note(
         self,
         frame: FrameType,
-        known: CodeFacts,
+        facts: CodeFacts,
         at: int,
         arguments: dict[str, Any],
         results: dict[int, list[object]],
     ) -> bool:
         """Note the reads of a frame. Return whether it read what hangs on tensors."""
-        named = None if arguments or results else known.named.get(at)
+        named = None if arguments or results else facts.named.get(at)
         if named is None or not named.note_alike(self.reads, frame.f_globals, frame.f_locals):
-            run = RanFrame(self.reads, frame, known, arguments, results)
+            run = RanFrame(self.reads, frame, facts, arguments, results)
             run.note(at)
             return run.reads_tensor_attributes
         return False

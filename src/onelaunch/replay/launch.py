@@ -233,7 +233,7 @@ def _bump_written(source: GeneratedFunction) -> None:
         source.line("forward.written()", 2)
 
 
-def _rebind_slots(source: GeneratedFunction, made: Sequence[str]) -> None:
+def _rebind_slots(source: GeneratedFunction, values: Sequence[str]) -> None:
     captured = source.captured
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
@@ -246,7 +246,7 @@ def _rebind_slots(source: GeneratedFunction, made: Sequence[str]) -> None:
             value = f"{source.name('fresh', state.fresh)}()"
             source.line(f"{source.name('rebind', state.slot.write)}({value})")
             continue
-        value = expression(source, state.tree, [made[n] for n in state.output_indices])
+        value = expression(source, state.tree, [values[n] for n in state.output_indices])
         if state.step is not None:
             number = f"{source.name('read', state.slot.reader)}()"
             if isinstance(state.step, int):

@@ -36,11 +36,11 @@ def note_newest(
     once: list[tuple[CallSpec, SignatureState]],
     spec: CallSpec,
     paths: Sequence[str],
-    known: SignatureState,
+    signature: SignatureState,
 ) -> ChangingArgument | None:
     """Add a new signature to the newest, as long as each came once. Return the part in which all
-    differ, or None. `known`: its state, now and later."""
-    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, known)]
+    differ, or None. `signature`: its state, now and later."""
+    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, signature)]
     specs = [s for s, _ in once]
     if len(specs) <= MANY:
         return None

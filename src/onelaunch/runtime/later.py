@@ -192,9 +192,9 @@ def _replayed(
     return MISS, None
 
 
-def _agree(found: Any, expected: Any) -> bool:
+def _agree(result: Any, expected: Any) -> bool:
     """Return whether two results agree, but for the rounding of other kernels."""
-    mine, theirs = flatten(found), flatten(expected)
+    mine, theirs = flatten(result), flatten(expected)
     return mine.tree == theirs.tree and all(
         _alike(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True)
     )

@@ -165,12 +165,12 @@ class Signatures:
             fix = "return what it stores there, or give it the same object at each call"
             self._notices.warn("OL302", f"{what}: such calls run eagerly", "object", fix)
 
-    def _warn_changing(self, found: ChangingArgument) -> None:
+    def _warn_changing(self, changing: ChangingArgument) -> None:
         code, end = "OL301", ""
-        if found.kind == "object":
+        if changing.kind == "object":
             code, end = "OL302", ": such calls run eagerly"
-        text = f"`{self._name}` was called with {found.text}{end}"
-        self._notices.warn(code, text, found.kind, found.fix)
+        text = f"`{self._name}` was called with {changing.text}{end}"
+        self._notices.warn(code, text, changing.kind, changing.fix)
 
 
 def spec_of(call: Call) -> CallSpec:

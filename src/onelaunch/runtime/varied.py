@@ -124,10 +124,10 @@ class VaryingNumbers:
             return changed <= {slot.id for slot in followed.slots}
         return False
 
-    def note_recorded(self, wanted: NumbersToFollow, followed: NumbersToFollow) -> None:
+    def note_recorded(self, expected: NumbersToFollow, followed: NumbersToFollow) -> None:
         """Take numbers that a recording should have followed, and does not, for constants from now
         on."""
-        self._constant.update({*wanted.names()} - {*followed.names()})
+        self._constant.update({*expected.names()} - {*followed.names()})
 
     def _family(self, spec: CallSpec) -> tuple[list[Constant], _Family] | None:
         numbers = numbers_in(spec.tree)
@@ -209,9 +209,11 @@ class Replacements:
         """Return the slots whose contents the next recording takes as inputs."""
         return tuple(found for found, count, _ in self._seen.values() if count >= _OFTEN)
 
-    def note_recorded(self, wanted: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]) -> None:
+    def note_recorded(
+        self, expected: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]
+    ) -> None:
         """Leave slots alone that a recording should have taken as inputs, and could not."""
-        left = {b.slot.id for b in wanted} - {b.slot.id for b in taken}
+        left = {b.slot.id for b in expected} - {b.slot.id for b in taken}
         self._constant |= left
         for key in left:
             self._seen.pop(key, None)

@@ -359,7 +359,7 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
     flat = flatten(result, "result")
     if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
         known = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
-        flat = flatten(result, "result", objects="made", known=known)
+        flat = flatten(result, "result", objects="made", whole=known)
     return flat
 
 
@@ -440,14 +440,14 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)
 
 
-def _creates_state(found: Sequence[Change]) -> bool:
+def _creates_state(changes: Sequence[Change]) -> bool:
     """Return whether a slot that was empty now holds a tensor other than a gradient. A container in
     the place of another has slots of its own, which do not count."""
-    replaced = {change.slot.id for change in found if change.before is not MISSING}
+    replaced = {change.slot.id for change in changes if change.before is not MISSING}
     return any(
         isinstance(after, torch.Tensor)
         and before is MISSING
         and slot.key is not gradient_of
         and not is_replaced(slot, replaced)
-        for slot, before, after in found
+        for slot, before, after in changes
     )

@@ -37,7 +37,7 @@ from onelaunch.state.walk import SMALL, Change, StateWalk, is_replaced
 
 def dependencies(
     before: StateWalk,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     rebound: set[tuple[int, object]],
     inputs: set[tuple[int, object]],
     external: Collection[int],
@@ -53,7 +53,7 @@ def dependencies(
 
     Args:
         before: the state that the callable reached before the capture.
-        found: the changes that the capture made.
+        changes: the changes that the capture made.
         rebound: ids of the slots that each replay writes, or that are inputs.
         inputs: ids of the slots that are inputs, or whose containers' tensors are.
         external: the storages that the capture read or wrote by address.
@@ -62,7 +62,7 @@ def dependencies(
         replaced: ids of the slots that are inputs because the caller replaces their contents.
         gone: ids of the caller's former objects in those slots, and of their `__dict__`s.
     """
-    now = {change.slot.id: change.after for change in found}
+    now = {change.slot.id: change.after for change in changes}
     again = _stored_again(before, now)
     reached = [*passed_on, *again.values()]
     fixed = {*external, *(driver.storage(t) for t in reached if lies_on(t, device))}
@@ -112,11 +112,11 @@ def dependencies(
                     left is MISSING and use is not None  # it may have been there, and deleted
                 ):
                     guarded.append((slot, value if left is MISSING else left))
-    guarded += _stored_once(before, found, rebound)
+    guarded += _stored_once(before, changes, rebound)
     guarded += orders(before, now)
-    guarded += _gradients(before, found, guarded)
+    guarded += _gradients(before, changes, guarded)
     guarded += _versions(before, guarded)
-    guarded = _completed(before, found, rebound, guarded)
+    guarded = _completed(before, changes, rebound, guarded)
     return [
         (slot, value)
         for slot, value in guarded
@@ -126,15 +126,15 @@ def dependencies(
 
 def _completed(
     before: StateWalk,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     rebound: Collection[tuple[int, object]],
     guarded: list[tuple[Slot, object]],
 ) -> list[tuple[Slot, object]]:
     """Add the paths to slots and to places of stores, the classes of objects, and their bases."""
-    now = {change.slot.id for change in found}
+    now = {change.slot.id for change in changes}
     # A replay stores where the capture did.
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
-    places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
+    places |= {change.slot.id: change.slot for change in changes if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     leaf_attributes = before.leaf_attributes.values()
     vias = [*(slot.via for slot in stored), *(attributes.via for attributes in leaf_attributes)]
@@ -169,14 +169,14 @@ def _stored_again(
 
 
 def _stored_once(
-    before: StateWalk, found: Sequence[Change], rebound: Collection[tuple[int, object]]
+    before: StateWalk, changes: Sequence[Change], rebound: Collection[tuple[int, object]]
 ) -> list[tuple[Slot, object]]:
     """Return the slots that no replay can store, with the contents that the callable left there: a
     replay needs the same. A container that only grows is left out (`growing_containers`)."""
-    now = {change.slot.id for change in found}
+    now = {change.slot.id for change in changes}
     return [
         (change.slot, change.after)
-        for change in found
+        for change in changes
         if before.use(change.slot) is Use.NONE
         and change.slot.id not in rebound
         and not (is_replaced(change.slot, now) or isinstance(change.after, Tensor))
@@ -267,7 +267,7 @@ def _has_order(value: dict[Any, object]) -> bool:
 
 
 def _gradients(
-    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, changes: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
     """Return the slots of gradients that must be absent, or present.
 
@@ -276,7 +276,7 @@ def _gradients(
     gradients or reads `.grad`; a present gradient to a callable that reads `.grad`, where no kernel
     reads it.
     """
-    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    touched = [change.slot for change in changes] + [slot for slot, _ in guarded]
     backward = torch.is_grad_enabled() and before.runs_backward()
     asks = before.asks("grad")
     if not (backward or asks or any(slot.key is gradient_of for slot in touched)):
@@ -318,10 +318,10 @@ _ORDERED: dict[type, Kind] = {
 
 
 def hooked(
-    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, changes: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[Tensor]:
     """Return the tensors whose hooks a backward in the call may run."""
-    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    touched = [change.slot for change in changes] + [slot for slot, _ in guarded]
     may = torch.is_grad_enabled() or before.runs_backward()
     if not may and not any(slot.key is gradient_of for slot in touched):
         return []

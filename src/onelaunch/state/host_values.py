@@ -63,15 +63,15 @@ def is_comparable(t: Tensor) -> bool:
 
 
 def slots_of(
-    read: Iterable[Tensor], known: Iterable[tuple[Slot, Tensor]]
+    read: Iterable[Tensor], tensors: Iterable[tuple[Slot, Tensor]]
 ) -> Iterator[tuple[Slot, object]]:
     """Return the slots of host tensors that were read, and slots of their values, for a guard.
 
     Args:
-        known: the callable's slots that hold tensors.
+        tensors: the callable's slots that hold tensors.
     """
     found = list(read)
-    places = {id(t): slot for slot, t in reversed(list(known))} if found else {}
+    places = {id(t): slot for slot, t in reversed(list(tensors))} if found else {}
     for t in found:
         slot = places.get(id(t))
         if slot is not None:

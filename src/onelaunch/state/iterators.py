@@ -37,12 +37,12 @@ _DEEPEST = 8
 """The most iterators over iterators that are followed."""
 
 
-def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
+def iterators_of(walked: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     """Return the iterators that a callable reads, with where each stands."""
     return [
         (slot, value, _standing(value))
-        for slot, value in found.holding(KINDS.__contains__)
-        if found.used.get(slot.id) is Use.READ
+        for slot, value in walked.holding(KINDS.__contains__)
+        if walked.used.get(slot.id) is Use.READ
         for value in (cast(Iterator[Any], value),)
     ]
 

@@ -37,7 +37,7 @@ def flat_content(value: object, kept: Kept | None, root: str = "") -> Flat:
             flattened, too. None: only containers are flattened.
         root: the beginning of paths.
     """
-    return flatten(value, root, objects=kept is not None, known=kept or {})
+    return flatten(value, root, objects=kept is not None, whole=kept or {})
 
 
 class SlotPart:

@@ -37,15 +37,15 @@ class LastWalk:
         self._kept: tuple[StateWalk, bool] | None = None
 
     @no_collection()
-    def keep(self, found: StateWalk) -> None:
+    def keep(self, walked: StateWalk) -> None:
         """Keep a walk, which the caller must not use any longer."""
         self._kept = None
-        if found.reads is None or found.strays:
+        if walked.reads is None or walked.strays:
             return
-        slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        fits = found.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
-        if fits and found.let_go():
-            self._kept = found, torch.is_grad_enabled()
+        slots = (slot for slot, _ in walked.tensors() if slot.key is not gradient_of)
+        fits = walked.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        if fits and walked.let_go():
+            self._kept = walked, torch.is_grad_enabled()
 
     @no_collection()
     def take(self, reads: Reads | None) -> StateWalk | None:
@@ -110,16 +110,16 @@ class ReachableState:
         self._now = before if before.reads is self.reads and before.is_current() else None
 
     def know(
-        self, reads: Reads | None, last: LastWalk | None = None, found: StateWalk | None = None
+        self, reads: Reads | None, last: LastWalk | None = None, walked: StateWalk | None = None
     ) -> None:
         """Take the reads of the callable. If they are new, the next use walks again.
 
         Args:
             last: the last walk, if it is another now.
-            found: a walk by the new reads, of the present state.
+            walked: a walk by the new reads, of the present state.
         """
         if self.reads is not reads:
-            self.reads, self._now = reads, found
+            self.reads, self._now = reads, walked
         if last is not None and self._last is not None and self._last is not last:
             self._last, self._now = last, None
 
@@ -129,11 +129,11 @@ class ReachableState:
 
 
 def tensors_by_storage(
-    driver: Driver, device: torch.device, found: StateWalk
+    driver: Driver, device: torch.device, walked: StateWalk
 ) -> dict[int, list[Tensor]]:
     """Return the reached tensors on the device, by storage."""
     held: dict[int, list[Tensor]] = {}
-    for _, t in found.tensors():
+    for _, t in walked.tensors():
         if lies_on(t, device):
             held.setdefault(driver.storage(t), []).append(t)
     return held
@@ -208,11 +208,11 @@ class StateSnapshot:
 
         return restore
 
-    def undo(self, found: Sequence[Change], reads: Reads | None, again: bool) -> None:
+    def undo(self, changes: Sequence[Change], reads: Reads | None, again: bool) -> None:
         """Roll back the changes of a failed capture to the callable's state.
 
         Args:
-            found: the changes; if empty, they are looked for.
+            changes: the changes; if empty, they are looked for.
             reads: the reads of the capture's run.
             again: True if the callable runs again in place of this run. Else the run stands, and
                 only changes that involve tensors or stand-ins are undone.
@@ -225,7 +225,7 @@ class StateSnapshot:
         else:
             restore(
                 c
-                for c in found or self.reached.changed(self.walk)[1]
+                for c in changes or self.reached.changed(self.walk)[1]
                 if isinstance(c.before, Tensor)
                 or flatten(c.after).tensors
                 or _holds_stand_in(c.after)

@@ -316,7 +316,7 @@ def refuse_handed_on(
     device: torch.device,
     capture: Capture,
     tensors: Iterable[Tensor],
-    known: Iterable[Tensor],
+    given: Iterable[Tensor],
 ) -> None:
     """Refuse what compiled code returned or stored, if it is neither known nor of the recording.
 
@@ -325,7 +325,7 @@ def refuse_handed_on(
     """
     if device.type == "cpu":
         return  # plain memory of the host has no history
-    storages = {driver.storage(t) for t in known if lies_on(t, device)}
+    storages = {driver.storage(t) for t in given if lies_on(t, device)}
     made = (t for t in tensors if lies_on(t, device) and t.numel())
     for t in (t for t in made if driver.storage(t) not in storages):
         if capture.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:

@@ -32,10 +32,10 @@ class HostTensors:
         # Kept so that no other tensor gets their addresses during the run.
         self._kept: list[Tensor] = []
 
-    def hold_on_device(self, found: Iterable[Tensor]) -> None:
+    def hold_on_device(self, tensors: Iterable[Tensor]) -> None:
         """Take host tensors that a capture has on the device: numbers among the arguments, and
         seeds that an operator makes for its backward."""
-        for storage in map(_storage, found):
+        for storage in map(_storage, tensors):
             self._held_on_device.add(storage)
             if isinstance(self._made.get(storage), frozenset):  # results computed from it name it
                 self._made[storage] = frozenset({storage})

@@ -253,10 +253,10 @@ class Observer(Watching):
         what = f"`random.{method}` draws a number in a capture"
         return self.note_refusal(error_here("OL117", what, fix=DRAWN))
 
-    def refuse_taken(self, found: set[Any]) -> CaptureError | None:
+    def refuse_taken(self, taken: set[Any]) -> CaptureError | None:
         """Return the error for an element taken from a set of the state in the run, or None."""
-        name = self.filled_sets.get(id(found))
-        if name is None or len(found) == 1:  # the run put all there, or there is no choice
+        name = self.filled_sets.get(id(taken))
+        if name is None or len(taken) == 1:  # the run put all there, or there is no choice
             return None
         what = f"an element is taken from the set `{name}` in a capture"
         return self.note_refusal(error_here("OL117", what, fix=_TAKEN_BEFORE))

@@ -83,7 +83,9 @@ FAULTS = (
         "if t.layout is torch.strided and (kept or by_address(slot, t)):",
         "if t.layout is torch.strided and by_address(slot, t):",
     ),
-    _without("gradients", "state/dependencies.py", "guarded += _gradients(before, changes, guarded)"),
+    _without(
+        "gradients", "state/dependencies.py", "guarded += _gradients(before, changes, guarded)"
+    ),
     _without("orders of dicts", "state/dependencies.py", "guarded += orders(before, now)"),
     _without(
         "recordings whose parameters moved",

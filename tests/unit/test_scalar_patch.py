@@ -138,7 +138,7 @@ def test_a_doubt_is_cleared_up_by_another_number_at_the_place(
     with pytest.raises(AmbiguousMatch) as second:
         patch(0.0111)
     assert first.value.places == second.value.places == {(1, 1, 0, 0)}
-    assert patch(0.011, first.value.places).found == {0}
+    assert patch(0.011, first.value.places).held == {0}
 
 
 def test_what_a_number_becomes() -> None:

@@ -175,7 +175,7 @@ FAULTS = (
     Fault(
         "operators",
         "watch/admission.py",
-        "            if found is not None:",
+        "            if refused is not None:",
         "            if False:",
     ),
     Fault("host tensors", "watch/admission.py", "if uses and (varying or t.dim()):", "if False:"),
@@ -194,8 +194,8 @@ FAULTS = (
     Fault(
         "draws from Python's generators",
         "driver/seeding.py",
-        "found = next(self._moved_by(reads), None)",
-        "found = None",
+        "moved = next(self._moved_by(reads), None)",
+        "moved = None",
     ),
     Fault(
         "forwards that wait for their backward",

@@ -166,8 +166,8 @@ def _rehearse_backward(result: Any, wanting: Sequence[Tensor], allow_unused_inpu
     # A new thread of the engine has no CUDA context before its first kernel. Torch warns if that is
     # a product of matrices (pytorch#120131).
     last = [t * 1 for t in outputs]
-    found = gradients(last, inputs, seeds) if inputs else ()
-    empty = {id(t) for t, g in zip(inputs, found, strict=True) if g is None}
+    grads = gradients(last, inputs, seeds) if inputs else ()
+    empty = {id(t) for t, g in zip(inputs, grads, strict=True) if g is None}
     unused = sum(id(t) in empty for t in wanting)
     if unused and not allow_unused_input:
         what = f"{unused} of {len(wanting)} tensors that require grad are not used"

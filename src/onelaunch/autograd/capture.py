@@ -73,15 +73,15 @@ class _Capturing:
         taken: set[int] = set()
         reads, factories = observer.host_reads, HostFactories(static.device)
         with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
-            found = observer.outcome(static.gradients, statics)
-            for g in found:
+            gradients = observer.outcome(static.gradients, statics)
+            for g in gradients:
                 if g is not None and g.layout is not torch.strided:
                     raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
             compared, observer.ledger = observer.ledger, None
             if compared is not None:
-                compared.handed_on(flatten(found).tensors)
-            made = static.laid_out(
-                [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+                compared.handed_on(flatten(gradients).tensors)
+            results = static.laid_out(
+                [None if g is None else own_memory(g, observer, driver, taken) for g in gradients]
             )
         observer.ledger = compared
         self.verdict = self.before and BackwardComparison(observer, self.before)
@@ -95,12 +95,12 @@ class _Capturing:
             t for s, t in memory.written.items() if s in counted and not memory.is_own(t)
         ]
         if self.kept:
-            return made
-        for g in made:
+            return results
+        for g in results:
             if g is not None:
                 size = (driver.region(g).nbytes,)
                 capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
-        return [None if g is None else g.detach() for g in made]
+        return [None if g is None else g.detach() for g in results]
 
     def recorded(self, rewind: Rewind) -> tuple[Graph, list[Tensor | None]]:
         """Return the graph and its gradients, once an attempt needs no other."""
@@ -109,7 +109,7 @@ class _Capturing:
             if self.constants is not None:
                 self.constants.make()
             try:
-                graph, made = driver.capture(
+                graph, gradients = driver.capture(
                     self.body,
                     self.pool,
                     stream=self.static.stream,
@@ -136,7 +136,7 @@ class _Capturing:
             if before and self.verdict and self.verdict.difference is not None:
                 before.restore()  # it serves no call: eager runs
             if rewind.done:
-                return graph, made
+                return graph, gradients
             graph.reset()
 
 
@@ -178,10 +178,10 @@ def capture_backward(
     )
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():
-        graph, made = capturing.recorded(rewind)
+        graph, gradients = capturing.recorded(rewind)
         written, handed, verdict = capturing.written, capturing.handed, capturing.verdict
         if in_place is not None and not rewind.used and not handed:
-            filled = [g for g in made if g is not None] if kept else []
+            filled = [g for g in gradients if g is not None] if kept else []
             inputs = InPlace(in_place.inputs)
             with contextlib.suppress(CaptureError):  # it works with copies
                 graph = driver.rebind(
@@ -194,8 +194,8 @@ def capture_backward(
             verdict,
             handed,
             _constants=[] if constants is None else list(constants.used.values()),
-            _kept=made if kept else None,
-            _targets=[] if kept else [None if g is None else _maker(driver, g) for g in made],
+            _kept=gradients if kept else None,
+            _targets=[] if kept else [None if g is None else _maker(driver, g) for g in gradients],
         )
 
 
@@ -240,8 +240,8 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         allocate = driver.allocator(spec)
 
         def whole() -> tuple[Tensor, Tensor]:
-            made = allocate(spec.shape, spec.stride)
-            return made, made
+            memory = allocate(spec.shape, spec.stride)
+            return memory, memory
 
         return whole
     nbytes, device = driver.region(g).nbytes, g.device

@@ -80,8 +80,8 @@ class NamedLeaves:
         for leaf in leaves:
             refuse_hooks_run(leaf, self._backward)
         ends = roots(edges, [self._sums[id(leaf)] for leaf in leaves])
-        found = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
-        self._sums.update(zip(map(id, leaves), found, strict=True))
+        sums = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
+        self._sums.update(zip(map(id, leaves), sums, strict=True))
 
     def total(self, leaf: Tensor, of_engine: Tensor | None) -> Tensor | None:
         """Return a leaf's gradient, with the engine's own share from its edges."""
@@ -151,7 +151,7 @@ class _LeafFindingEngine(EngineSubstitute):
         leading = {anchors for leaf in leaves.values() for anchors in _leading[leaf]}
         ends = [anchor for anchors in leading for anchor in anchors.made()]
         with _Asking(asked):
-            found = self.engine.run_backward(
+            results = self.engine.run_backward(
                 outputs,
                 gradients,
                 keep_graph,
@@ -161,16 +161,16 @@ class _LeafFindingEngine(EngineSubstitute):
                 accumulate_grad=accumulate_grad,
             )
         if accumulate_grad:
-            return found
+            return results
         asked.run_hooks(self.engine.run_backward, create_graph)
-        found = list(found[: len(inputs)])
+        results = list(results[: len(inputs)])
         with torch.set_grad_enabled(create_graph):
             for place, leaf in leaves.items():
-                found[place] = asked.total(leaf, found[place])
-        for place, g in enumerate(found) if not allow_unreachable else ():
+                results[place] = asked.total(leaf, results[place])
+        for place, g in enumerate(results) if not allow_unreachable else ():
             if g is None:
                 raise RuntimeError(_UNUSED.format(place))
-        return tuple(found)
+        return tuple(results)
 
 
 def _leaf(end: Any) -> Tensor | None:

@@ -14,27 +14,27 @@ def kinds_in(tree: Tree, within: bool = False) -> dict[type, bool]:
     for dataclasses, namespaces and registered classes that are kept whole. Objects with tensors
     inside of flattened objects are left out, as they are flattened in any case. `within`: True for
     a part of a flattened object."""
-    found: dict[type, bool] = {}
+    kinds: dict[type, bool] = {}
     if isinstance(tree, Constant) and not within:
         kind: type = type(tree.value)
-        known = dataclasses.is_dataclass(kind) or kind in BY_ATTRIBUTES
-        if tree.by_identity and (known or kind is types.SimpleNamespace):
-            found[kind] = False
+        by_fields = dataclasses.is_dataclass(kind) or kind in BY_ATTRIBUTES
+        if tree.by_identity and (by_fields or kind is types.SimpleNamespace):
+            kinds[kind] = False
     elif isinstance(tree, Container):
         is_object = isinstance(tree.keys, Names)
         if is_object and not (within and any(True for _ in leaf_numbers(tree))):
-            found[tree.kind] = True
+            kinds[tree.kind] = True
         for child in tree.children:
-            found |= kinds_in(child, within or is_object)
-    return found
+            kinds |= kinds_in(child, within or is_object)
+    return kinds
 
 
 def changed_kinds(before: Flat, after: Flat) -> dict[type, bool]:
     """Return the classes of the arguments that a call changed, as `kinds_in` does: True for
     flattened objects, False for dataclasses where only plain values changed."""
-    found: dict[type, bool] = {}
-    _same(before, before.tree, after, after.tree, found)
-    return found
+    changed: dict[type, bool] = {}
+    _same(before, before.tree, after, after.tree, changed)
+    return changed
 
 
 # A closure that calls itself would keep the arguments until the next collection.

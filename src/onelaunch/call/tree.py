@@ -320,10 +320,10 @@ class _Flattening:
                 zip(children, steps_to(kind, keys, len(children)), strict=True)
             )
         )
-        made = Container(kind, keys, flat)
+        container = Container(kind, keys, flat)
         if self._number is None or kind is slice or value is _EMPTY:
-            return made
-        return Shared(self._number(value), made)
+            return container
+        return Shared(self._number(value), container)
 
 
 def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
@@ -358,10 +358,10 @@ def unflatten(
     if isinstance(tree, Above):
         return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
     if isinstance(tree.keys, Names):  # made before its attributes, which may refer to it
-        made = build(tree, [])
+        value = build(tree, [])
         for name, child in zip(tree.keys, tree.children, strict=True):
-            vars(made)[name] = unflatten(child, leaves, (*within, made), shared)
-        return made
+            vars(value)[name] = unflatten(child, leaves, (*within, value), shared)
+        return value
     return build(tree, [unflatten(child, leaves, within, shared) for child in tree.children])
 
 

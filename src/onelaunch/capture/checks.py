@@ -364,8 +364,8 @@ def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool
         now = t.__dict__
         if not values:
             return not now if names is None else names.isdisjoint(now)
-        found = now.keys() if names is None else names & now.keys()
-        return found == values.keys() and all(c.matches(now[k]) for k, c in values.items())
+        present = now.keys() if names is None else names & now.keys()
+        return present == values.keys() and all(c.matches(now[k]) for k, c in values.items())
 
     return kept
 

@@ -180,11 +180,11 @@ class FollowedNumbers:
 
     def at(self, place: Callable[[Slot], Slot]) -> FollowedNumbers:
         """Return a copy that reads its numbers from the slots that `place` returns."""
-        made = copy.copy(self)
-        made.slots, made.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
-        made._readers = [slot.reader for slot in (*made.slots, *made.counted)]
-        made._latest, made._written = None, b""
-        return made
+        other = copy.copy(self)
+        other.slots, other.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
+        other._readers = [slot.reader for slot in (*other.slots, *other.counted)]
+        other._latest, other._written = None, b""
+        return other
 
     def shown(self, tree: Tree) -> tuple[str, ...]:
         """Return the names of these numbers, given the tree of the arguments."""
@@ -266,10 +266,10 @@ def _proven(
     flags = _C._dynamo.guards.GlobalStateGuard().__getstate__()
     key = device, operation.key(), kernels, flags
     if key not in _proofs:
-        found = _tried(driver, device, pool, operation)
-        if found is None:
+        excluded = _tried(driver, device, pool, operation)
+        if excluded is None:
             return None
-        _proofs[key] = found
+        _proofs[key] = excluded
     return _proofs[key]
 
 

@@ -178,8 +178,8 @@ class Forward:
         """Classify the results by their part in autograd, and keep the graph that leads to them."""
         results = [*results, *_add_hidden_bases(self.driver, outputs, results)]
         numbers = _through_node(self.driver, outputs, results, inputs)
-        made = [results[number] for number in numbers]
-        graph = CapturedGraph(made)
+        of_node = [results[number] for number in numbers]
+        graph = CapturedGraph(of_node)
         graph.refuse_unfit()
         self.holders = graph.held()
         assert self._proxies is not None
@@ -202,7 +202,7 @@ class Forward:
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in proxies]
         ours = len(leaves) - len(direct)
         static = StaticGraph(
-            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind, run
+            self.driver, self.device, self.stream, of_node, leaves, len(direct), self.rewind, run
         )
         static.preexisting = outputs.from_before()
         link = self._link
@@ -213,10 +213,10 @@ class Forward:
             for number, output in enumerate(outputs.tensors)
             if isinstance(output.memory, Own) and number not in numbers
         }
-        seen = self._seen(graph, made, plain, inputs, observer, held)
+        seen = self._seen(graph, of_node, plain, inputs, observer, held)
         memory = [inputs.statics[i] for i in seen.inputs] + seen.tensors
         memory += [plain[number] for number in seen.plain]
-        static.overwritten.statics = memory + [made[place] for place in seen.results]
+        static.overwritten.statics = memory + [of_node[place] for place in seen.results]
         pair = AutogradPair(
             static=static,
             pool=self.pool,
@@ -235,9 +235,9 @@ class Forward:
             raises=self.raises,
             link=link,
         )
-        groups = graph.groups(made) if link is None else []  # torch's callables are one node each
+        groups = [] if link else graph.groups(of_node)  # torch's callables are one node each
         for group in groups if len(groups) > 1 else ():
-            of = [made[place] for place in group]
+            of = [of_node[place] for place in group]
             inside = CapturedGraph(of)
             part = self._seen(inside, of, plain, inputs, observer, held)
             reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.tensors}
@@ -313,14 +313,14 @@ class Forward:
         assert self._proxies is not None
         # Values packed by hooks (checkpointing) read everything again that the forward read.
         every = seen.saved is None or graph.packs
-        found = {id(t) for t in (*(seen.saved or ()), *graph.kept())}
+        saved = {id(t) for t in (*(seen.saved or ()), *graph.kept())}
         tensors = observer.memory.external.values() if every else ()
         read = {id(t) for ts in tensors for t in ts}
-        state = [(s, t) for s, t in self._proxies.pairs() if id(s) in found or id(t) in read]
+        state = [(s, t) for s, t in self._proxies.pairs() if id(s) in saved or id(t) in read]
         of_inputs = {
             place: inputs.statics[i]
             for place, i in enumerate(seen.inputs)
-            if every or id(inputs.statics[i]) in found
+            if every or id(inputs.statics[i]) in saved
         }
         if graph.spoiled:
             return Saved(state, of_inputs, lambda: False)

@@ -102,13 +102,13 @@ def _stored(
 ) -> Sequence[_Stored]:
     """Return the values that each replay stores."""
     walk, codes, forward = run.snapshot.walk, run.job.callee.codes, run.job.forward
-    found: list[_Stored] = []
+    stored: list[_Stored] = []
     for slot, value in list(rebinds(run.effects.changes, walk, run.observer, codes)):
         flat = flatten(value, slot.name, whole=whole, number=identities.note)
         if forward is not None:
             flat.tensors[:] = map(forward.real, flat.tensors)
-        found.append(_Stored(slot, value, flat))
-    return found
+        stored.append(_Stored(slot, value, flat))
+    return stored
 
 
 def _outputs(
@@ -195,13 +195,13 @@ def _state_outputs(
     outputs: Outputs,
 ) -> list[StateOutput]:
     """Return what each replay writes to slots: the stored values, then other numbers."""
-    found = [
+    written = [
         StateOutput(slot, flat.tree, tuple(outputs.numbers[id(t)] for t in flat.tensors))
         for slot, _, flat in stored
     ]
-    own = {state.slot.id for state in found}
-    found += [state for state in moved if state.slot.id not in own]
-    return [state._replace(tree=identities.shared(state.tree)) for state in found]
+    own = {state.slot.id for state in written}
+    written += [state for state in moved if state.slot.id not in own]
+    return [state._replace(tree=identities.shared(state.tree)) for state in written]
 
 
 def _refuse_unrepeatable(

@@ -279,8 +279,8 @@ class ExpectedInputs(NamedTuple):
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
         given = self.checked(tensors)
-        found = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
-        return None if found is True else str(found)
+        difference = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
+        return None if difference is True else str(difference)
 
 
 def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Varying]) -> Any:

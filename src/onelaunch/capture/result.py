@@ -175,5 +175,5 @@ def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:
 def _stepped(run: CaptureRun) -> list[Optimizer]:
     """Return the optimizers that step in compiled code, as their written parameters show."""
     held, writes = run.snapshot.walk.slots.values(), _is_written(run)
-    found = {id(o): o for _, o in held if isinstance(o, Optimizer)}
-    return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+    optimizers = {id(o): o for _, o in held if isinstance(o, Optimizer)}
+    return [o for o in optimizers.values() if any(map(writes, parameters_of(o)))]

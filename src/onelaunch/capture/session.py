@@ -142,12 +142,12 @@ class CaptureSession:
 
     def _refusal(self, error: Exception) -> CaptureError:
         """Return the refusal of the capture, with a line."""
-        found = error if isinstance(error, CaptureError) else failed_in_capture(error)
+        refusal = error if isinstance(error, CaptureError) else failed_in_capture(error)
         if self._constants is not None and self._constants.exhausted:
-            found = self._changed() or found
-        found = self._as_written(found)
-        found.where = found.where or self.job.line(found.code)
-        return found
+            refusal = self._changed() or refusal
+        refusal = self._as_written(refusal)
+        refusal.where = refusal.where or self.job.line(refusal.code)
+        return refusal
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
         """Have the next attempt take numbers for constants; `Unfollowed` if by argument."""
@@ -175,14 +175,14 @@ class CaptureSession:
     def _leave_on_host(self) -> bool:
         """Return whether the host asked for a 0-dim host tensor that was copied to the device. The
         next attempt leaves this argument on the host."""
-        found = {
+        indices = {
             index
             for run in self._runs
             for storage, index in run.filled.items()
             if storage in run.observer.admission.read_by_host
         }
-        self._by_value |= found
-        return bool(found)
+        self._by_value |= indices
+        return bool(indices)
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference from the run before, or None."""
@@ -193,11 +193,11 @@ class CaptureSession:
 
     def _as_written(self, error: CaptureError) -> CaptureError:
         """Return the refusal of the user's line, where a device refused compiled code."""
-        known = self.job.accesses
-        if known is None or known.suspected is None or known.refused is not None:
+        accesses = self.job.accesses
+        if accesses is None or accesses.suspected is None or accesses.refused is not None:
             return error
         late = isinstance(error, CompiledInCapture)
-        return error if late or error.code not in _DEVICE_CODES else copy.copy(known.suspected)
+        return error if late or error.code not in _DEVICE_CODES else copy.copy(accesses.suspected)
 
     def _pinned(self, snapshot: StateSnapshot, state: Sequence[Tensor]) -> set[int]:
         """Return the storages that the callable reaches by address, rather than by `state` alone.
@@ -347,10 +347,10 @@ class CaptureSession:
         """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
         number that no recording can count."""
         job, counted = self.job, self.job.following.incremented
-        known = {slot.id for slot in counted} | self._constant
+        ids = {slot.id for slot in counted} | self._constant
         for change in run.effects.optimizer_changes:
             counts = type(change.before) is int and run.snapshot.walk.is_read(change.slot)
-            if not counts or change.slot.id in known or job.forward:
+            if not counts or change.slot.id in ids or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
         counted = (*counted, *(change.slot for change in run.effects.optimizer_changes))
         job.following = job.following._replace(incremented=counted)
@@ -368,17 +368,17 @@ class CaptureSession:
         if run.differs is not None and numbers.varied:
             self._retry_without_stand_ins(run)
         trials = self._number_trials
-        found = trials.follow(job.driver, job.device, job.pool, numbers, graph)
-        escaped = numbers.names() if found is None and trials.exhausted else numbers.escaped()
+        followed = trials.follow(job.driver, job.device, job.pool, numbers, graph)
+        escaped = numbers.names() if followed is None and trials.exhausted else numbers.escaped()
         if escaped:
             self._unfollow(escaped)
             raise Retry("numbers are constants in the recording")
-        if found is None:
+        if followed is None:
             raise Retry("the scalars of numbers are to be others")
-        if not found.serves_own:
+        if not followed.serves_own:
             self._unfollow(numbers.names(), only_this_call=True)
             raise Retry("no recording that follows numbers serves these")
-        return found
+        return followed
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
         """Undo a failed attempt: free its recording, and restore the state that the run changed."""
@@ -407,10 +407,10 @@ class CaptureSession:
         own = {slot.id for slot in slots if slot.key is not gradient_of}
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
-        known = earlier.contents.by_id
-        kept = {*run.snapshot.walk.all_slots, *known} - own
+        noted = earlier.contents.by_id
+        kept = {*run.snapshot.walk.all_slots, *noted} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
-        guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in known]
+        guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in noted]
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if earlier.contents.differ(guarded):
             return None

@@ -101,14 +101,14 @@ def record_graph(
         own.add(region)
         return region.call
 
-    found = inspected(graph, device, refused_in(code_of_dynamo()))
-    refused = list(found.refused.values())
+    inspection = inspected(graph, device, refused_in(code_of_dynamo()))
+    refused = list(inspection.refused.values())
     if not refused:
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
         return _raising(refused[0])
     _warn(refused)
-    return compiled_parts(graph, found, compile_part)
+    return compiled_parts(graph, inspection, compile_part)
 
 
 def reset() -> None:

@@ -323,13 +323,13 @@ class _Checking(DispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         op = operator_of(func)
-        given, made = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
+        given, results = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
         error = self._known_refusal(func, args, kwargs)
         self.steady &= error is None
         if error is None:
-            error = self._of_host(f"`{func.overloadpacket.__name__}`", given, made)
+            error = self._of_host(f"`{func.overloadpacket.__name__}`", given, results)
             leaves = {_is_on_host(t, self._device) for t in given} == {False}
-            brings = any(_is_on_host(t, self._device) for t in made)
+            brings = any(_is_on_host(t, self._device) for t in results)
             self.steady &= error is None or not (op.random or (leaves and brings))
         self.refusal = self.refusal or error
         return result

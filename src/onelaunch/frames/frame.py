@@ -156,25 +156,25 @@ class RanFrame(Values):
         self, holders: Iterable[Any], keys: Iterable[object], told: bool, use: Use = Use.READ
     ) -> None:
         """Note items of containers; every item, unless the keys are all `told`."""
-        known = [k for k in keys if is_key(k)]
-        told, whole = told and bool(known), self._reads.whole
+        plain = [k for k in keys if is_key(k)]
+        told, whole = told and bool(plain), self._reads.whole
         for value in holders:
             if id(value) in whole and use is Use.READ:
                 continue
             if value is sys.modules or value is self._globals:
-                self._note_entries(value, known or value, use)
+                self._note_entries(value, plain or value, use)
             elif issubclass(type(value), _CONTAINERS):
                 if not told:
                     whole.add(id(value))
                     if use is Use.READ:
                         continue
                 listed = issubclass(type(value), (list, deque))
-                found = list(known)
+                places = list(plain)
                 if not told:
-                    found += range(len(value)) if listed else filter(is_key, list(value))
+                    places += range(len(value)) if listed else filter(is_key, list(value))
                 if listed:  # `history[-1]`
-                    found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
-                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
+                    places = [k + len(value) if type(k) is int and k < 0 else k for k in places]
+                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in places], use))
 
     def _note_call(self, call: Symbol) -> None:
         """Note an import, or a call whose shape tells that it reads its arguments."""
@@ -280,7 +280,7 @@ class RanFrame(Values):
             reached = objects
             for name in path.split("."):
                 self._note_getattr(reached, [name], True)
-                reached = [found for value in reached for found in peek(value, name)]
+                reached = [v for value in reached for v in peek(value, name)]
 
     def _note_opaque(self, values: Iterable[object]) -> None:
         for value in filter(has_attributes, values):

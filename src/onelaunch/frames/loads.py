@@ -266,8 +266,8 @@ class _Reader(OperandStack):
         if step.arg:
             self._found.opaque.append(base)
         keys: tuple[str, ...] = names.key if isinstance(names.key, tuple) else ()
-        found = [self._attribute(base, key, step.offset, index) for key in keys]
-        self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *found)))
+        values = [self._attribute(base, key, step.offset, index) for key in keys]
+        self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *values)))
 
     def matched_keys(self, step: dis.Instruction, index: int) -> None:
         """Note `case {"scale": scale}`."""
@@ -276,10 +276,10 @@ class _Reader(OperandStack):
             keys = [Symbol("constant", key=key) for key in cast(tuple[object, ...], names.key)]
         else:
             keys = list(names.parts) if names.kind == "parts" else [UNKNOWN]
-        found = [Symbol("item", base, parts=(key,), offset=step.offset) for key in keys]
-        for place in found:
+        values = [Symbol("item", base, parts=(key,), offset=step.offset) for key in keys]
+        for place in values:
             self._note(place, index)
-        self._stack.append(Symbol("parts", parts=tuple(found)))
+        self._stack.append(Symbol("parts", parts=tuple(values)))
 
     def imported(self, step: dis.Instruction, index: int) -> None:
         level, _ = self._pops(2)
@@ -334,10 +334,10 @@ class _Reader(OperandStack):
                 given = [Symbol("element", s, offset=offset) for s in given]
             self._found.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
-            found = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
-            if found.kind == "attribute":
-                self._note(found, index)
-                symbol = Symbol("either", parts=(found, *arguments[2:]))
+            item = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
+            if item.kind == "attribute":
+                self._note(item, index)
+                symbol = Symbol("either", parts=(item, *arguments[2:]))
             else:
                 self._found.opaque.append(base.base)
         if symbol.kind == "call":
@@ -354,14 +354,14 @@ def _item(base: Symbol, key: Symbol, offset: int = -1, member: str | None = None
 
 def _assigned_inside(code: types.CodeType) -> set[str]:
     """Return the variables of a function that functions inside may assign."""
-    found: set[str] = set()
+    names: set[str] = set()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType) and constant.co_freevars:
-            found |= _assigned_inside(constant)
+            names |= _assigned_inside(constant)
             if not _ASSIGNS_FREE.isdisjoint(constant.co_code[::2]):
                 steps = dis.get_instructions(constant)
-                found |= {step.argval for step in steps if step.opcode in _ASSIGNS_FREE}
-    return found
+                names |= {step.argval for step in steps if step.opcode in _ASSIGNS_FREE}
+    return names
 
 
 def _is_subscript(step: dis.Instruction) -> bool:

@@ -68,17 +68,17 @@ class FixedVariable(KnownUses):
 
     def readers(self, value: object) -> list[tuple[object, Calls]]:
         """Return the functions behind the value's methods that may read something, with calls."""
-        found: list[tuple[object, Calls]] = []
+        functions: list[tuple[object, Calls]] = []
         for callee, calls in self.methods:
             for function in peek(value, callee.key):
                 known = type(function) is types.FunctionType
                 if known and function in self._inert:
                     continue
                 if not reads_nothing(function, calls):
-                    found.append((function, calls))
+                    functions.append((function, calls))
                 elif known:
                     self._inert.add(function)
-        return found
+        return functions
 
 
 class Named:

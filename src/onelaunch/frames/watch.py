@@ -129,8 +129,8 @@ class FrameWatch:
         try:
             with unwatched():  # the hook of this thread may be on still
                 self._note_ended(traceback)
-                for known in self._codes.values():
-                    self.reads.ended.difference_update((known.code, end) for end in known.singular)
+                for facts in self._codes.values():
+                    self.reads.ended.difference_update((facts.code, end) for end in facts.singular)
                 for kept in (self._arguments, self._results, self._codes):
                     kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
@@ -150,26 +150,26 @@ class FrameWatch:
         """Note the frames that an error ended. An error of a hook ends the hook, too."""
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
-            known = self._codes.get(id(frame.f_code))
-            if known is not None and known.met:
-                self._returned(frame, known, None)
+            facts = self._codes.get(id(frame.f_code))
+            if facts is not None and facts.met:
+                self._returned(frame, facts, None)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         if self.failed is not None:
             return
         try:
             code = frame.f_code
-            known = self._codes.get(id(code)) or self._known(code)
-            if known.aside or self._aside:
-                self._note_aside(frame, event, known)
+            facts = self._codes.get(id(code)) or self._known(code)
+            if facts.aside or self._aside:
+                self._note_aside(frame, event, facts)
             elif event == "return":
-                self._returned(frame, known, arg)
+                self._returned(frame, facts, arg)
             else:
-                if known.matters:
+                if facts.matters:
                     self._note_torch(code, frame)
-                if not known.unread:
-                    self._called(frame, known)
-                elif known.standard:
+                if not facts.unread:
+                    self._called(frame, facts)
+                elif facts.standard:
                     self._note_standard(frame, code)
         except Exception as error:  # noqa: BLE001  raised here, it would end the user's frame
             self._fail(error)
@@ -182,12 +182,12 @@ class FrameWatch:
 
     def _known(self, code: types.CodeType) -> CodeFacts:
         unread = is_machinery(code.co_filename) or code in self._unread
-        known = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
-        self._codes[id(code)] = known
-        passes_on = known.standard and code.co_name == "__get__"
-        if known.unread and not (known.aside or known.matters or passes_on):
-            self.matters[id(code)] = Matters.USES if known.standard else Matters.RESULTS
-        return known
+        facts = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
+        self._codes[id(code)] = facts
+        passes_on = facts.standard and code.co_name == "__get__"
+        if facts.unread and not (facts.aside or facts.matters or passes_on):
+            self.matters[id(code)] = Matters.USES if facts.standard else Matters.RESULTS
+        return facts
 
     def _note_torch(self, code: types.CodeType, frame: FrameType) -> None:
         """Note a call that gives work to a thread, or of a backward, a higher-order operator, or a
@@ -321,15 +321,15 @@ class FrameWatch:
 def _enclosing(frame: FrameType) -> dict[str, Any]:
     """Return the variables that the body of a class takes from the function around it, which runs
     it. The frame of the body has only the names of the class."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     parent = frame.f_back
-    while parent is not None and len(found) < len(frame.f_code.co_freevars):
+    while parent is not None and len(variables) < len(frame.f_code.co_freevars):
         values = parent.f_locals
         for name in frame.f_code.co_freevars:
             if name in values and parent.f_code.co_flags & inspect.CO_OPTIMIZED:
-                found.setdefault(name, values[name])
+                variables.setdefault(name, values[name])
         parent = parent.f_back
-    return found
+    return variables
 
 
 def run_in_engine(device: torch.device, function: Callable[[], object]) -> None:

@@ -155,11 +155,11 @@ class Steps:
     def outlasting(self) -> bool:
         """Return, after the run, whether it stepped an optimizer that unexpectedly outlives it.
         That optimizer is kept alive from now on."""
-        found = outlasting(self._passing) if self._passing else []
+        optimizers = outlasting(self._passing) if self._passing else []
         self._passing.clear()
-        for optimizer in found:
+        for optimizer in optimizers:
             self._hold(optimizer)
-        return bool(found)
+        return bool(optimizers)
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:

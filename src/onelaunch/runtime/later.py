@@ -75,7 +75,7 @@ class CompilesLater(Graphed[P, R]):
         call = self._call(args, kwargs)
         flat = call.flat
         example, before = copied(flat), Footprint(self, flat, call.device)
-        known, free = set(map(id, self._table.entries)), False
+        earlier, free = set(map(id, self._table.entries)), False
 
         def learn(result: object) -> None:
             nonlocal free
@@ -83,7 +83,7 @@ class CompilesLater(Graphed[P, R]):
 
         self._capture_ahead(args, kwargs, learn)
         for entry in self._table.entries:
-            if id(entry) not in known:
+            if id(entry) not in earlier:
                 self._want(entry, example, flat, free and not changes(entry.captured))
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
@@ -116,9 +116,9 @@ class CompilesLater(Graphed[P, R]):
             with capturing(modes, driver, device, lambda: self._table.running, check):
                 begin_run()
                 compiled.capture(*args, **kwargs)
-                found, made = _replayed(compiled, args, kwargs)
+                result, entry = _replayed(compiled, args, kwargs)
                 begin_run()
-                agrees = _agree(found, fn(*args, **kwargs))
+                agrees = _agree(result, fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
@@ -129,14 +129,14 @@ class CompilesLater(Graphed[P, R]):
             else:
                 self._tell(f"the compiler failed, {type(error).__name__}: {line}")
             return
-        if made is None:
+        if entry is None:
             return  # what it relies on has moved meanwhile
         if not agrees:
-            compiled._table.drop(made)
+            compiled._table.drop(entry)
             self._tell("the compiled result differs from eager's")
             return
         with driver.exclusive():
-            self._take_over(made, spec)
+            self._take_over(entry, spec)
 
     def _take_over(self, made: Entry, spec: CallSpec) -> None:
         """Put a compiled recording in the place of eager's."""

@@ -116,10 +116,10 @@ class Phases:
         incomparable = opaque(flat)
         if incomparable is not None:
             return Unrecorded("OL302", f"{incomparable}: runs eagerly")
-        found = self._signature(call)
-        if isinstance(found, Unrecorded):
-            return found
-        spec, signature = found
+        noted = self._signature(call)
+        if isinstance(noted, Unrecorded):
+            return noted
+        spec, signature = noted
         reached = self._callee.reached(flat)
         signature = signature.part(self._callee.training, reached)
         history = signature.history

@@ -160,9 +160,9 @@ class PoolManager:
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
         """Return the pool on one device, made at first use."""
         if device not in self._pools:
-            made = driver.new_pool(device)
+            pool = driver.new_pool(device)
             with self._lock:
-                self._pools[device] = made
+                self._pools[device] = pool
         return self._pools[device]
 
     def separate(self, driver: Driver, device: torch.device) -> DevicePool:
@@ -242,8 +242,8 @@ class PoolManager:
         """Return the recordings, the least recently used first."""
         with self._lock:
             members = list(self._members)
-        found = [m for m in members if part is None or m.part is part]
-        return sorted(found, key=lambda m: m.used[1])
+        chosen = [m for m in members if part is None or m.part is part]
+        return sorted(chosen, key=lambda m: m.used[1])
 
     def _make_room(self, driver: Driver, device: torch.device, need_bytes: int) -> bool:
         """Evict until the need fits into free memory of the pool and its remaining limit. Return

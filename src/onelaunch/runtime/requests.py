@@ -46,12 +46,12 @@ class Objects:
         self._found[key] = weakref.ref(value, lambda _: self._found.pop(key, None))
 
     def __contains__(self, value: object) -> bool:
-        found = self._found.get(id(value))
-        return found is not None and found() is value
+        ref = self._found.get(id(value))
+        return ref is not None and ref() is value
 
     def __iter__(self) -> Iterator[object]:
-        found = [ref() for ref in list(self._found.values())]
-        return (value for value in found if value is not None)
+        objects = [ref() for ref in list(self._found.values())]
+        return (value for value in objects if value is not None)
 
 
 class Requests:
@@ -198,17 +198,17 @@ def take_over(
                 call.device
             )  # launches on other streams may still use this memory
             exchange(places)
-        found: dict[int, Entry] = {}
+        taken: dict[int, Entry] = {}
         for old, captured in made:
             captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
             path = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
-            found[id(old)] = replace(
+            taken[id(old)] = replace(
                 old, call=path, spec=spec, captured=captured, info=info, shares=own
             )
-        spent += [e for e in group if id(e) not in found]
-        return Taken(found, spent, [old for old, _ in pairs])
+        spent += [e for e in group if id(e) not in taken]
+        return Taken(taken, spent, [old for old, _ in pairs])
     return Taken({}, spent, [])
 
 
@@ -241,7 +241,7 @@ def _exchanged(
 ) -> list[tuple[Tensor, Tensor]] | None:
     """Return the tensors that change places in memory; None if something else refers to it."""
     address = {id(t): at for e in group for t, at in e.captured.guard.places()}
-    found: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for old, new in parts.tensors():
         at = address.get(id(old))
         if at is None or new.data_ptr() == at:
@@ -252,8 +252,8 @@ def _exchanged(
             return None
         if _uses(old) != _own_uses(old, entries) or _uses(new) != _alone(new.device):
             return None
-        found.append((old, new))
-    return found
+        pairs.append((old, new))
+    return pairs
 
 
 def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -133,15 +133,15 @@ class Signatures:
         recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
-        found = note_newest(self.newest, spec, flat.paths, signature)
-        if found is None or (followed and found.kind == "number"):
+        changing = note_newest(self.newest, spec, flat.paths, signature)
+        if changing is None or (followed and changing.kind == "number"):
             return
-        kind = type(found.newest)
-        if found.kind == "object" and kind not in self._takes_apart and is_ordinary(kind):
+        kind = type(changing.newest)
+        if changing.kind == "object" and kind not in self._takes_apart and is_ordinary(kind):
             self._takes_apart[kind] = True
             self.newest.clear()
         else:
-            self._warn_changing(found)
+            self._warn_changing(changing)
 
     def _passed_once(self, spec: CallSpec) -> bool:
         """Take a class apart if each earlier call had an object of it that is gone since. Batches
@@ -188,7 +188,7 @@ def opaque(flat: Flat) -> str | None:
     """Describe an argument that cannot be compared with another call's, or return None."""
     for path, constant in call_constants(flat.tree):
         value = constant.value
-        known = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
-        if not known and not hasattr(value, "__dict__"):
+        comparable = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
+        if not comparable and not hasattr(value, "__dict__"):
             return f"`{path}` is {describe_type(value)}"
     return None

@@ -116,8 +116,8 @@ class Table:
 
     def shared(self, guard: StateGuard) -> StateGuard:
         """Return an earlier recording's guard that checks the same; else this one."""
-        known = {id(e.captured.guard): e.captured.guard for e in self.entries}
-        return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
+        guards = {id(e.captured.guard): e.captured.guard for e in self.entries}
+        return next((earlier for earlier in guards.values() if earlier.agrees(guard)), guard)
 
     def add(self, entry: Entry) -> None:
         entry.undo = bool  # the replaced function holds the former contents of the state
@@ -237,8 +237,8 @@ def refuse_moving(
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    found = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
-    place = next((place for place in found if place is not None), None)
+    places = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
+    place = next((place for place in places if place is not None), None)
     return CaptureError("OL118", what, where=place)
 
 

@@ -55,10 +55,10 @@ class VaryingNumbers:
     def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
         """Return the signature to use for a call whose own is new: numbers that vary are replaced
         by a placeholder for any number."""
-        found = self._family(spec)
-        if found is None:
+        of_family = self._family(spec)
+        if of_family is None:
             return spec
-        numbers, family = found
+        numbers, family = of_family
         for seen, number in zip(family.values, numbers, strict=True):
             if len(seen) <= FEW:
                 seen.add(number)
@@ -79,12 +79,12 @@ class VaryingNumbers:
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with
         their values in this call, where others are followed."""
-        found = self._family(spec)
-        assert found is not None
+        of_family = self._family(spec)
+        assert of_family is not None
         if not error.only_this_call:
-            found[1].constant.update(error.positions)
-        elif len(found[1].own) < _MOST_OWN:
-            found[1].own.add(tuple(numbers_in(tree)))
+            of_family[1].constant.update(error.positions)
+        elif len(of_family[1].own) < _MOST_OWN:
+            of_family[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that

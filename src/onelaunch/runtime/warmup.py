@@ -358,8 +358,8 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
     """Flatten the result of a run, and objects in it that the run made."""
     flat = flatten(result, "result")
     if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
-        known = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
-        flat = flatten(result, "result", objects="made", whole=known)
+        whole = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
+        flat = flatten(result, "result", objects="made", whole=whole)
     return flat
 
 
@@ -369,14 +369,14 @@ def _watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[Non
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
     before = attempt.reached.walk()
-    made = [(slot, t) for slot, t in before.tensors() if not is_lazy(t)]
-    leaves = [(slot.name, ref(t)) for slot, t in made if not t._is_view() and is_leaf(t)]
-    iterators, known = iterators_of(before), attempt.reached.reads
+    tensors = [(slot, t) for slot, t in before.tensors() if not is_lazy(t)]
+    leaves = [(slot.name, ref(t)) for slot, t in tensors if not t._is_view() and is_leaf(t)]
+    iterators, reads = iterators_of(before), attempt.reached.reads
     del before
     yield
-    if iterators and known is None:  # the first run: not all that was reached is read
+    if iterators and reads is None:  # the first run: not all that was reached is read
         read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
-        iterators = [found for found in iterators if found[0].id in read]
+        iterators = [iterator for iterator in iterators if iterator[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
         attempt.signature.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
@@ -408,17 +408,17 @@ def _trains(attempt: Attempt) -> bool:
     """Return whether a call seems to be a forward whose backward will run outside."""
     if not torch.is_grad_enabled():
         return False
-    found = attempt.reached.walk()
-    if found.runs_backward():
+    walked = attempt.reached.walk()
+    if walked.runs_backward():
         return False
-    tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
+    tensors = [*attempt.flat.tensors, *(t for _, t in walked.tensors())]
     return any(t.requires_grad for t in tensors)
 
 
 def _steps(attempt: Attempt) -> bool:
     """Return whether a call is known to run its backward itself, or to have none."""
-    found = attempt.reached.walk()
-    return not torch.is_grad_enabled() or (found.reads is not None and found.runs_backward())
+    walked = attempt.reached.walk()
+    return not torch.is_grad_enabled() or (walked.reads is not None and walked.runs_backward())
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:

@@ -148,12 +148,12 @@ def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
 def _sizes(specs: Collection[CallSpec], spec: CallSpec) -> dict[tuple[int, int], set[int]]:
     """Return (tensor, dimension) -> sizes, of calls that differ from `spec` in sizes alone."""
     alike = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
-    found = {
+    sizes = {
         (index, dim): {tensors[index].shape[dim] for tensors in alike}
         for index, t in enumerate(spec.tensors)
         for dim in range(len(t.shape))
     }
-    return {place: seen for place, seen in found.items() if len(seen) > 1}
+    return {place: seen for place, seen in sizes.items() if len(seen) > 1}
 
 
 def _form(spec: CallSpec) -> tuple[object, ...]:

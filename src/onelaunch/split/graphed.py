@@ -96,12 +96,12 @@ class SplitGraphed(InPieces[P, R]):
             return last
         own, whole = own_forward(module), self._user
         with whole._lock:
-            known = whole._known.get(id(module))
-            if known is None or not known._forward.is_of(module, own):
+            piece = whole._known.get(id(module))
+            if piece is None or not piece._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
-                known = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
-                whole._known[id(module)] = known
-            return known
+                piece = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
+                whole._known[id(module)] = piece
+            return piece
 
     @property
     def _user(self) -> SplitGraphed[..., Any]:

@@ -64,9 +64,9 @@ class Counterparts:
 
     def of(self, value: Any) -> Any:
         """Return the counterpart of a value, or the value itself if it is no part."""
-        found = self._found.get(id(value))
-        if found is not None:
-            return found[1]
+        pair = self._found.get(id(value))
+        if pair is not None:
+            return pair[1]
         kind: type = type(value)
         if kind is tuple:
             parts = tuple(map(self.of, cast(tuple[Any, ...], value)))
@@ -85,11 +85,11 @@ class Counterparts:
     def _pair(self, old: Any, new: Any) -> None:
         if is_plain(old) and is_plain(new):
             return
-        known = self._found.get(id(old))
-        if known is not None and known[1] is new:
+        pair = self._found.get(id(old))
+        if pair is not None and pair[1] is new:
             return
         if (
-            known is not None
+            pair is not None
             or self._taken.get(id(new), old) is not old
             or type(old) is not type(new)
         ):

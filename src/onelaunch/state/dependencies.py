@@ -191,17 +191,17 @@ def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
     for _, held in before.holding(lambda kind: issubclass(kind, (set, frozenset, dict))):
         if 0 < len(cast(Collection[object], held)) <= SMALL:
             reached.extend(cast(Iterable[object], held))
-    known: dict[type, bool] = {}
-    found: dict[int, object] = {}
+    changeable: dict[type, bool] = {}
+    objects: dict[int, object] = {}
     for value in reached:
         kind = type(value)
-        may = known.get(kind)
+        may = changeable.get(kind)
         if may is None:
             may = _may_change(kind)
-            known[kind] = may
+            changeable[kind] = may
         if may and not (kind is types.ModuleType and is_library_module(cast(Any, value))):
-            found[id(value)] = value
-    return found.values()
+            objects[id(value)] = value
+    return objects.values()
 
 
 def bases(before: StateWalk) -> list[tuple[Slot, object]]:
@@ -287,13 +287,13 @@ def _gradients(
         for slot, t in before.tensors()
         if is_leaf(t) and (t.requires_grad or isinstance(t, nn.Parameter) or id(t) in read)
     }
-    known = {slot.id for slot in touched}
+    ids = {slot.id for slot in touched}
     gradients: list[tuple[Slot, object]] = []
     for slot, t in leaves.values():
         name = f"{slot.name}.grad"
         if (id(t), gradient_of) not in before.slots:
             gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
-        elif asks and (id(t), gradient_of) not in known:
+        elif asks and (id(t), gradient_of) not in ids:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
     return gradients
 
@@ -332,11 +332,11 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], vias: Sequence[Slot | None], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots, and `vias`: replacing a list replaces its items."""
-    known, held = {slot.id for slot, _ in guarded}, before.slots
+    ids, held = {slot.id for slot, _ in guarded}, before.slots
     ways = _unrepeated([*(slot.via for slot, _ in guarded), *vias])
     for via in ways:
-        while via is not None and (key := via.id) not in known and key in held:
-            known.add(key)
+        while via is not None and (key := via.id) not in ids and key in held:
+            ids.add(key)
             guarded.append((via, held[key][1]))
             via = via.via
     return guarded

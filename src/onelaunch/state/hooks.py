@@ -150,18 +150,18 @@ def _nothing(*_: object) -> None:
 
 def _nodes(tensors: Sequence[Tensor]) -> list[Any]:
     """Return the nodes behind tensors; behind a leaf is the node that accumulates its gradient."""
-    wanted = [t for t in tensors if t.requires_grad and (t.is_leaf or node_of(t) is not None)]
-    if not wanted:
+    graded = [t for t in tensors if t.requires_grad and (t.is_leaf or node_of(t) is not None)]
+    if not graded:
         return []
     with torch.enable_grad():
         # One node behind all tensors, which torch's modes do not see.
-        first = _C._functions.DelayedError("", len(wanted))(*wanted)
+        first = _C._functions.DelayedError("", len(graded))(*graded)
     first = first[0] if isinstance(first, tuple) else first
-    found: dict[Any, None] = {}
+    nodes: dict[Any, None] = {}
     stack = [node for node, _ in first.grad_fn.next_functions][::-1]
     while stack:
         node = stack.pop()
-        if node is not None and node not in found:
-            found[node] = None
+        if node is not None and node not in nodes:
+            nodes[node] = None
             stack.extend(following for following, _ in node.next_functions)
-    return list(found)
+    return list(nodes)

@@ -70,9 +70,9 @@ def slots_of(
     Args:
         tensors: the callable's slots that hold tensors.
     """
-    found = list(read)
-    places = {id(t): slot for slot, t in reversed(list(tensors))} if found else {}
-    for t in found:
+    hosted = list(read)
+    places = {id(t): slot for slot, t in reversed(list(tensors))} if hosted else {}
+    for t in hosted:
         slot = places.get(id(t))
         if slot is not None:
             yield slot, t

@@ -56,9 +56,9 @@ class SlotPart:
         self._read: Callable[[], Any] = whole.reader
 
     def at(self, place: Callable[[Slot], Slot]) -> SlotPart:
-        made = copy.copy(self)
-        SlotPart.__init__(made, place(self.whole), self.what, self.kept)
-        return made
+        part = copy.copy(self)
+        SlotPart.__init__(part, place(self.whole), self.what, self.kept)
+        return part
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SlotPart) or type(other) is not type(self):

@@ -64,13 +64,13 @@ def replaced_alike(
     inside = {id(part) for part in composites_in([before])}
     kept = {id(part): Constant(part) for part in composites_in([now]) if id(part) in inside}
     kept.pop(id(now), None)
-    found = ReplacedSlot(slot, kept)
+    replaced = ReplacedSlot(slot, kept)
     old, new = flat_content(before, kept), flat_content(now, kept)
     alike = old.tree == new.tree and [*map(TensorSpec.of, old.tensors)] == [
         *map(TensorSpec.of, new.tensors)
     ]
     free = all(map(_is_free, (*old.tensors, *new.tensors)))
-    return found if alike and free and not any(map(written, old.tensors)) else None
+    return replaced if alike and free and not any(map(written, old.tensors)) else None
 
 
 def _holds_any(slot: Slot) -> bool:
@@ -126,15 +126,15 @@ class Staged:
             owners.update((id(t), b.slot.id) for t in flat_content(value, b.kept).tensors)
         own = {b.slot.id for b in replaced}
         for slot, value in held if owners else ():
-            known = owners.get(id(value))
-            if known is not None and slot.id not in own and id(slot.holder) not in self.gone:
-                self.changed.add(known)
+            owner = owners.get(id(value))
+            if owner is not None and slot.id not in own and id(slot.holder) not in self.gone:
+                self.changed.add(owner)
 
     def begin(self) -> None:
         """Note the contents for the run, which the slots hold now."""
-        found = [(b, b.slot.read()) for b, _ in self._originals]
-        self._empty = {id(v): b.slot for b, v in found if type(v) is dict and not v}
-        self._staged = [(value, flat_content(value, b.kept)) for b, value in found]
+        contents = [(b, b.slot.read()) for b, _ in self._originals]
+        self._empty = {id(v): b.slot for b, v in contents if type(v) is dict and not v}
+        self._staged = [(value, flat_content(value, b.kept)) for b, value in contents]
 
     def put_back(self) -> None:
         for (b, original), (staged, flat) in zip(self._originals, self._staged, strict=False):

@@ -147,9 +147,9 @@ class RunRollback:
         if reads is None or before is None or not reads.exceeds(before, self._found.ids()):
             return None
         for _ in range(_DEPTH):  # a restored object may lead to more that was changed
-            found = walk(roots, reads)
-            if not self._unread.restore(found):
-                return found
+            walked = walk(roots, reads)
+            if not self._unread.restore(walked):
+                return walked
         return None
 
 

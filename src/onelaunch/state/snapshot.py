@@ -101,9 +101,9 @@ class ReachableState:
             self._now = before
             return before, []
         after = walk(self.roots, self.reads)
-        found = changes(before, after)
-        self._now = None if found else after  # changes will be undone
-        return after, found
+        changed = changes(before, after)
+        self._now = None if changed else after  # changes will be undone
+        return after, changed
 
     def restored(self, before: StateWalk) -> None:
         """Keep the walk `before` as the present one, if the state is again as it was then."""
@@ -155,12 +155,12 @@ class StateSnapshot:
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
-        found = reached.walk()
-        held = tensors_by_storage(driver, device, found)
+        walked = reached.walk()
+        held = tensors_by_storage(driver, device, walked)
         tensors = [local(t) for tensors in held.values() for t in tensors]
         kept = [(t, t.detach(), Layout.of(t, grads_matter=False)) for t in tensors]
-        orders = {id(value): tuple(value) for _, value in ordered(found, ())}
-        return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
+        orders = {id(value): tuple(value) for _, value in ordered(walked, ())}
+        return StateSnapshot(reached, walked, held, orders, RunRollback(walked), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
@@ -182,9 +182,9 @@ class StateSnapshot:
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self._objects()]
-        found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
-        found += self.walk.hooks
-        return {id(value): tuple.__new__(Same, (value, None)) for value in found}
+        objects = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
+        objects += self.walk.hooks
+        return {id(value): tuple.__new__(Same, (value, None)) for value in objects}
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""

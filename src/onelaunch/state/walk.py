@@ -70,19 +70,19 @@ def walk(
             lead to is found.
         known: reads of objects to visit, whether or not a slot leads there; default `reads`.
     """
-    found = StateWalk(Contents(reads))
+    walked = StateWalk(Contents(reads))
     # Breadth first, so that names are short, and without recursion, so that chains may be long.
     queue: Queue = deque((n, value, None) for n, value in roots)
     seen: set[int] = set()
-    _visit_all(found, queue, seen)
+    _visit_all(walked, queue, seen)
     if reads is not None:
         for namespace, names in reads.globals.values():
-            for slot, use in found.contents.of_globals(namespace, names):
-                _add_slot(found, slot, slot.read(), use, queue)
-        _visit_all(found, queue, seen)
+            for slot, use in walked.contents.of_globals(namespace, names):
+                _add_slot(walked, slot, slot.read(), use, queue)
+        _visit_all(walked, queue, seen)
         if reads.names(_THREAD_FUNCTIONS):
             slot = Slot("contents", threading, thread_in, "the thread", None)
-            found.slots[slot.id], found.used[slot.id] = (slot, slot.read()), _READ
+            walked.slots[slot.id], walked.used[slot.id] = (slot, slot.read()), _READ
         for value in (known or reads).alive():
             # A tensor that no slot leads to is the call's or the caller's, and must not be kept.
             # The node of a custom function would keep its graph.
@@ -90,12 +90,12 @@ def walk(
                 is_class = isinstance(value, type)
                 name = value.__qualname__ if is_class else f"a `{type(value).__name__}`"
                 queue.append((name, value, None))
-                _visit_all(found, queue, seen)
-                found.strays |= not (isinstance(value, type) or is_library_class(type(value)))
-    if torch.is_grad_enabled() and found.runs_backward():
-        while _queue_hooks(found, queue, seen):
-            _visit_all(found, queue, seen)
-    return found
+                _visit_all(walked, queue, seen)
+                walked.strays |= not (isinstance(value, type) or is_library_class(type(value)))
+    if torch.is_grad_enabled() and walked.runs_backward():
+        while _queue_hooks(walked, queue, seen):
+            _visit_all(walked, queue, seen)
+    return walked
 
 
 @no_collection()
@@ -286,8 +286,8 @@ def _add_slot(
         items = [walked.slots.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):
             _add_slot(walked, item, item.read(), _READ, queue)
-    known = walked.used.get(key)
-    if known is None or use > known:
+    earlier = walked.used.get(key)
+    if earlier is None or use > earlier:
         walked.used[key] = use
     bare = tensor and is_memory(content) and not walked.contents.has_contents(content)
     if type(content) not in LEAVES and not bare:
@@ -323,8 +323,7 @@ class Change(NamedTuple):
 
 def changes(before: StateWalk, after: StateWalk) -> list[Change]:
     """Return the differences between two walks of the same roots, without marks of Dynamo's."""
-    found = _changes(before, after)
-    return [c for c in found if not is_mark_of_dynamo(c.slot.key)]
+    return [c for c in _changes(before, after) if not is_mark_of_dynamo(c.slot.key)]
 
 
 def is_mark_of_dynamo(key: object) -> bool:
@@ -333,21 +332,21 @@ def is_mark_of_dynamo(key: object) -> bool:
 
 
 def _changes(before: StateWalk, after: StateWalk) -> list[Change]:
-    found: list[Change] = []
+    changed: list[Change] = []
     if not _are_alike(before.leaf_attributes, after.leaf_attributes):
         before.expand()
         after.expand()
     for key, (slot, value) in after.slots.items():
         old = before.slots.get(key, (slot, MISSING))[1]
         if old is not value and not is_same(old, value):
-            found.append(Change(slot, old, value))
+            changed.append(Change(slot, old, value))
     for key, (slot, value) in before.slots.items():
         if key not in after.slots and slot.read() is MISSING:
-            found.append(Change(slot, value, MISSING))
+            changed.append(Change(slot, value, MISSING))
     for key, attributes in after.contents.untouched.items():
-        known = before.contents.untouched.get(key)
-        found += _unseen_changes(attributes, {} if known is None else known.values)
-    return found
+        earlier = before.contents.untouched.get(key)
+        changed += _unseen_changes(attributes, {} if earlier is None else earlier.values)
+    return changed
 
 
 def _are_alike(some: dict[int, Attributes], others: dict[int, Attributes]) -> bool:
@@ -396,9 +395,9 @@ def reads_more(
     held = before.ids()
     if before.reads is not None and not reads.exceeds(before.reads, held):
         return False
-    known = before.reads.items if before.reads is not None else {}
+    items = before.reads.items if before.reads is not None else {}
     large = {key for key, (_, _, count) in before.containers.items() if count > SMALL}
-    if any(place[0] in large and use > known.get(place, -1) for place, use in reads.items.items()):
+    if any(place[0] in large and use > items.get(place, -1) for place, use in reads.items.items()):
         return True  # of a small container every item counts as read
     if not large.isdisjoint(reads.whole - (before.reads.whole if before.reads else set())):
         return True

@@ -74,12 +74,12 @@ class Admission:
             device = [*device, *held]
             host = [t for t in host if not any(t is other for other in held)]
         if device or not tensors:
-            found = refusal(op, args, kwargs)
-            if found is not None:
+            refused = refusal(op, args, kwargs)
+            if refused is not None:
                 self.read_by_host.update(map(self._driver.storage, device[:1]))
-                what = found.what or f"{readable(op.base)} needs the value of {named(device[0])}"
-                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
-                raise error_here(found.code, what, fix=fix)
+                what = refused.what or f"{readable(op.base)} needs the value of {named(device[0])}"
+                what, fix = CHECKED.get(self._reads.calling, (what, refused.fix))
+                raise error_here(refused.code, what, fix=fix)
         target = kwargs.get("device")
         if op.random and (device or self._is_ours(target)) and op.draws(args, kwargs):
             self.has_drawn = True
@@ -147,8 +147,8 @@ class Admission:
         if self._constants is None or (name == "aten::copy_" and self.is_number(args)):
             return []
         copied = copied_to_device(name, args, kwargs, self._memory.here.kind)
-        found = [t for t in copied if not self._host.is_held_on_device(t)]
-        return found if all(map(self._is_fixed, found)) else []
+        copies = [t for t in copied if not self._host.is_held_on_device(t)]
+        return copies if all(map(self._is_fixed, copies)) else []
 
     def is_number(self, args: Sequence[Any]) -> bool:
         """Return whether a copy is ``x[0] = 5``: a 0-dim host constant, which a fill writes too."""

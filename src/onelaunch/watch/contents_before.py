@@ -124,8 +124,8 @@ def _contents(walked: StateWalk) -> dict[object, object]:
 def _further_contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return the contents of slots beside those of the walk: the classes of objects, and the bases
     of classes. With `values`, those of host tensors too."""
-    found = classed(walked, [value for _, value in walked.slots.values()])
-    held: dict[object, object] = {(id(value), type): id(type(value)) for value in found}
+    objects = classed(walked, [value for _, value in walked.slots.values()])
+    held: dict[object, object] = {(id(value), type): id(type(value)) for value in objects}
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
@@ -138,10 +138,10 @@ def _shapes_in(walked: StateWalk) -> list[tuple[tuple[int, Any], Any, object]]:
     """Return the lengths of containers, and the keys of dicts in their order, each with the reader
     in the key."""
     containers = walked.contents.containers.items()
-    found: list[tuple[tuple[int, Any], Any]]
-    found = [((key, len), inside) for key, (inside, _, _) in containers]
-    found += [((id(inside), tuple), inside) for _, inside in ordered(walked, ())]
-    return [(key, inside, content_of(key[1](inside))) for key, inside in found]
+    shapes: list[tuple[tuple[int, Any], Any]]
+    shapes = [((key, len), inside) for key, (inside, _, _) in containers]
+    shapes += [((id(inside), tuple), inside) for _, inside in ordered(walked, ())]
+    return [(key, inside, content_of(key[1](inside))) for key, inside in shapes]
 
 
 def content_of(value: object) -> object:

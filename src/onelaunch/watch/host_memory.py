@@ -103,14 +103,14 @@ class HostTensors:
     def _depend(self, storage: int, sources: Collection[int], random: bool) -> None:
         if random or not self._random.isdisjoint(sources):
             self._random.add(storage)
-        known = self._made.get(storage)
-        before = known if isinstance(known, frozenset) else frozenset[int]()
+        roots = self._made.get(storage)
+        before = roots if isinstance(roots, frozenset) else frozenset[int]()
         self._made[storage] = before.union(*map(self._roots, sources))
 
     def _roots(self, storage: int) -> frozenset[int]:
         """Return the storages from before the call that the values of a storage come from."""
-        made = self._made.get(storage, frozenset({storage}))
-        return made if isinstance(made, frozenset) else frozenset()
+        roots = self._made.get(storage, frozenset({storage}))
+        return roots if isinstance(roots, frozenset) else frozenset()
 
     def varies(self, t: Tensor) -> bool:
         """Return whether a tensor's values may differ in another call that the recording fits."""

@@ -82,14 +82,14 @@ class DeviceConstants:
         """Return the device's copy of a host tensor; None if there is none yet."""
         key, place = bits_of(t), len(self._order)
         self._order.append(key)
-        found = self._made.get(key)
+        copy = self._made.get(key)
         if place < len(self._before) and key != self._before[place]:
-            found, self._misses = None, MISSES  # it varies: more attempts are of no use
-        if found is None:
+            copy, self._misses = None, MISSES  # it varies: more attempts are of no use
+        if copy is None:
             self.missing[key] = t.detach().clone()
         else:
-            self.used[key] = found
-        return found
+            self.used[key] = copy
+        return copy
 
     def swapped(self, name: str, args: Any, host: Sequence[Tensor]) -> Any:
         """Return the arguments of an operation with the device's copies of host tensors.
@@ -119,9 +119,9 @@ class DeviceConstants:
 
     def make(self) -> None:
         """Make the copies that are missing, outside of a capture."""
-        wanted, self.missing, self.used, self._order = self.missing, {}, {}, []
+        missing, self.missing, self.used, self._order = self.missing, {}, {}, []
         with torch.inference_mode(False), torch.no_grad():
-            for key, t in wanted.items():
+            for key, t in missing.items():
                 self._made[key] = t.to(self._device)
                 self.copied.append(t)
 

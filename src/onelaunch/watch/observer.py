@@ -215,12 +215,12 @@ class Observer(Watching):
         """Keep the refusal and the copied host values of an operation, for compiled code."""
         op, args, kwargs = call.op, call.args, call.kwargs
         try:
-            found = self.admission.check(call)
+            copied = self.admission.check(call)
             if op.base == "aten::copy_" and self.admission.is_number(args):
-                found = [args[1]]  # compiled code has no `fill_` in its place
-            if found and self._constants is not None:
-                self.tentative_refusal = self.tentative_refusal or _copies(op, found)
-                for t in found:
+                copied = [args[1]]  # compiled code has no `fill_` in its place
+            if copied and self._constants is not None:
+                self.tentative_refusal = self.tentative_refusal or _copies(op, copied)
+                for t in copied:
                     self._constants.of(t)
         except CaptureError as error:  # its frames would hold all that the run made
             host: Sequence[Tensor] = ()
@@ -317,9 +317,9 @@ class Observer(Watching):
             self.seeds -= {storage for _, storage in call.with_memory} - {*call.storages.values()}
         places = seeds_of(call.op).results
         if places:
-            found = [result[place] for place in places]
-            self.seeds.update(map(self._storage, found))
-            self.host.hold_on_device(t for t in found if not self._on_device(t))
+            seeds = [result[place] for place in places]
+            self.seeds.update(map(self._storage, seeds))
+            self.host.hold_on_device(t for t in seeds if not self._on_device(t))
 
     def _note_host_scalars(self, call: OpCall) -> None:
         """Note the results of an operation on host numbers alone, unless it moves them."""

@@ -144,10 +144,10 @@ class OpCall:
         self.storages: dict[int, int] = {}
         for t in self.tensors:
             if has_memory(t):
-                self.storages[id(t)] = found = storage(t)
+                self.storages[id(t)] = own = storage(t)
                 if here[t.device]:
                     self.on_device.append(t)
-                    self.read.append(found)
+                    self.read.append(own)
                 else:
                     self.on_host.append(t)
         self.results: Sequence[Tensor] = ()
@@ -156,13 +156,13 @@ class OpCall:
 
     def returned(self, result: Any) -> None:
         """Take the result apart, once the operation has run."""
-        self.results = found = tensors(result)
-        self.with_memory = [(t, self._storage(t)) for t in found if has_memory(t)]
+        self.results = results = tensors(result)
+        self.with_memory = [(t, self._storage(t)) for t in results if has_memory(t)]
 
     def storage(self, t: Tensor) -> int | None:
         """Return the storage of an argument; None for a tensor without memory of its own."""
-        found = self.storages.get(id(t))
-        return self._storage(t) if found is None and has_memory(t) else found
+        noted = self.storages.get(id(t))
+        return self._storage(t) if noted is None and has_memory(t) else noted
 
 
 def has_memory(t: Tensor) -> bool:

@@ -173,8 +173,8 @@ class Origins:
     def _origin(self, storage: int) -> object:
         origin = self._origins.get(storage)
         if type(origin) is tuple:
-            made = self._made.get(storage)
-            if made is not None and made.expired():
+            of_run = self._made.get(storage)
+            if of_run is not None and of_run.expired():
                 origin = None  # other memory, at an address that was free again
                 self._starts.pop(storage, None)
         return origin
@@ -201,9 +201,9 @@ class Origins:
             if met.storage == storage and not met.reference.expired():
                 return number
         memory = local(t).untyped_storage()
-        found = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
+        when = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
         place = user_frame()
-        self.unseen.append(UnseenMemory(storage, StorageWeakRef(memory), found, at, place))
+        self.unseen.append(UnseenMemory(storage, StorageWeakRef(memory), when, at, place))
         return len(self.unseen) - 1
 
 

@@ -158,12 +158,12 @@ class CudaRecorder:
         self.branches.chain()
 
     def _nodes(self) -> set[int]:
-        found: set[int] = set()
+        ours: set[int] = set()
         for port in (*self.inputs, *self.outputs):
             rows = [] if port.rows is None else [port.rows.kernel.node]
             shared = [] if port.bundle is None else [port.bundle[0].node]
-            found.update([*rows, *shared] or [port.node])
-        return found
+            ours.update([*rows, *shared] or [port.node])
+        return ours
 
     def _copy(self, port: CudaPort, target: int, source: int) -> None:
         copy = Copy(target, source, port.nbytes)

@@ -117,17 +117,17 @@ def rebind(
     stream: torch.cuda.Stream | None = None,
 ) -> None:
     """Let kernels directly reach every port with a proof; see `Driver.rebind`."""
-    found = Found(graph, _wanted(graph, in_place))
-    if not found.ports:
+    matches = Found(graph, _wanted(graph, in_place))
+    if not matches.ports:
         return
     index = graph.pool.index
     with torch.cuda.device(index):
         try:
-            examples = _compare(found, body, generators, stream)
+            examples = _compare(matches, body, generators, stream)
             candidates = {
                 number
-                for number in found.words.keys() - found.refused
-                if number >= len(examples) or _can_tell(examples[number], found.ports[number])
+                for number in matches.words.keys() - matches.refused
+                if number >= len(examples) or _can_tell(examples[number], matches.ports[number])
             }
             if not candidates:
                 return
@@ -135,9 +135,9 @@ def rebind(
             if graph.draws:
                 drawn.append(torch.cuda.default_generators[index])
             with graph.pool.order.lock, torch.inference_mode():
-                trial = _TrialLaunches(found, examples, state, filled, drawn)
+                trial = _TrialLaunches(matches, examples, state, filled, drawn)
                 proven = _largest_proven(trial, candidates)
-                _direct(found, proven)
+                _direct(matches, proven)
         except torch.cuda.OutOfMemoryError:
             return  # no room for the proof: the copies stay
         except CaptureError as error:
@@ -366,8 +366,8 @@ def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _storage_bytes(t: Tensor) -> Tensor:
     """Return all memory that `t` is a part of: the callable may write other parts, too."""
-    made = torch.empty(0, dtype=torch.uint8, device=t.device)
-    return made.set_(t.untyped_storage())  # pyright: ignore[reportArgumentType]
+    view = torch.empty(0, dtype=torch.uint8, device=t.device)
+    return view.set_(t.untyped_storage())  # pyright: ignore[reportArgumentType]
 
 
 def _can_tell(example: Tensor, port: CudaPort) -> bool:

@@ -10,12 +10,11 @@ import functools
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from onelaunch.beside import begin_run
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
@@ -195,12 +194,10 @@ def _replayed(
 def _agree(result: Any, expected: Any) -> bool:
     """Return whether two results agree, but for the rounding of other kernels."""
     mine, theirs = flatten(result), flatten(expected)
-    return mine.tree == theirs.tree and all(
-        _alike(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True)
-    )
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    same: Sequence[bool] = (a.shape == b.shape, a.dtype == b.dtype, a.device == b.device)
+    if mine.tree != theirs.tree:
+        return False
     with torch.no_grad():
-        return all(same) and close(a, b)
+        return all(
+            (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and close(a, b)
+            for a, b in zip(mine.tensors, theirs.tensors, strict=True)
+        )

@@ -197,8 +197,7 @@ def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
         kind = type(value)
         may = changeable.get(kind)
         if may is None:
-            may = _may_change(kind)
-            changeable[kind] = may
+            may = changeable[kind] = _may_change(kind)
         if may and not (kind is types.ModuleType and is_library_module(cast(Any, value))):
             objects[id(value)] = value
     return objects.values()

@@ -223,18 +223,15 @@ class StateSnapshot:
         if again:
             self.rollback.restore(self.reached.roots, reads)
         else:
-            restore(
-                c
-                for c in changes or self.reached.changed(self.walk)[1]
-                if isinstance(c.before, Tensor)
-                or flatten(c.after).tensors
-                or _holds_stand_in(c.after)
-            )
+            every = changes or self.reached.changed(self.walk)[1]
+            restore(c for c in every if isinstance(c.before, Tensor) or _is_of_capture(c.after))
         for t, alias, layout in self._kept:
             if layout.moved(t):
                 t.data = alias
         self.reached.restored(self.walk)
 
 
-def _holds_stand_in(value: object) -> bool:
-    return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
+def _is_of_capture(value: object) -> bool:
+    """Return whether a value holds tensors or stand-ins."""
+    flat = flatten(value)
+    return bool(flat.tensors) or any(isinstance(c.value, StandIn) for _, c in constants(flat.tree))

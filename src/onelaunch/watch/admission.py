@@ -90,7 +90,8 @@ class Admission:
         to_copy = self._copies(call, device, host)
         if op.random and not device and self._memory.here.kind != "cpu":
             self._note_host_draw(call)
-        self._check_host_operands(call, device, [t for t in host if not _is_in(t, to_copy)])
+        rest = [t for t in host if not any(t is other for other in to_copy)]
+        self._check_host_operands(call, device, rest)
         return to_copy
 
     def _copies(
@@ -102,7 +103,8 @@ class Admission:
         to_copy = self._constant_copies(name, call.args, call.kwargs)
         if to_copy or name not in _COPIES or self.is_number(call.args):
             return to_copy
-        to_host = device and target is not None and self._holds_elsewhere(target)
+        kind = None if target is None else torch.device(target).type
+        to_host = device and kind not in (None, self._memory.here.kind, "meta")
         if (device and host) or to_host or (host and self._is_ours(target)):
             source = call.tensors[-1]
             what = f"{readable(name)} copies {named(source)} across"
@@ -125,7 +127,8 @@ class Admission:
     ) -> None:
         """Refuse host tensors beside those on the device, unless kernels hold their values."""
         name = call.op.base
-        uses = bool(device) or (self._is_ours(call.kwargs.get("device")) and not _is_like(name))
+        is_like = name.endswith("_like") or name.startswith("aten::new_")  # its layout alone
+        uses = bool(device) or (self._is_ours(call.kwargs.get("device")) and not is_like)
         for t in host:
             if uses and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
@@ -192,25 +195,12 @@ class Admission:
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._memory.here.kind
 
-    def _holds_elsewhere(self, device: torch.device | str) -> bool:
-        """Return whether a device is of another type than the run's, and holds values."""
-        return torch.device(device).type not in (self._memory.here.kind, "meta")
-
 
 def _refuse_layouts(call: OpCall) -> None:
     for t in call.tensors:
         if not has_strides(t):
             kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
             raise error_here("OL109", f"{readable(call.op.base)} on {kind}")
-
-
-def _is_in(t: Tensor, tensors: Sequence[Tensor]) -> bool:
-    return any(t is other for other in tensors)
-
-
-def _is_like(name: str) -> bool:
-    """Return whether an operation takes an argument for its layout alone."""
-    return name.endswith("_like") or name.startswith("aten::new_")
 
 
 def readable(name: str) -> str:

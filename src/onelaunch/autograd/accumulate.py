@@ -59,7 +59,7 @@ class Anchors:
             self._by_stream[stream] = torch.zeros((), device=self._device, requires_grad=True)
         return self._by_stream[stream]
 
-    def made(self) -> Sequence[Tensor]:
+    def all(self) -> Sequence[Tensor]:
         return list(self._by_stream.values())
 
 

@@ -51,7 +51,7 @@ class FirstBackward:
         grads: Sequence[Tensor],
         reads: Reads | None,
     ) -> None:
-        self.driver, self.device, self._known = driver, device, reads
+        self.driver, self.device, self._forward_reads = driver, device, reads
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
         """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
@@ -123,7 +123,7 @@ class FirstBackward:
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]], capture: Capture) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""
-        state = walk((), self._known)
+        state = walk((), self._forward_reads)
         given = [*grads, *self._numbers]
         return Ledger(self.driver, self.device, given, state, earlier=self.ledger, capture=capture)
 

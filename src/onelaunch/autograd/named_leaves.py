@@ -149,7 +149,7 @@ class _LeafFindingEngine(EngineSubstitute):
     ) -> Any:
         asked = NamedLeaves(list(leaves.values()), accumulate_grad)
         leading = {anchors for leaf in leaves.values() for anchors in _leading[leaf]}
-        ends = [anchor for anchors in leading for anchor in anchors.made()]
+        ends = [anchor for anchors in leading for anchor in anchors.all()]
         with _Asking(asked):
             results = self.engine.run_backward(
                 outputs,

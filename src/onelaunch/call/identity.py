@@ -29,13 +29,13 @@ class Identities:
     """The numbers of the containers in the trees of one call."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
+        self._numbers: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
         self._again: set[int] = set()
 
     def note(self, value: object) -> int:
         """Note a place of a container, and return the container's number."""
-        new = id(value) not in self._found
-        number = self._found.setdefault(id(value), (value, len(self._found)))[1]
+        new = id(value) not in self._numbers
+        number = self._numbers.setdefault(id(value), (value, len(self._numbers)))[1]
         if not new:
             self._again.add(number)
         return number

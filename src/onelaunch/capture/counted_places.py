@@ -47,7 +47,7 @@ class CountedPlaces(UnnoticedMode):
     def __init__(self, numbers: NumberStandIns) -> None:
         super().__init__()
         self._numbers = numbers
-        self._made: dict[object, Tensor] = {}
+        self._filled: dict[object, Tensor] = {}
 
     def on_device(self, node: Node) -> Tensor:
         """Return the device's tensor of a number, made once for each stream. A kernel fills it with
@@ -56,13 +56,13 @@ class CountedPlaces(UnnoticedMode):
         numbers.entered_as_tensor = True
         stream = torch.get_device_module(numbers.device).current_stream()
         key = node.term, stream, torch.is_inference_mode_enabled()
-        if key not in self._made:
+        if key not in self._filled:
             fits = -EXACT <= Number(node) <= EXACT  # in each call that the recording serves
             scalar: Any = numbers.as_float(node) if fits else node.plain()
             dtype = torch.float64 if fits else torch.int64
             filled = torch.full((), scalar, dtype=dtype, device=numbers.device)
-            self._made[key] = filled.to(torch.int64)
-        return self._made[key]
+            self._filled[key] = filled.to(torch.int64)
+        return self._filled[key]
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, with numbers on the device; see `UnnoticedMode`."""

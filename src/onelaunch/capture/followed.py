@@ -305,11 +305,11 @@ class _Trial:
         generator = torch.Generator("cpu").manual_seed(seed)
         self._random = random.Random(seed)
         given = (operation.args, operation.kwargs)
-        self._given: Any = mapped(given, lambda v: self._made(v, generator))
+        self._given: Any = mapped(given, lambda v: self._example(v, generator))
         self._written = tensors(self._given) if operation.func._schema.is_mutable else []
         self._before = [t.clone() for t in self._written]
 
-    def _made(self, value: Any, generator: torch.Generator) -> Any:
+    def _example(self, value: Any, generator: torch.Generator) -> Any:
         if not isinstance(value, Example):
             return value
         normal = torch.randn(value.shape, generator=generator, device="cpu")

@@ -47,7 +47,7 @@ class ScalarTrace:
     values: list[Any] = field(default_factory=list)
     """The value of every term in the run, the numbers among them."""
     _terms: list[tuple[Compute, Any, Any]] = field(default_factory=list)
-    _known: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, int] = field(default_factory=dict)
     _outcomes: dict[str, tuple[Compute, Any, Any, bool]] = field(default_factory=dict)
     leaf_values: list[Any] = field(default_factory=list)
     """The numbers from which terms are computed."""
@@ -63,11 +63,11 @@ class ScalarTrace:
         """Note a result, and return its position; operands are plain numbers and `Term`s."""
         term = operation, a, b
         key = repr(term)  # in which 0.0 and -0.0 differ
-        if key not in self._known:  # an optimizer may compute it for each parameter anew
-            self._known[key] = len(self.values)
+        if key not in self._places:  # an optimizer may compute it for each parameter anew
+            self._places[key] = len(self.values)
             self._terms.append(term)
             self.values.append(value)
-        return self._known[key]
+        return self._places[key]
 
     def decided(self, operation: Compute, a: Any, b: Any, outcome: bool) -> None:
         """Note the outcome of a comparison, which other numbers must not change; operands as in

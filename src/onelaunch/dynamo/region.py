@@ -120,7 +120,7 @@ class CompiledRegion:
 
     def __post_init__(self) -> None:
         self._refused = refused_in(self._code)
-        self._known = {None, *self._refused}
+        self._refused_before = {None, *self._refused}
         self._holds = _holds()
         self._place(self._static)
 
@@ -178,7 +178,7 @@ class CompiledRegion:
     def _cut(self, error: CaptureError) -> bool:
         """Have Dynamo compile the code anew at its next call, in parts around the operator that a
         capture was refused in. Return False if there is none, or if its parts contain it, too."""
-        if self._code is None or self._stopped_in in self._known:
+        if self._code is None or self._stopped_in in self._refused_before:
             return False
         refused = CaptureError(error.code, error.what, fix=error.fix)
         self._refused.setdefault(self._stopped_in, refused)

@@ -238,12 +238,12 @@ class _Inputs(_Fake):
 
     def __init__(self, whole: Graph, mode: Any, inputs: dict[str, Sequence[Any]]) -> None:
         super().__init__(whole, mode)
-        self._found = inputs
+        self._inputs = inputs
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the inputs, in the form that a separate graph gets."""
         with torch.enable_grad():
-            self._found[target] = [
+            self._inputs[target] = [
                 _Computed.apply(value.detach().requires_grad_())
                 if isinstance(value, Tensor) and value.grad_fn
                 else value

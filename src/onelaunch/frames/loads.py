@@ -40,7 +40,7 @@ class _Reader(OperandStack):
         super().__init__()
         self._steps = list(dis.get_instructions(code))
         self._loads: list[Load] = []
-        self._found = Loads(
+        self._summary = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
             cleared=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
             offsets=[step.offset for step in self._steps],
@@ -71,15 +71,15 @@ class _Reader(OperandStack):
                 self._other(step)
             if step.opcode in JUMPS and isinstance(step.argval, int):
                 if step.argval < step.offset:
-                    self._found.backward.append((step.offset, step.argval))
+                    self._summary.backward.append((step.offset, step.argval))
                 if step.opname not in LEAVE_OTHERS:
                     self._jump(step, self._stack)
                 self._branch_end = max(self._branch_end, step.argval)
             self._returned |= step.opname.startswith("RETURN")
             if step.opname in _ENDS:
                 self._stack = []
-        self._found.inside = frozenset(self._assigned_inside)
-        self._found.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
+        self._summary.inside = frozenset(self._assigned_inside)
+        self._summary.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
         counted = Counter(self._counters.values())
         for number, known in self._counters.items():
             if counted[known] != self._stores[known]:  # something else is stored there, too
@@ -88,10 +88,10 @@ class _Reader(OperandStack):
             place = self._loads[number].place
             if id(place) in self._indexed:
                 self._loads[number] = Load(place, Use.ITEMS)
-        return summed_up(self._found, self._loads)
+        return summed_up(self._summary, self._loads)
 
     def _is_assigned_once(self, name: str) -> bool:
-        (first, *others), found = self._assigned_at[name], self._found
+        (first, *others), found = self._assigned_at[name], self._summary
         again = others or any(to <= first < source for source, to in found.backward)
         return not (again or name in found.cleared or name in self._assigned_inside)
 
@@ -119,7 +119,7 @@ class _Reader(OperandStack):
             if known not in self._loaded:
                 self._always_stored.add(known)
             if not self._returned:
-                self._found.sure.append((step.offset, place))
+                self._summary.sure.append((step.offset, place))
 
     # The instructions that matter, by the place that they load.
 
@@ -131,7 +131,7 @@ class _Reader(OperandStack):
         for name in names:
             symbol = Symbol("variable", key=name)
             self._stack.append(symbol)
-            if name in self._found.free and "DEREF" in step.opname:
+            if name in self._summary.free and "DEREF" in step.opname:
                 self._note(symbol, index)  # and not its cell, for a function inside
 
     def store_variable(self, step: dis.Instruction, index: int) -> None:
@@ -140,9 +140,9 @@ class _Reader(OperandStack):
             if position and step.opname == "STORE_FAST_LOAD_FAST":
                 self._stack.append(Symbol("variable", key=name))
                 continue
-            self._found.assigned.setdefault(name, []).append(self._pop())
+            self._summary.assigned.setdefault(name, []).append(self._pop())
             self._assigned_at.setdefault(name, []).append(step.offset)
-            if name in self._found.free and step.opname == "STORE_DEREF":
+            if name in self._summary.free and step.opname == "STORE_DEREF":
                 self._store(Symbol("variable", key=name), step)
 
     def variable_or_name(self, step: dis.Instruction, index: int) -> None:
@@ -194,7 +194,7 @@ class _Reader(OperandStack):
             by_key = _is_subscript(second) or second.opname.endswith("_SUBSCR")
             named = first.opname == "LOAD_CONST" and by_key
         if not named:
-            self._found.opaque.append(base)
+            self._summary.opaque.append(base)
         return Symbol("namespace", base)
 
     def super_attribute(self, step: dis.Instruction, index: int) -> None:
@@ -264,7 +264,7 @@ class _Reader(OperandStack):
         """Note `case Layer(scale=scale)`, or a pattern by position."""
         base, _, names = self._pops(3)
         if step.arg:
-            self._found.opaque.append(base)
+            self._summary.opaque.append(base)
         keys: tuple[str, ...] = names.key if isinstance(names.key, tuple) else ()
         values = [self._attribute(base, key, step.offset, index) for key in keys]
         self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *values)))
@@ -284,7 +284,7 @@ class _Reader(OperandStack):
     def imported(self, step: dis.Instruction, index: int) -> None:
         level, _ = self._pops(2)
         symbol = Symbol("module", key=step.argval, parts=(level,), offset=step.offset)
-        self._found.calls.append(symbol)
+        self._summary.calls.append(symbol)
         self._stack.append(symbol)
 
     def imported_from(self, step: dis.Instruction, index: int) -> None:
@@ -332,16 +332,16 @@ class _Reader(OperandStack):
             given = [s for s in arguments if s is not base]
             if function.key in _PUTS_EACH:
                 given = [Symbol("element", s, offset=offset) for s in given]
-            self._found.grown.setdefault(without_offset(base), []).extend(given)
+            self._summary.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
             item = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
             if item.kind == "attribute":
                 self._note(item, index)
                 symbol = Symbol("either", parts=(item, *arguments[2:]))
             else:
-                self._found.opaque.append(base.base)
+                self._summary.opaque.append(base.base)
         if symbol.kind == "call":
-            self._found.calls.append(symbol)
+            self._summary.calls.append(symbol)
         self._stack.append(symbol)
 
 

@@ -62,18 +62,18 @@ class Values:
         self._putting = _NONE_YET  # whose contents are being looked for
         self._following = 0
         """Number of variables whose values are being looked for."""
-        self._found = 0
+        self._added = 0
         """Number of values that were found by following assignments."""
         self._so_far: dict[Symbol, tuple[int, list[object]]] = {}
-        """symbol -> (`_found` at that time, values), while variables are being followed."""
-        self._known: dict[Symbol | str, list[object]] = {}
+        """symbol -> (`_added` at that time, values), while variables are being followed."""
+        self._looked_up: dict[Symbol | str, list[object]] = {}
         """symbol, or name of a variable -> its values."""
 
     def _values(self, symbol: Symbol | None) -> list[object]:
         """Return the values that a symbol may have had. Runs no user code."""
         if symbol is None:
             return []
-        known = self._known.get(symbol)
+        known = self._looked_up.get(symbol)
         if known is not None:
             return known
         kind = symbol.kind
@@ -89,16 +89,16 @@ class Values:
         elif kind == "unknown":
             values = []
         else:
-            before = self._found
+            before = self._added
             so_far = self._so_far.get(symbol)
             if so_far is not None and so_far[0] == before:
                 return so_far[1]
             values = self._find(symbol)
             if self._following and not self._loads.is_settled(symbol):
-                if self._found == before and not self._putting:
+                if self._added == before and not self._putting:
                     self._so_far[symbol] = before, values
                 return values
-        self._known[symbol] = values
+        self._looked_up[symbol] = values
         return values
 
     def _find(self, symbol: Symbol) -> list[object]:
@@ -131,9 +131,9 @@ class Values:
 
     def _variable(self, name: str) -> list[object]:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
-        if name in self._known:
-            return self._known[name]
-        held = self._known[name] = [
+        if name in self._looked_up:
+            return self._looked_up[name]
+        held = self._looked_up[name] = [
             values[name] for values in (self._arguments, self._locals) if name in values
         ]
         loads = self._loads
@@ -153,7 +153,7 @@ class Values:
                     if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))
                         held.append(value)
-                        self._found += 1
+                        self._added += 1
         self._following -= 1
         return held
 

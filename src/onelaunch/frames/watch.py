@@ -159,7 +159,7 @@ class FrameWatch:
             return
         try:
             code = frame.f_code
-            facts = self._codes.get(id(code)) or self._known(code)
+            facts = self._codes.get(id(code)) or self._facts_of(code)
             if facts.aside or self._aside:
                 self._note_aside(frame, event, facts)
             elif event == "return":
@@ -180,7 +180,7 @@ class FrameWatch:
         elif facts.aside and frame in self._aside:
             self._aside.remove(frame)
 
-    def _known(self, code: types.CodeType) -> CodeFacts:
+    def _facts_of(self, code: types.CodeType) -> CodeFacts:
         unread = is_machinery(code.co_filename) or code in self._unread
         facts = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
         self._codes[id(code)] = facts
@@ -217,7 +217,7 @@ class FrameWatch:
         all of their object, as `value` of an enumeration's member."""
         parent = frame.f_back
         while parent is not None:
-            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            caller = self._codes.get(id(parent.f_code)) or self._facts_of(parent.f_code)
             if not (caller.standard and parent.f_code.co_name == "__get__"):
                 break
             parent = parent.f_back  # a descriptor in Python
@@ -265,7 +265,7 @@ class FrameWatch:
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:
             code = parent.f_code
-            caller = self._codes.get(id(code)) or self._known(code)
+            caller = self._codes.get(id(code)) or self._facts_of(code)
             if not caller.unread:
                 caller.given = True
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])

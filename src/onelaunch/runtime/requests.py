@@ -39,18 +39,18 @@ class Objects:
     would ask them for attributes."""
 
     def __init__(self) -> None:
-        self._found: dict[int, weakref.ref[object]] = {}
+        self._refs: dict[int, weakref.ref[object]] = {}
 
     def add(self, value: object) -> None:
         key = id(value)
-        self._found[key] = weakref.ref(value, lambda _: self._found.pop(key, None))
+        self._refs[key] = weakref.ref(value, lambda _: self._refs.pop(key, None))
 
     def __contains__(self, value: object) -> bool:
-        ref = self._found.get(id(value))
+        ref = self._refs.get(id(value))
         return ref is not None and ref() is value
 
     def __iter__(self) -> Iterator[object]:
-        objects = [ref() for ref in list(self._found.values())]
+        objects = [ref() for ref in list(self._refs.values())]
         return (value for value in objects if value is not None)
 
 

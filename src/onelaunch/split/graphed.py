@@ -47,7 +47,7 @@ class SplitGraphed(InPieces[P, R]):
         """id of a child -> its graphed forward in the last run in pieces."""
         self._whole = weakref.ref(whole or self)
         self._lock = threading.Lock()
-        self._known: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
+        self._shared: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
             weakref.WeakValueDictionary()
         )
         """id of a module -> its graphed forward, shared by its parents; in the whole alone."""
@@ -96,11 +96,11 @@ class SplitGraphed(InPieces[P, R]):
             return last
         own, whole = own_forward(module), self._user
         with whole._lock:
-            piece = whole._known.get(id(module))
+            piece = whole._shared.get(id(module))
             if piece is None or not piece._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
                 piece = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
-                whole._known[id(module)] = piece
+                whole._shared[id(module)] = piece
             return piece
 
     @property

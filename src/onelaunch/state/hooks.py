@@ -118,15 +118,15 @@ class Hooked:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._handles = self._put_on_nodes = -1
-        self._found = self._found_on_nodes = False
+        self._any = self._any_on_nodes = False
 
     def __call__(self) -> bool:
         if handles_made() != self._handles:
             self._handles, put = handles_made(), node_hooks_put()
             if put != self._put_on_nodes:
-                self._put_on_nodes, self._found_on_nodes = put, any(node_hooks(self._tensors))
-            self._found = self._found_on_nodes or any(map(has_hooks, self._tensors))
-        return self._found
+                self._put_on_nodes, self._any_on_nodes = put, any(node_hooks(self._tensors))
+            self._any = self._any_on_nodes or any(map(has_hooks, self._tensors))
+        return self._any
 
 
 def has_hooks(t: Tensor) -> bool:

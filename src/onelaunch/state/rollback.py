@@ -129,7 +129,7 @@ class RunRollback:
     """
 
     def __init__(self, walked: StateWalk) -> None:
-        self._found = walked
+        self._walked = walked
         self._read = Rollback(walked)
         self._unread = Rollback(walk_unread(walked), each=True)
 
@@ -143,8 +143,8 @@ class RunRollback:
         if is_beside():
             return None
         self._read.restore()
-        before = self._found.reads
-        if reads is None or before is None or not reads.exceeds(before, self._found.ids()):
+        before = self._walked.reads
+        if reads is None or before is None or not reads.exceeds(before, self._walked.ids()):
             return None
         for _ in range(_DEPTH):  # a restored object may lead to more that was changed
             walked = walk(roots, reads)

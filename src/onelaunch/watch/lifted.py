@@ -65,7 +65,7 @@ class DeviceConstants:
 
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
         self._device = device
-        self._made: dict[Key, Tensor] = {}
+        self._copies: dict[Key, Tensor] = {}
         self.copied: list[Tensor] = []
         """The host tensors that have copies."""
         self._misses = 0
@@ -82,7 +82,7 @@ class DeviceConstants:
         """Return the device's copy of a host tensor; None if there is none yet."""
         key, place = bits_of(t), len(self._order)
         self._order.append(key)
-        copy = self._made.get(key)
+        copy = self._copies.get(key)
         if place < len(self._before) and key != self._before[place]:
             copy, self._misses = None, MISSES  # it varies: more attempts are of no use
         if copy is None:
@@ -122,7 +122,7 @@ class DeviceConstants:
         missing, self.missing, self.used, self._order = self.missing, {}, {}, []
         with torch.inference_mode(False), torch.no_grad():
             for key, t in missing.items():
-                self._made[key] = t.to(self._device)
+                self._copies[key] = t.to(self._device)
                 self.copied.append(t)
 
 

@@ -77,7 +77,7 @@ class Origins:
         self._arguments: dict[int, list[tuple[Region, str, int]]] = {}
         """storage -> (region, name, bytes to the first element) of the arguments in it. A capture
         keeps arguments apart that do not overlap: `f(z[:4], z[4:])` is the call `f(x, y)`."""
-        self._made: dict[int, StorageWeakRef] = {}
+        self._of_run: dict[int, StorageWeakRef] = {}
         """The storages that operations made. A reference keeps a storage's id taken, and not its
         memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self.unseen: list[UnseenMemory] = []
@@ -113,7 +113,7 @@ class Origins:
         """Forget the memory of the run."""
         self._capture = None  # it holds tensors of its call
         self._origins.clear()
-        self._made.clear()
+        self._of_run.clear()
 
     def note_lifted(self, t: Tensor, number: int) -> None:
         """Note a tensor that operation `number` takes as a constant."""
@@ -131,7 +131,7 @@ class Origins:
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+                self._of_run[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def of_result(self, t: Tensor, number: int) -> UnseenMemory | None:
         """Return the memory of a result, if its origin is unknown. `number`: of the operations."""
@@ -173,7 +173,7 @@ class Origins:
     def _origin(self, storage: int) -> object:
         origin = self._origins.get(storage)
         if type(origin) is tuple:
-            of_run = self._made.get(storage)
+            of_run = self._of_run.get(storage)
             if of_run is not None and of_run.expired():
                 origin = None  # other memory, at an address that was free again
                 self._starts.pop(storage, None)

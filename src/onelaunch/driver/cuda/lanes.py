@@ -168,21 +168,21 @@ class _Blocks:
         self._starts = [start for start, _ in self._blocks]
         ends = (start + nbytes for start, nbytes in self._blocks)
         self._reach = [*accumulate(ends, max)]  # block number -> the end of all up to it
-        self._known: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self.others: set[int] = set()
 
     def around(self, word: int) -> tuple[int, int] | None:
         """Return the addresses of everything that was around an address; None for another word."""
-        span = self._known.get(word)
+        span = self._spans.get(word)
         if span is None and word not in self.others:
-            span = self._found(word)
+            span = self._span_of(word)
             if span is None:
                 self.others.add(word)
             else:
-                self._known[word] = span
+                self._spans[word] = span
         return span
 
-    def _found(self, word: int) -> tuple[int, int] | None:
+    def _span_of(self, word: int) -> tuple[int, int] | None:
         first, last = word, word
         number = bisect_right(self._starts, word) - 1
         while number >= 0 and self._reach[number] > word:

@@ -85,7 +85,7 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Itera
 
 
 @dataclass
-class Found:
+class Matches:
     """The arguments to re-point in one recording. Outputs count on from the inputs."""
 
     graph: CudaGraph
@@ -117,7 +117,7 @@ def rebind(
     stream: torch.cuda.Stream | None = None,
 ) -> None:
     """Let kernels directly reach every port with a proof; see `Driver.rebind`."""
-    matches = Found(graph, _wanted(graph, in_place))
+    matches = Matches(graph, _wanted(graph, in_place))
     if not matches.ports:
         return
     index = graph.pool.index
@@ -180,7 +180,7 @@ def _largest_proven(trial: _TrialLaunches, candidates: set[int]) -> set[int]:
 
 
 def _compare(
-    matches: Found,
+    matches: Matches,
     body: Callable[[Capture], object],
     generators: Sequence[torch.Generator],
     stream: torch.cuda.Stream | None,
@@ -226,7 +226,7 @@ def _rooms(sizes: list[int], index: int) -> list[Tensor]:
 
 
 def _search(
-    matches: Found, recorded: Recorded, alone: set[int], allocated: Sequence[tuple[int, int]]
+    matches: Matches, recorded: Recorded, alone: set[int], allocated: Sequence[tuple[int, int]]
 ) -> None:
     graph, starts = matches.graph, {start for start, _ in allocated}
     mine = nodes.handles(graph.raw[0])
@@ -261,7 +261,7 @@ def _search(
             matches.refused |= _inside(nodes.memset_address(node), spans)
 
 
-def _search_kernel(matches: Found, node: int, other: int, spans: dict[int, PortSpan]) -> bool:
+def _search_kernel(matches: Matches, node: int, other: int, spans: dict[int, PortSpan]) -> bool:
     a, b = nodes.KernelNode.read(node), nodes.KernelNode.read(other)
     if a is None or b is None or (a.name, a.shape) != (b.name, b.shape):
         return False
@@ -284,7 +284,7 @@ def _search_kernel(matches: Found, node: int, other: int, spans: dict[int, PortS
 
 
 def _search_memcpy(
-    matches: Found, node: int, output: CopyEnd | None, spans: dict[int, PortSpan]
+    matches: Matches, node: int, output: CopyEnd | None, spans: dict[int, PortSpan]
 ) -> None:
     copy = nodes.CopyNode(node) if output is None else output.node
     fields = copy.fields
@@ -319,7 +319,7 @@ def _inside(address: int, spans: dict[int, PortSpan]) -> set[int]:
     return {port for port, span in spans.items() if span.start <= address < span.stop}
 
 
-def _direct(matches: Found, ports: set[int]) -> None:
+def _direct(matches: Matches, ports: set[int]) -> None:
     """Let kernels reach these ports directly from the next launch on, and copy the others."""
     graph, wiring = matches.graph, matches.graph.wiring
     nodes.apply(wiring.rest())
@@ -335,7 +335,7 @@ def _direct(matches: Found, ports: set[int]) -> None:
     wiring.patches[:] = [matches.setters[node] for node in sorted(readers)]
 
 
-def _direct_port(matches: Found, number: int, place: int) -> Direct:
+def _direct_port(matches: Matches, number: int, place: int) -> Direct:
     port = matches.ports[number]
     aligned = min(port.address & -port.address, _MOST_ALIGNED)
     words = matches.words[number]
@@ -382,13 +382,13 @@ class _TrialLaunches:
 
     def __init__(
         self,
-        matches: Found,
+        matches: Matches,
         examples: Sequence[Tensor],
         state: Sequence[Tensor],
         filled: Sequence[Tensor],
         drawn: Sequence[torch.Generator],
     ) -> None:
-        self._found = matches
+        self._matches = matches
         self._graph = matches.graph
         self._examples = examples
         self._state = [_storage_bytes(t) for t in state]
@@ -398,12 +398,12 @@ class _TrialLaunches:
 
     def passes(self, ports: set[int]) -> bool:
         """Tell whether the recording does the same with and without copies of these ports."""
-        _direct(self._found, set())
+        _direct(self._matches, set())
         sizes = [port.nbytes for port in self._graph.outputs]
         zeros = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in sizes]
         expected, state, _ = self._run(set(), zeros)
         filled = [t.clone() for t in self._filled]
-        _direct(self._found, ports)
+        _direct(self._matches, ports)
         got, changed, inputs = self._run(ports, [~t for t in expected])
         _, untouched = self._sources()
         pairs = zip((*expected, *state, *filled), (*got, *changed, *self._filled), strict=True)
@@ -418,7 +418,7 @@ class _TrialLaunches:
         sources, data = self._sources()
         stream = torch.cuda.current_stream().cuda_stream
         for number in poisoned:
-            port = self._found.ports[number]
+            port = self._matches.ports[number]
             if number < len(self._examples):
                 bad = poison(data[number], self._examples[number].dtype)
             else:  # read nowhere, unless by an address that no argument shows

@@ -54,18 +54,18 @@ class Workspaces:
         self._executable = executable
         self._device = device
         self._kinds = {node: nodes.kind(node) for node in handles}
-        self._found = _workspaces(groups, blocks)
+        self._by_region = _workspaces(groups, blocks)
         is_address = cache(nodes.is_address)
         for group in groups:
             for hidden in group.hidden if group.name in _PRODUCTS else ():
-                if hidden in self._found:
+                if hidden in self._by_region:
                     work = _work(self._members(group), hidden, is_address)
-                    self._found[hidden].alike.setdefault(work, []).append(group)
+                    self._by_region[hidden].alike.setdefault(work, []).append(group)
 
     def share(self) -> None:
         """Give each product a part of its own, in `hidden` and in the arguments of its nodes. Waits
         for the current stream. All nodes of the executable are enabled afterwards."""
-        workspaces = [workspace for workspace in self._found.values() if workspace.alike]
+        workspaces = [workspace for workspace in self._by_region.values() if workspace.alike]
         if not workspaces:
             return
         self._enable(self._handles, False)

@@ -86,13 +86,13 @@ def make_graphed_callables(
     shared = _pool(pool)
     chain = Chain(shared.separate)
     options = Options(warmup=max(1, num_warmup_iters))
-    made = [_graphed(fn, options, shared) for fn in chosen]
-    modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]
+    every = [_graphed(fn, options, shared) for fn in chosen]
+    modules = [(fn, g) for fn, g in zip(chosen, every, strict=True) if isinstance(fn, nn.Module)]
     before = [(fn, vars(fn).get("forward")) for fn, _ in modules]
     try:
         for fn, graphed in modules:  # before any capture: recordings rely on the attributes
             fn.forward = graphed
-        for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
+        for fn, graphed, arguments, named in zip(chosen, every, args, kwargs, strict=True):
             parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
             given = (*flatten((arguments, named or {})).tensors, *parameters)
             wanting = unique([t for t in given if t.requires_grad])
@@ -102,7 +102,7 @@ def make_graphed_callables(
             graphed._recorder.capture_ahead(
                 graphed, tuple(arguments), named or {}, chain=chain, then=then
             )
-        for graphed in reversed(made):
+        for graphed in reversed(every):
             newest = graphed._table.entries[:1]  # another thread may have reset it
             if newest and newest[0].captured.pair is not None:
                 capture_backward(newest[0].captured.pair)
@@ -114,7 +114,7 @@ def make_graphed_callables(
         raise
     results = [
         fn if isinstance(fn, nn.Module) else graphed
-        for fn, graphed in zip(chosen, made, strict=True)
+        for fn, graphed in zip(chosen, every, strict=True)
     ]
     return tuple(results) if several else results[0]
 

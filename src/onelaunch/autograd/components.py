@@ -58,10 +58,10 @@ class ComponentNode:
         """Return the node's state and its inputs, out of the whole recording's."""
         results = tuple([tensors[place] for place in self.results])
         watched_here = tuple([watched[place] for place in self._component.watched])
-        wanted = [inputs[place] for place in self._component.inputs]
+        own = [inputs[place] for place in self._component.inputs]
         in_flight = InFlightForward(whole)
         in_flight.places = [whole.places[i] for i in self._places]
-        return (self, in_flight, results, watched_here), wanted
+        return (self, in_flight, results, watched_here), own
 
     @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:

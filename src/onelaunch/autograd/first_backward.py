@@ -73,7 +73,7 @@ class FirstBackward:
             yield
         if iterators:
             read = {slot.id for slot, *_ in iterators_of(self.state())}
-            iterators = [found for found in iterators if found[0].id in read]
+            iterators = [entry for entry in iterators if entry[0].id in read]
             self._advanced = advanced(iterators, self._codes)
 
     def state(self) -> StateWalk:

@@ -199,8 +199,8 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     elsewhere.update(set(changed) & pair.saved.inputs.keys(), pair.uncopied)
     moved = [(i, in_flight.watched[i]) for i in sorted(elsewhere)]
     try:
-        wanted = wanted_gradients(ctx, pair.direct)
-        return pair.edited(changed, moved, grads, wanted, in_flight.overwritten)
+        needed = wanted_gradients(ctx, pair.direct)
+        return pair.edited(changed, moved, grads, needed, in_flight.overwritten)
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise

@@ -151,9 +151,9 @@ class AutogradPair:
             return launched((self, in_flight, tensors, watched), *anchor, *leaves)
         results = list(tensors)
         for component in nodes:
-            node, wanted = component.of(in_flight, tensors, leaves, watched)
+            node, inside = component.of(in_flight, tensors, leaves, watched)
             forwards.append(node[1])
-            own = launched(node, *anchor, *wanted)
+            own = launched(node, *anchor, *inside)
             for place, t in zip(component.results, own, strict=True):
                 results[place] = t
         return tuple(results)

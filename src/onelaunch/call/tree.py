@@ -211,7 +211,7 @@ class Flat(NamedTuple):
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
-    taken_apart: Sequence[object] = ()  # the objects whose parts are leaves, but no containers
+    taken_apart: Sequence[object] = ()  # objects and containers in it, but no plain ones
 
 
 def flatten(

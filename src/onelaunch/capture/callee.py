@@ -113,9 +113,9 @@ class Callee:
 
     def forget(self, values: Iterable[object]) -> None:
         """Drop the noted reads of some objects."""
-        each = list(values)
-        if self.reads is not None and each:
-            self.reads.forget(each)
+        objects = list(values)
+        if self.reads is not None and objects:
+            self.reads.forget(objects)
             self._last = LastWalk()
 
     def with_read_watch(

@@ -140,23 +140,23 @@ def refuse_gradients(
             raise CaptureError("OL115", what, where=where)
 
 
-def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
+def refuse_opaque(tree: Tree, before: Collection[int]) -> None:
     """Refuse results other than tensors and plain values: they would be shared between calls. Code
-    and modules in `known`, ids of objects from before the call, are returned as they are."""
+    and modules in `before`, ids of objects from before the call, are returned as they are."""
     for path, constant in constants(tree):
         value = constant.value
         lasts = is_code(value) or isinstance(value, nn.Module)
-        if not (constant.is_plain or (lasts and (id(value) in known or is_fixed(value, known)))):
+        if not (constant.is_plain or (lasts and (id(value) in before or is_fixed(value, before)))):
             kind = type(value)
             what = f"`{path or 'result'}` is a {kind.__module__}.{kind.__qualname__}"
             raise CaptureError("OL108", what)
 
 
-def is_fixed(value: object, known: Collection[int]) -> bool:
+def is_fixed(value: object, before: Collection[int]) -> bool:
     """Return whether a value is code without values of the call, as a closure may have."""
     if isinstance(value, METHODS):
         of = object_of(value)
-        return of is None or is_plain(of) or id(of) in known or isinstance(of, type)
+        return of is None or is_plain(of) or id(of) in before or isinstance(of, type)
     if isinstance(value, types.FunctionType):
         module = sys.modules.get(value.__module__)
         own = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)

@@ -67,9 +67,9 @@ class CountedPlaces(UnnoticedMode):
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, with numbers on the device; see `UnnoticedMode`."""
         if func is torch.tensor:
-            made = self._tensor(*args, **kwargs)
-            if made is not None:
-                return made
+            tensor = self._tensor(*args, **kwargs)
+            if tensor is not None:
+                return tensor
         elif func is Tensor.__setitem__:
             place = _place_of(args[0], args[1])
             if place is not None and self._put(place, args[0], args[2]):
@@ -105,8 +105,8 @@ class CountedPlaces(UnnoticedMode):
             return None
         if torch.empty(0, device=device).device != self._numbers.device:
             return None
-        made = torch.stack([self.on_device(node) for node in nodes if node is not None])
-        return made.reshape(_shape(data)).to(dtype or torch.int64)
+        stacked = torch.stack([self.on_device(node) for node in nodes if node is not None])
+        return stacked.reshape(_shape(data)).to(dtype or torch.int64)
 
     def _put(self, place: _Place, x: Tensor, value: Any) -> bool:
         """Do ``x[index] = value`` by a number of the device; return False if it cannot."""

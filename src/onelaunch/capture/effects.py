@@ -55,14 +55,14 @@ def recurrent_state(
 ) -> list[Slot]:
     """Return the slots of recurrent state. The slot holds a new tensor now, or a new container of
     tensors. The callable read or returned the old tensors, or moved them to another slot."""
-    known = {whole_of(slot).id for slot in hidden}
+    hidden_ids = {whole_of(slot).id for slot in hidden}
     passed = [*results, *(t for change in changes for t in flatten(change.after).tensors)]
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
     used |= observer.memory.external.keys()
     slots: list[Slot] = []
     written = {id(change.slot.holder) for change in changes}
     for slot, before, after in changes:
-        old = [] if slot.id in known or before is MISSING else flatten(before).tensors
+        old = [] if slot.id in hidden_ids or before is MISSING else flatten(before).tensors
         if not all(lies_on(t, device) for t in old) or used.isdisjoint(map(driver.storage, old)):
             continue
         if isinstance(before, Tensor):
@@ -137,8 +137,8 @@ def counted_numbers(
     changed = {change.slot.id: change for change in changes}
     # The call made this object to replace another. Its slots are new with it, and no replay makes
     # the object, so nothing is stored into it.
-    made = {c.slot.id for c in changes if c.before is MISSING and is_replaced(c.slot, changed)}
-    places = {c.slot.id: c.slot for c in changes if c.slot.id not in made}
+    added = {c.slot.id for c in changes if c.before is MISSING and is_replaced(c.slot, changed)}
+    places = {c.slot.id: c.slot for c in changes if c.slot.id not in added}
     places |= {slot.id: slot for slot in stores}
     stored = {key for key, use in before.used.items() if use is Use.NONE}
     places |= {key: before.slots[key][0] for key in stored if key in before.slots}
@@ -179,10 +179,10 @@ def _is_copied(value: object) -> bool:
     return of_numpy and cast(Any, value).base is None and not cast(Any, value).dtype.hasobject
 
 
-def _lasts(tree: Tree, known: Collection[int]) -> bool:
+def _lasts(tree: Tree, before: Collection[int]) -> bool:
     """Return whether each replay can store the constants of a tree: the call made none of them."""
     values = [constant.value for _, constant in constants(tree) if not constant.is_plain]
-    return all(id(value) in known or is_fixed(value, known) for value in values)
+    return all(id(value) in before or is_fixed(value, before) for value in values)
 
 
 def growing_containers(
@@ -308,7 +308,7 @@ def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> N
     if not any("__dict__" in code.co_names for code in codes):
         return
     for owner, dicts in zip(before.owners, before.dicts, strict=True):
-        if dicts and not any(attributes_of(owner) is known for known in dicts):
+        if dicts and not any(attributes_of(owner) is kept for kept in dicts):
             what = f"the callable replaces the `__dict__` of {describe_type(owner)}"
             where = changed_at(codes, "__dict__", False)
             fix = "set the attributes, `vars(o).update(...)`"

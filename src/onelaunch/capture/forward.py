@@ -244,7 +244,7 @@ class Forward:
             watched = [i in part.inputs for i in pair.watched.inputs]
             watched += [id(t) in own for t in pair.watched.tensors]
             watched += [number in part.plain for number in pair.watched.plain]
-            places = [place for place, wanted in enumerate(watched) if wanted]
+            places = [place for place, is_watched in enumerate(watched) if is_watched]
             pair.components.append(
                 Component(
                     results=group,

@@ -124,7 +124,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         if inputs.travels[index] != Travel.NODE or index not in alone:
             raise CannotPadInside
         inputs.travels[index] = Travel.PAD
-    made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
+    own: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
     for group in inputs.groups:
         first, start = group.members[0], group.region.start
         example = inputs.tensors[first]
@@ -132,19 +132,19 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             group.buffer = buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
-            statics[first] = made.setdefault(id(example), static)
+            statics[first] = own.setdefault(id(example), static)
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
         given = [inputs.tensors[member] for member in group.members]
         base = _common_base(driver, given, group.region)
         for t in (*base, *given):
-            if id(t) not in made and base and t is not base[0]:
-                whole, shift = made[id(base[0])], t.storage_offset() - base[0].storage_offset()
-                made[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
-            elif id(t) not in made:
-                made[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
+            if id(t) not in own and base and t is not base[0]:
+                whole, shift = own[id(base[0])], t.storage_offset() - base[0].storage_offset()
+                own[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
+            elif id(t) not in own:
+                own[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
         for member, t in zip(group.members, given, strict=True):
-            statics[member] = made[id(t)]
+            statics[member] = own[id(t)]
         if inputs.travel(group) == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
@@ -317,11 +317,11 @@ class Outputs:
 
 def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Memory:
     """Return the memory of a host tensor, whose values are the same in each call."""
-    made = observer.host.made_here(t)
+    is_own = observer.host.made_here(t)
     wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
-    if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
+    if wants_grad or not (is_own or id(t) in state) or not observer.host.fixes(t):
         raise error_here("OL104", f"a result, {spec}, is on the host and varies")
-    if made:
+    if is_own:
         return HostConstant(t.clone())
     return Held(t)
 

@@ -288,7 +288,7 @@ class NumberStandIns:
 
     def kept(self) -> list[Node]:
         """Return the insides of stand-ins that outlive the run: somebody keeps them."""
-        return [node for made in self._nodes if (node := made()) is not None]
+        return [node for ref in self._nodes if (node := ref()) is not None]
 
     def escaped(self) -> list[object]:
         """Return, after the run, the `names` of numbers that it used in ways that no recording
@@ -410,13 +410,13 @@ class NumberStandIns:
                 return value
             use = key, place, node.term
             place += 1
-            made = shared.get(use) or self._unmistakable(node)
-            shared[use] = made
+            exact = shared.get(use) or self._unmistakable(node)
+            shared[use] = exact
             chooses = not stepping and all(node is not other for other in wrapped)
             chooses &= func._schema.name not in _FILLS
             kind = None if floats else type(node.value)
-            self.uses.append(ScalarUse(node.term, made, number, kind, chooses))
-            return made
+            self.uses.append(ScalarUse(node.term, exact, number, kind, chooses))
+            return exact
 
         return mapped(args, scalar), mapped(kwargs, scalar)
 

@@ -102,7 +102,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
     replaced = {b.slot.id for b in run.job.replaced}
-    ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
+    ids = {at.id for slot in run.state_inputs for at in (slot, whole_of(slot))}
     inputs = ids - replaced
     followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
     if any(map(snapshot.walk.is_leaf_attribute, followed)) or optimizers_in(snapshot.walk):

@@ -91,7 +91,7 @@ class ScalarTrace:
         that keep their values and are not passed. `kinds`: the type that each number must have;
         None: any type of numbers."""
         source = _Source()
-        made, operand = source.computed, source.operand
+        computed, operand = source.computed, source.operand
         leaves = {at: term[1] for at, term in enumerate(self._terms) if term[0] is _leaf}
         given = ", ".join(f"t{at}" for at, leaf in leaves.items() if leaf not in constant)
         lines = [f"def computed({given}):", " try:"]
@@ -101,11 +101,11 @@ class ScalarTrace:
                 lines += [f"  if not {right}:", "   return None"]
         for at, term in enumerate(self._terms):
             if at not in leaves:
-                lines.append(f"  t{at} = {made(*term)}")
+                lines.append(f"  t{at} = {computed(*term)}")
             elif leaves[at] in constant:
                 lines.append(f"  t{at} = {operand(self.leaf_values[leaves[at]])}")
         for *compared, was in self._outcomes.values():
-            lines += [f"  if {'not ' if was else ''}{made(*compared)}:", "   return None"]
+            lines += [f"  if {'not ' if was else ''}{computed(*compared)}:", "   return None"]
         lines.append(f"  return ({''.join(f't{at}, ' for at in terms)})")
         lines += [" except (ArithmeticError, TypeError):", "  return None"]
         return source.function(lines)

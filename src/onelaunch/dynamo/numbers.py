@@ -252,13 +252,13 @@ def _wanting(graph: Graph, numbers: Mapping[Node, None], device: torch.device) -
 
 def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bool:
     """Return whether an operation takes a tensor for each of the numbers, to the same end."""
-    made = example(node)
+    result = example(node)
     used = [n for n in node.all_input_nodes if n in numbers]
     place = _FILLED.get(node.target)
     args: Any = node.args
     if node.target is operator.setitem:
-        made = example(args[0])
-    if not is_on(made, device):
+        result = example(args[0])
+    if not is_on(result, device):
         return False
     if place is not None:
         alone = len(args) > place and used == [args[place]]
@@ -277,9 +277,9 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
     target: Any = node.target
     outcome: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
     return (outcome.dtype, outcome.device, _text(outcome.shape)) == (
-        made.dtype,
-        made.device,
-        _text(made.shape),
+        result.dtype,
+        result.device,
+        _text(result.shape),
     )
 
 

@@ -205,9 +205,9 @@ class CompiledRegion:
                 return
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
-        made = self._graphed(statics)
+        run = self._graphed(statics)
         places = array("q", self._static).tobytes()
-        program = Program(places, statics, _taking(self._moving, self._floats), made)
+        program = Program(places, statics, _taking(self._moving, self._floats), run)
         self._programs = [*self._programs, program]
 
     def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
@@ -249,8 +249,8 @@ def region_of(
         and all(is_on(example(user), device) for user in node.users)
     ]
     floats = [i for i, node in enumerate(placeholders) if is_float(node)]
-    wanted = settings.graph.buckets
-    sizes = None if wanted is None else sized(graph, static, wanted)
+    buckets = settings.graph.buckets
+    sizes = None if buckets is None else sized(graph, static, buckets)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_in(node.meta.get("stack_trace") for node in graph.graph.nodes)
     with floats_elsewhere(graph):

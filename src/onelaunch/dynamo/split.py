@@ -205,9 +205,9 @@ class _Fake(torch.fx.Interpreter):
         forgotten its symbol."""
         reads = n.meta.get("unbacked_bindings")
         if n.op == "call_method" and n.target == "item" and not reads:
-            known = example(n)
-            if isinstance(known, torch.SymFloat):
-                return known
+            value = example(n)
+            if isinstance(value, torch.SymFloat):
+                return value
         if not reads:
             return super().run_node(n)
         with self.mode.shape_env.ignore_fresh_unbacked_symbols():
@@ -336,9 +336,9 @@ class _Checking(DispatchMode):
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
-        known = self._refusals.get(func)
-        if known is not None:
-            return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
+        refused = self._refusals.get(func)
+        if refused is not None:
+            return CaptureError(refused.code, f"{name}: {refused.what}", fix=refused.fix)
         row = refusal(operator_of(func), args, kwargs)
         if row is None:
             return None
@@ -346,9 +346,9 @@ class _Checking(DispatchMode):
         return CaptureError(row.code, what, fix=row.fix)
 
     def _of_host(
-        self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]
+        self, name: str, given: Sequence[Tensor], results: Sequence[Tensor]
     ) -> CaptureError | None:
-        if any(_is_on_host(t, self._device) for t in made):
+        if any(_is_on_host(t, self._device) for t in results):
             return CaptureError("OL103", f"{name} works on the host", fix=_FIX)
         if any(t.dim() and _is_on_host(t, self._device) for t in given):
             return CaptureError("OL104", f"{name} uses a tensor of the host", fix=_FIX)

@@ -172,8 +172,8 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
         while base is not None and base.kind == "attribute":
             path.insert(0, base.key)
             base = base.base
-        known = place.kind == "attribute" or key.kind == "constant"
-        if known and base is not None and loads.is_fixed(base) and base.key not in loads.free:
+        fixed = place.kind == "attribute" or key.kind == "constant"
+        if fixed and base is not None and loads.is_fixed(base) and base.key not in loads.free:
             stores.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
     return tuple(stores)
 

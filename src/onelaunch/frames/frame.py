@@ -121,9 +121,9 @@ class RanFrame(Values):
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
-        known = len(reads.noted)
+        count = len(reads.noted)
         reads.noted.add((self._code, id(self._globals)))
-        if len(reads.noted) > known:
+        if len(reads.noted) > count:
             raise_uses(reads.of_globals(self._globals), loads.globals)
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)
@@ -249,8 +249,8 @@ class RanFrame(Values):
     def _note_entries(
         self, namespace: dict[str, Any], names: Iterable[object], use: Use = Use.READ
     ) -> None:
-        known = [name for name in list(names) if type(name) is str]
-        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(known, use))
+        words = [name for name in list(names) if type(name) is str]
+        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(words, use))
 
     def _note_setattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
         """Note a store to an attribute by name; all attributes count as read if it is not known."""

@@ -81,8 +81,8 @@ class _Reader(OperandStack):
         self._summary.inside = frozenset(self._assigned_inside)
         self._summary.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
         counted = Counter(self._counters.values())
-        for number, known in self._counters.items():
-            if counted[known] != self._stores[known]:  # something else is stored there, too
+        for number, counter in self._counters.items():
+            if counted[counter] != self._stores[counter]:  # something else is stored there, too
                 self._loads[number] = Load(self._loads[number].place)
         for number in self._unescaped.values():
             place = self._loads[number].place
@@ -91,33 +91,33 @@ class _Reader(OperandStack):
         return summed_up(self._summary, self._loads)
 
     def _is_assigned_once(self, name: str) -> bool:
-        (first, *others), found = self._assigned_at[name], self._summary
-        again = others or any(to <= first < source for source, to in found.backward)
-        return not (again or name in found.cleared or name in self._assigned_inside)
+        (first, *others), summary = self._assigned_at[name], self._summary
+        again = others or any(to <= first < source for source, to in summary.backward)
+        return not (again or name in summary.cleared or name in self._assigned_inside)
 
     def _note(self, place: Symbol, index: int) -> None:
         items = place.kind == "item"
         may_grow = self._stores_items if items else place.key in self._stored
-        use, known = Use.READ, without_offset(place)
-        self._loaded.add(known)
-        if known in self._always_stored:
+        use, bare = Use.READ, without_offset(place)
+        self._loaded.add(bare)
+        if bare in self._always_stored:
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
         elif may_grow and _only_counts(self._steps, index, place.key, items):
             use = Use.GROWS  # if it is this place that is stored
-            self._counters[len(self._loads)] = known
+            self._counters[len(self._loads)] = bare
         self._loads.append(Load(place, use))
         if use is Use.READ:
             self._unescaped[id(place)] = len(self._loads) - 1
 
     def _store(self, place: Symbol, step: dis.Instruction) -> None:
         self._loads.append(Load(place, stores=True))
-        known = without_offset(place)
-        self._stores[known] += 1
+        bare = without_offset(place)
+        self._stores[bare] += 1
         if step.offset >= self._branch_end:
-            if known not in self._loaded:
-                self._always_stored.add(known)
+            if bare not in self._loaded:
+                self._always_stored.add(bare)
             if not self._returned:
                 self._summary.sure.append((step.offset, place))
 
@@ -313,11 +313,11 @@ class _Reader(OperandStack):
     def _called(self, front: list[Symbol], arguments: Iterable[Symbol], index: int) -> None:
         # The callable, and NULL or the object whose method it is.
         first, second = front
-        known = [s for s in front if s.kind != "unknown"]
-        if len(known) == 2:
+        told = [s for s in front if s.kind != "unknown"]
+        if len(told) == 2:
             function, arguments = first, (second, *arguments)
         else:
-            function = known[0] if known else UNKNOWN
+            function = told[0] if told else UNKNOWN
         arguments = tuple(arguments)
         if function.kind == "global" and function.key == "super" and len(arguments) != 1:
             # Attributes of `super()` are attributes of the object. 3.12 has an instruction for it.

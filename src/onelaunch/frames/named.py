@@ -71,12 +71,12 @@ class FixedVariable(KnownUses):
         functions: list[tuple[object, Calls]] = []
         for callee, calls in self.methods:
             for function in peek(value, callee.key):
-                known = type(function) is types.FunctionType
-                if known and function in self._inert:
+                of_python = type(function) is types.FunctionType
+                if of_python and function in self._inert:
                     continue
                 if not reads_nothing(function, calls):
                     functions.append((function, calls))
-                elif known:
+                elif of_python:
                     self._inert.add(function)
         return functions
 

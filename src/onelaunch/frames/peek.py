@@ -318,14 +318,14 @@ _get_attribute: Any = object.__getattribute__
 def items(value: Any, keys: Iterable[object]) -> Iterable[object]:
     """Return the items of a builtin container under keys; all items where no key is known."""
     kind = type(value)  # `isinstance` would ask the value for its class
-    known: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
-    if not known or not issubclass(kind, _KEYED):
+    plain: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
+    if not plain or not issubclass(kind, _KEYED):
         return elements(value)
     if issubclass(kind, (dict, types.MappingProxyType)):
-        return [value[key] for key in known if key in value]
+        return [value[key] for key in plain if key in value]
     of = tuple if issubclass(kind, tuple) else list
     count = of.__len__(value)
-    places = [key for key in known if isinstance(key, int) and -count <= key < count]
+    places = [key for key in plain if isinstance(key, int) and -count <= key < count]
     return [of.__getitem__(value, key) for key in places]
 
 

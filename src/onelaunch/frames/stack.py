@@ -225,9 +225,9 @@ class Loads:
 
     def _changes(self, container: Symbol) -> bool:
         """Return whether a variable holds a container that the code made, and may change."""
-        made = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
+        assigned = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
         return any(
-            s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in made
+            s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in assigned
         )
 
     def place(self, symbol: Symbol) -> Symbol:
@@ -258,8 +258,8 @@ def summed_up(summary: Loads, loads: Iterable[Load]) -> Loads:
     def of_unique(symbol: Symbol) -> Unique:
         base = None if symbol.base is None else unique(symbol.base)
         parts = tuple(map(unique, symbol.parts))
-        made = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
-        return uniques.get(made) or uniques.setdefault(made, Unique(*made))
+        bare = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
+        return uniques.get(bare) or uniques.setdefault(bare, Unique(*bare))
 
     for load in loads:
         place = of_unique(load.place._replace(offset=-1))  # whose id may be another's later

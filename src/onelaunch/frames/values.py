@@ -73,9 +73,9 @@ class Values:
         """Return the values that a symbol may have had. Runs no user code."""
         if symbol is None:
             return []
-        known = self._looked_up.get(symbol)
-        if known is not None:
-            return known
+        earlier = self._looked_up.get(symbol)
+        if earlier is not None:
+            return earlier
         kind = symbol.kind
         if kind == "variable":
             values = self._variable(symbol.key)
@@ -270,9 +270,9 @@ class Values:
 
     def _is_made_by_c(self, call: Symbol) -> bool:
         """Return whether a call makes an instance of a C class that may read any attribute."""
-        made = [v for v in self._values(call.base) if isinstance(v, type) and is_called_by_c(v)]
+        classes = [v for v in self._values(call.base) if isinstance(v, type) and is_called_by_c(v)]
         named = all(map(self._loads.tells, call.parts))
-        return any(v is not operator.attrgetter or not named for v in made)
+        return any(v is not operator.attrgetter or not named for v in classes)
 
     def _names(self, name: Symbol) -> tuple[list[str], bool]:
         """Return the known values of a symbol for a name, and whether there are no others."""

@@ -66,7 +66,7 @@ class FrameWatch:
         device: the device of the run: a backward for an accelerator works in a thread of its own.
         step_aside: called before an operator that takes functions runs, to end the modes that watch
             the run: Dynamo never compiles a function that it met under a mode (pytorch#190286).
-        known: frames that were read before, as `Reads.ended`, and are not read again.
+        ended: frames that were read before, as `Reads.ended`, and are not read again.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class FrameWatch:
         reads: Reads,
         device: torch.device = _CPU,
         step_aside: Callable[[], object] | None = None,
-        known: frozenset[tuple[types.CodeType, int]] = frozenset(),
+        ended: frozenset[tuple[types.CodeType, int]] = frozenset(),
     ) -> None:
         self.reads = reads
         self._past: dict[types.CodeType, set[int]] = {}
         """code -> the ends of frames that are not read again."""
-        for code, end in known:
+        for code, end in ended:
             self._past.setdefault(code, set()).add(end)
         self._step_aside = step_aside
         self._device = device

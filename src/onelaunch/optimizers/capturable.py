@@ -336,9 +336,9 @@ def capturable(optimizer: Stepper) -> Stepper:
         what = f"expected an optimizer, got {describe_type(optimizer)}"
         raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
-    known = is_of_torch(optimizer) or kind in _NEVER
+    listed = is_of_torch(optimizer) or kind in _NEVER
     for group in optimizer.param_groups:  # first all of them: an error leaves it as it was
-        refused = _why_not(kind, group) if known else None
+        refused = _why_not(kind, group) if listed else None
         if refused is not None and _option(kind, group) is None:
             raise CaptureError("OL120", refused[0], fix=refused[1])
     for group in optimizer.param_groups:

@@ -155,10 +155,10 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
         source.line(f"{name} = {_empty(source, group.stop - group.start)}", depth)
     else:
         spec = base[1].spec
-        made = source.name("allocate", driver.allocator(spec))
+        allocate = source.name("allocate", driver.allocator(spec))
         sizes = f"{source.name('size', spec.shape)}, {source.name('stride', spec.stride)}"
         sizes = _sizes(base[1]) if base[1].follows else sizes
-        source.line(f"{name} = {made}({sizes})", depth)
+        source.line(f"{name} = {allocate}({sizes})", depth)
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
@@ -337,12 +337,12 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             count = -(-(offset % size + spec.extent_bytes) // size)
             base = _as_dtype(base.as_strided((count,), (1,), start), spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
-        made = base.as_strided(spec.shape, spec.stride, start)
+        viewed = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
-            made = torch._conj(made)
+            viewed = torch._conj(viewed)
         if spec.neg:
-            made = torch._neg_view(made)
-        return made if is_view else made.detach()
+            viewed = torch._neg_view(viewed)
+        return viewed if is_view else viewed.detach()
 
     return view
 

@@ -137,18 +137,18 @@ class CompilesLater(Graphed[P, R]):
         with driver.exclusive():
             self._take_over(entry, spec)
 
-    def _take_over(self, made: Entry, spec: CallSpec) -> None:
+    def _take_over(self, new: Entry, spec: CallSpec) -> None:
         """Put a compiled recording in the place of eager's."""
         table = self._compiled._table
-        if made not in table.entries:  # `reset` meanwhile
+        if new not in table.entries:  # `reset` meanwhile
             return
         with table.lock:
-            table.keep(entry for entry in table.entries if entry is not made)
+            table.keep(entry for entry in table.entries if entry is not new)
         earlier = [entry for entry in self._table.entries if entry.spec == spec]
-        made.signature = earlier[0].signature if earlier else self._signatures.state(spec)
-        made.member.forget = weakref.WeakMethod(self._table.evicted)
-        self._table.counts.captured(made.captured.facts.seconds)
-        self._table.add(made)
+        new.signature = earlier[0].signature if earlier else self._signatures.state(spec)
+        new.member.forget = weakref.WeakMethod(self._table.evicted)
+        self._table.counts.captured(new.captured.facts.seconds)
+        self._table.add(new)
         for entry in earlier:
             self._table.drop(entry)
 

@@ -224,8 +224,8 @@ class Recorder:
         if not present:
             return False
         spec = spec_of(call)
-        known = self._signatures.states.get(spec)
-        refused = known is not None and (known.refusal.code or known.refusal.error)
+        state = self._signatures.states.get(spec)
+        refused = state is not None and (state.refusal.code or state.refusal.error)
         if refused or any(e.spec == spec for e in present):
             return False
         entries, spent, objects = take_over(call, present, spec, displaced, self._name)
@@ -238,10 +238,10 @@ class Recorder:
         with self._table.lock:
             self._table.keep(entries.get(id(e), e) for e in self._table.entries)
             recorded = {id(e.signature) for e in self._table.entries}
-            for key, known in list(self._signatures.states.items()):
-                unrecorded = id(known) not in recorded
+            for key, state in list(self._signatures.states.items()):
+                unrecorded = id(state) not in recorded
                 of_old = any(id(value) in old for value in requests_in(key.tree))
-                if known is signature or (unrecorded and of_old):
+                if state is signature or (unrecorded and of_old):
                     del self._signatures.states[key]
             self._signatures.states[spec] = signature
             # What is read of the new objects is not known before a run over them.

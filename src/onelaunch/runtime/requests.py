@@ -317,13 +317,13 @@ def _transferred_writes(
     """Return the writes of the same recording. A view of a tensor becomes one of its counterpart:
     the recording keeps as many references to the memory. `homes`: the storage of a tensor, from
     before the exchange -> the tensor's counterpart."""
-    made: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for t in writes.tensors:
         new = parts.of(t)
         home = homes.get(storage(t)) if new is t else None
-        made[id(t)] = new if home is None else home.detach()
-    bumped = [made[id(t)] for t in writes.bumped]
-    return replace(writes, tensors=list(made.values()), bumped=bumped)
+        tensors[id(t)] = new if home is None else home.detach()
+    bumped = [tensors[id(t)] for t in writes.bumped]
+    return replace(writes, tensors=list(tensors.values()), bumped=bumped)
 
 
 def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:

@@ -207,7 +207,7 @@ class Replacements:
 
     def expected(self) -> tuple[ReplacedSlot, ...]:
         """Return the slots whose contents the next recording takes as inputs."""
-        return tuple(found for found, count, _ in self._seen.values() if count >= _OFTEN)
+        return tuple(slot for slot, count, _ in self._seen.values() if count >= _OFTEN)
 
     def note_recorded(
         self, expected: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]

@@ -41,5 +41,5 @@ def _completed(sizes: Sequence[int], times: Mapping[int, float]) -> list[float]:
     """Return the time of each size. A size without one gets the nearest other's, in proportion."""
     if not times:
         return [float(size) for size in sizes]
-    near = [min(times, key=lambda known: abs(known - size)) for size in sizes]
-    return [times[known] * size / known for known, size in zip(near, sizes, strict=True)]
+    near = [min(times, key=lambda timed: abs(timed - size)) for size in sizes]
+    return [times[timed] * size / timed for timed, size in zip(near, sizes, strict=True)]

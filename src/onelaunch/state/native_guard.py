@@ -71,10 +71,10 @@ def _dicts_report_changes(guard: Any) -> bool:
         o: Any = _Object()
         o.a = value = object()
         watched = vars(o)
-        made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
-        works = made.check() is True
+        guarded = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
+        works = guarded.check() is True
         exec(change, {"o": o})
-        return works and made.check() is not True
+        return works and guarded.check() is not True
 
     return all(seen(change) for change in _CHANGES for _ in range(_WARM))
 

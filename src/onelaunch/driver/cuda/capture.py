@@ -139,8 +139,8 @@ class CudaRecorder:
         stream = bindings._cuda_getCurrentRawStream(self.index)
         copies = [copy for _, copy in self._waiting]
         if len(copies) > 1:
-            made = bundles(copies, self.index, stream)
-            for (port, _), bundle in zip(self._waiting, made, strict=True):
+            placed = bundles(copies, self.index, stream)
+            for (port, _), bundle in zip(self._waiting, placed, strict=True):
                 port.bundle = bundle
         else:
             for port, copy in self._waiting:

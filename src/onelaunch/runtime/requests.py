@@ -194,9 +194,8 @@ def take_over(
         with ExitStack() as held:
             for e in group:
                 held.enter_context(e.lock)
-            call.driver.synchronize(
-                call.device
-            )  # launches on other streams may still use this memory
+            # Launches on other streams may still use this memory.
+            call.driver.synchronize(call.device)
             exchange(places)
         taken: dict[int, Entry] = {}
         for old, captured in made:

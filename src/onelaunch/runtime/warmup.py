@@ -231,10 +231,7 @@ class Warmup:
         return accesses is not None and accesses.holds_for(attempt.reached.walk())
 
     def rehearse(
-        self,
-        attempt: Attempt,
-        refuse: Refuse,
-        then: Callable[[Any], object] = lambda result: None,
+        self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object] = lambda result: None
     ) -> list[Change]:
         """Warm up without a call, and restore everything. Return the changes of the run.
 

@@ -11,10 +11,7 @@ _EQUAL = 1e-9  # a difference of two times per row that comes of rounding
 
 
 def best(
-    sizes: Sequence[int],
-    waiting: Iterable[int],
-    may_wait: bool,
-    times: Mapping[int, float],
+    sizes: Sequence[int], waiting: Iterable[int], may_wait: bool, times: Mapping[int, float]
 ) -> int:
     """Return the number of requests to run now, from the first; 0 to wait for more. `sizes`: of the
     recordings, ascending. `waiting`: the rows of each request, in their order. `may_wait`: False if

@@ -58,9 +58,7 @@ Queue = deque[tuple[str, object, Slot | None]]
 
 @no_collection()
 def walk(
-    roots: Iterable[tuple[str, object]],
-    reads: Reads | None = None,
-    known: Reads | None = None,
+    roots: Iterable[tuple[str, object]], reads: Reads | None = None, known: Reads | None = None
 ) -> StateWalk:
     """Find the slots that a callable touches. Costs a few microseconds for each object visited.
 
@@ -279,9 +277,7 @@ def _add_slot(
         use = _READ  # the last item of a list is another when it has grown
     if use is _ITEMS:
         walked.by_key.add(id(content))
-    elif (
-        use is _READ and walked.by_key and id(content) in walked.by_key
-    ):  # through another slot too
+    elif use is _READ and walked.by_key and id(content) in walked.by_key:  # by another slot too
         walked.by_key.discard(id(content))
         items = [walked.slots.get((id(content), item)) for item in cast(dict[Any, Any], content)]
         for item, _ in filter(None, items):

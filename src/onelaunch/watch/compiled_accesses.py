@@ -236,9 +236,7 @@ class CompiledAccesses:
 
     @staticmethod
     def of(
-        observer: Observer,
-        places: Iterable[tuple[object, Tensor]],
-        began: dict[object, object],
+        observer: Observer, places: Iterable[tuple[object, Tensor]], began: dict[object, object]
     ) -> CompiledAccesses:
         """Return the accesses of a watched run, with the places before it."""
         by_storage: dict[int, list[object]] = {}

@@ -211,7 +211,7 @@ def parts(
     assert contestant.built is not None
     fast: Any = contestant.built.call
     captured = fast.__graphed__._table.entries[0].captured
-    spec = captured.outputs.made[0].spec
+    spec = captured.outputs.tensors[0].spec
     tensors = torch._C._dynamo.guards.TensorGuards(
         *args, dynamic_dims_sizes=None, dynamic_dims_strides=None
     )

@@ -83,7 +83,9 @@ FAULTS = (
         "if kept or (has_strides(t) and by_address(slot, t)):",
         "if has_strides(t) and by_address(slot, t):",
     ),
-    _without("gradients", "state/dependencies.py", "guarded += _gradients(before, found, guarded)"),
+    _without(
+        "gradients", "state/dependencies.py", "guarded += _gradients(before, changes, guarded)"
+    ),
     _without("orders of dicts", "state/dependencies.py", "guarded += orders(before, now)"),
     _without(
         "recordings whose parameters moved",
@@ -173,14 +175,14 @@ FAULTS = (
     Fault(
         "operators",
         "watch/admission.py",
-        "            if found is not None:",
+        "            if refused is not None:",
         "            if False:",
     ),
     Fault("host tensors", "watch/admission.py", "if uses and (varying or t.dim()):", "if False:"),
     Fault(
         "tensors that are kept",
         "capture/checks.py",
-        "if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):",
+        "if id(t) not in covered and lies_on(t, device) and observer.memory.is_own(t):",
         "if False:",
     ),
     Fault(
@@ -192,8 +194,8 @@ FAULTS = (
     Fault(
         "draws from Python's generators",
         "driver/seeding.py",
-        "found = next(self._moved_by(reads), None)",
-        "found = None",
+        "moved = next(self._moved_by(reads), None)",
+        "moved = None",
     ),
     Fault(
         "forwards that wait for their backward",

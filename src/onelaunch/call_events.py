@@ -126,9 +126,9 @@ def hook(
         methods: called with ``"c_call"`` for methods in C of instances of `owners`.
         gate: nothing is called while it is empty.
     """
-    made: Any = _hook_class()
+    kind: Any = _hook_class()
     types = set[type]() if leaves is None else leaves
-    return made(frames, {} if codes is None else codes, types, methods, owners, gate)
+    return kind(frames, {} if codes is None else codes, types, methods, owners, gate)
 
 
 def is_profiled() -> bool:
@@ -145,14 +145,14 @@ def set_profile(profile: Any) -> None:
 
 
 @contextmanager
-def profiling(made: Hook) -> Generator[None]:
+def profiling(watcher: Hook) -> Generator[None]:
     """Have a hook be the profiling function of this thread meanwhile."""
     before = sys.getprofile()
-    made.begin()
+    watcher.begin()
     try:
         yield
     finally:
-        if sys.getprofile() is made:  # not where an interrupt has this end long after the run
+        if sys.getprofile() is watcher:  # not where an interrupt has this end long after the run
             set_profile(before)
 
 

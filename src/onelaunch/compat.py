@@ -84,15 +84,15 @@ def make_graphed_callables(
     args = args[: len(chosen)]  # torch ignores the rest, too
     _check(chosen, args, kwargs)
     shared = _pool(pool)
-    chain = Chain(shared.apart)
+    chain = Chain(shared.separate)
     options = Options(warmup=max(1, num_warmup_iters))
-    made = [_graphed(fn, options, shared) for fn in chosen]
-    modules = [(fn, g) for fn, g in zip(chosen, made, strict=True) if isinstance(fn, nn.Module)]
+    every = [_graphed(fn, options, shared) for fn in chosen]
+    modules = [(fn, g) for fn, g in zip(chosen, every, strict=True) if isinstance(fn, nn.Module)]
     before = [(fn, vars(fn).get("forward")) for fn, _ in modules]
     try:
         for fn, graphed in modules:  # before any capture: recordings rely on the attributes
             fn.forward = graphed
-        for fn, graphed, arguments, named in zip(chosen, made, args, kwargs, strict=True):
+        for fn, graphed, arguments, named in zip(chosen, every, args, kwargs, strict=True):
             parameters = fn.parameters() if isinstance(fn, nn.Module) else ()
             given = (*flatten((arguments, named or {})).tensors, *parameters)
             wanting = unique([t for t in given if t.requires_grad])
@@ -102,7 +102,7 @@ def make_graphed_callables(
             graphed._recorder.capture_ahead(
                 graphed, tuple(arguments), named or {}, chain=chain, then=then
             )
-        for graphed in reversed(made):
+        for graphed in reversed(every):
             newest = graphed._table.entries[:1]  # another thread may have reset it
             if newest and newest[0].captured.pair is not None:
                 capture_backward(newest[0].captured.pair)
@@ -114,7 +114,7 @@ def make_graphed_callables(
         raise
     results = [
         fn if isinstance(fn, nn.Module) else graphed
-        for fn, graphed in zip(chosen, made, strict=True)
+        for fn, graphed in zip(chosen, every, strict=True)
     ]
     return tuple(results) if several else results[0]
 
@@ -166,8 +166,8 @@ def _rehearse_backward(result: Any, wanting: Sequence[Tensor], allow_unused_inpu
     # A new thread of the engine has no CUDA context before its first kernel. Torch warns if that is
     # a product of matrices (pytorch#120131).
     last = [t * 1 for t in outputs]
-    found = gradients(last, inputs, seeds) if inputs else ()
-    empty = {id(t) for t, g in zip(inputs, found, strict=True) if g is None}
+    grads = gradients(last, inputs, seeds) if inputs else ()
+    empty = {id(t) for t, g in zip(inputs, grads, strict=True) if g is None}
     unused = sum(id(t) in empty for t in wanting)
     if unused and not allow_unused_input:
         what = f"{unused} of {len(wanting)} tensors that require grad are not used"

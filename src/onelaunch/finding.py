@@ -69,8 +69,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
-        found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        return {k: v for k, v in found.items() if v or k not in ("calls", "library", "causes")}
+        fields = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {k: v for k, v in fields.items() if v or k not in ("calls", "library", "causes")}
 
 
 def of_refusal(code: str, what: str, where: str | None, fix: str) -> Finding | None:

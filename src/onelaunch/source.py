@@ -82,8 +82,8 @@ class CodePoint(NamedTuple):
 
     def place(self) -> Place:
         lines = self.code.co_lines()
-        found = (n for start, stop, n in lines if n and start <= self.instruction < stop)
-        line = next(found, self.code.co_firstlineno)
+        numbers = (n for start, stop, n in lines if n and start <= self.instruction < stop)
+        line = next(numbers, self.code.co_firstlineno)
         return Place.of(self.code.co_filename, line, self.globals)
 
 
@@ -126,12 +126,12 @@ def changed_at(codes: Iterable[CodeType], name: object, item: bool = False) -> P
     """Find the user's first line that changes an attribute or a variable of this name, in code that
     ran. A computation of the next value precedes an assignment of a constant. `item`: True for an
     item of a container, whose key is `name`."""
-    found, most = None, 0
+    best, most = None, 0
     for place, steps in _lines(codes):
         rank = _change(steps, name, item)
         if rank > most:
-            found, most = place, rank
-    return found
+            best, most = place, rank
+    return best
 
 
 def loaded_at(codes: Iterable[CodeType], name: object, item: bool = False) -> Place | None:
@@ -249,15 +249,15 @@ def live() -> Iterator[FrameType]:
 
 def is_users(filename: str) -> bool:
     """Return whether a file belongs neither to torch, nor onelaunch, nor the standard library."""
-    found = _users.get(filename)
-    if found is not None:
-        return found
+    users = _users.get(filename)
+    if users is not None:
+        return users
     if filename.startswith("<"):  # generated code, unless a notebook or doctest holds its source
         return not filename.startswith(_FX_FILE) and bool(linecache.getline(filename, 1))
     inside = os.path.abspath(filename).startswith((TORCH, *_inductors()))
     inside |= filename.startswith(PACKAGE) or is_standard(os.path.abspath(filename))
-    found = _users[filename] = not inside
-    return found
+    users = _users[filename] = not inside
+    return users
 
 
 def is_standard(file: str) -> bool:

@@ -80,9 +80,9 @@ class DispatchMode(TorchDispatchMode):
             if len(self.old_dispatch_mode_flags) == 1:
                 _entered.discard(self)
             if _entered or _C._len_torch_dispatch_stack() == 1:
-                for name, found in vars(self).items():
+                for name, value in vars(self).items():
                     if name.startswith("old_") and name.endswith("_flags"):
-                        found[-1] = bool(_entered)
+                        value[-1] = bool(_entered)
             super().__exit__(*raised)
         for mode in reversed(above):
             _C._push_on_torch_dispatch_stack(mode)

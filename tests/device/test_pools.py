@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.driver.select import select
-from onelaunch.runtime import pool as pool_module
+from onelaunch.runtime import patience
 
 from .drop_in import Rand, Runs, allocated, assert_same, in_threads, on_accelerators, on_cpu
 
@@ -67,7 +67,7 @@ def x(device: torch.device, rand: Rand) -> Tensor:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was evicted is captured again at once, however often."""
-    monkeypatch.setattr(pool_module, "_WORTH_LAUNCHES", 0)
+    monkeypatch.setattr(patience, "_COST", 0)
 
 
 # Sharing.
@@ -351,7 +351,7 @@ def test_a_recording_waits_for_room_that_a_forward_takes_up(
     device: torch.device, rand: Rand, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs eagerly till then, without a warning, and not for good."""
-    monkeypatch.setattr(pool_module, "_WORTH_LAUNCHES", 3)
+    monkeypatch.setattr(patience, "_COST", 3)
     weight = torch.ones_like(x, requires_grad=True)
     ample = ol.Pool()
     for outer in (ample, None):

@@ -58,7 +58,7 @@ class Failing:
 
 
 PARTS = {
-    "codes": (watch.FrameWatch, "_known"),
+    "codes": (watch.FrameWatch, "_facts_of"),
     "calls": (watch.FrameWatch, "_called"),
     "returns": (watch.FrameWatch, "_returned"),
     "loads": (watch.RanFrame, "note"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onelaunch as ol
 from onelaunch.driver.cuda import CudaDriver
-from onelaunch.runtime import pool as pool_module
+from onelaunch.runtime import patience
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
@@ -109,7 +109,7 @@ def test_what_a_recording_needs_is_foreseen(rows: int) -> None:
 
 def test_evictions_under_queued_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is freed and captured over while the GPU still works on launches that use it."""
-    monkeypatch.setattr(pool_module, "_WORTH_LAUNCHES", 0)
+    monkeypatch.setattr(patience, "_COST", 0)
     weight = torch.randint(-2, 3, (1024, 1024), device=DEVICE).float()
     x = torch.randint(-2, 3, (1024, 1024), device=DEVICE).float()
     expected = [x @ weight * k for k in range(6)]

@@ -23,7 +23,7 @@ class Places(CountedPlaces):
     """The mode, on a device that has the numbers by their values."""
 
     def on_device(self, node: Node) -> Tensor:
-        return self._made.setdefault(node.term, torch.tensor(node.value))
+        return self._filled.setdefault(node.term, torch.tensor(node.value))
 
 
 def counted() -> tuple[NumberStandIns, Any]:

@@ -108,7 +108,7 @@ def test_a_patch_sets_the_kernels_that_hold_its_numbers(monkeypatch: pytest.Monk
     monkeypatch.setattr(nodes, "kind", lambda node: "MEMCPY" if node == 4 else "KERNEL")
     monkeypatch.setattr(nodes.KernelNode, "read", lambda node: kernels.get(node))
     patch = CudaScalarPatch((10, 11), threading.Lock(), [0.011, 0.033, 0.022])
-    assert patch.found == {0, 2}
+    assert patch.held == {0, 2}
     patch.write([1.0, 2.0, 4.0])
     patch.write([8.0, 2.0, 16.0])
     assert one.set == [
@@ -138,7 +138,7 @@ def test_a_doubt_is_cleared_up_by_another_number_at_the_place(
     with pytest.raises(AmbiguousMatch) as second:
         patch(0.0111)
     assert first.value.places == second.value.places == {(1, 1, 0, 0)}
-    assert patch(0.011, first.value.places).found == {0}
+    assert patch(0.011, first.value.places).held == {0}
 
 
 def test_what_a_number_becomes() -> None:

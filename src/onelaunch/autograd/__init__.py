@@ -11,7 +11,7 @@ proxies.py     ProxyLeaves: leaves in place of the callable's tensors, where a c
 graph_walk.py  walks over autograd graphs: saved tensors, freed graphs, views, refused nodes
 components.py  results whose graphs have no node in common: a node for each
 accumulate.py  gradients that a backward adds to `.grad` directly
-wanted.py      `torch.autograd.grad` and ``backward(inputs=...)`` of such leaves, and late hooks
+named_leaves.py  `torch.autograd.grad` and ``backward(inputs=...)`` of such leaves, and late hooks
 order.py       leaves with hooks in the order in which eager's backward reaches them
 chain.py       callables that run one after another, in shared memory; spare streams
 """

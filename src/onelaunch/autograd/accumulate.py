@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from onelaunch.autograd.engine import accumulate
-from onelaunch.autograd.wanted import (
+from onelaunch.autograd.named_leaves import (
     backward_id,
     edge_to,
     lead_to,
+    named_leaves,
     refuse_hooks_run,
-    wanted_now,
     wants,
     will_run,
 )
@@ -59,7 +59,7 @@ class Anchors:
             self._by_stream[stream] = torch.zeros((), device=self._device, requires_grad=True)
         return self._by_stream[stream]
 
-    def made(self) -> Sequence[Tensor]:
+    def all(self) -> Sequence[Tensor]:
         return list(self._by_stream.values())
 
 
@@ -73,9 +73,9 @@ def wanted_gradients(node: Any, direct: Sequence[Tensor]) -> list[bool]:
     """Return whether the engine wants each gradient: of a node's inputs, then of its `direct`
     leaves. The first input of a node with such leaves is an anchor."""
     edges = [following for following, _ in node.next_functions]
-    wanted = wanted_now() if direct else None
-    if wanted is not None:
-        rest = [leaf in wanted for leaf in direct]
+    asked = named_leaves() if direct else None
+    if asked is not None:
+        rest = [leaf in asked for leaf in direct]
     else:
         rest = [_is_backward(node)] * len(direct) if direct else []
     return [e is not None and wants(e) for e in edges[1 if direct else 0 :]] + rest
@@ -85,16 +85,16 @@ def give_directly(
     node: Any, anchors: Anchors, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> None:
     """Give leaves their gradients, as far as this backward wants them."""
-    wanted = wanted_now()
-    if wanted is None:
+    asked = named_leaves()
+    if asked is None:
         if _is_backward(node):
             _accumulate(leaves, gradients, anchors.hooked())
-    elif wanted.accumulates:
+    elif asked.accumulates:
         pairs = zip(leaves, gradients, strict=True)
-        kept = [g if leaf in wanted else None for leaf, g in pairs]
+        kept = [g if leaf in asked else None for leaf, g in pairs]
         _accumulate(leaves, kept, anchors.hooked())
     else:
-        wanted.add(leaves, gradients)
+        asked.add(leaves, gradients)
 
 
 def _accumulate(leaves: Sequence[Any], gradients: Sequence[Tensor | None], hooked: bool) -> None:

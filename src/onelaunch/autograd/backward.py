@@ -79,14 +79,14 @@ class StaticGraph:
         self.overwritten = Overwritten(self.outputs, self.driver.storage)
 
     def gradients(
-        self, grads: Gradients, wanted: Sequence[bool] | None = None
+        self, grads: Gradients, needed: Sequence[bool] | None = None
     ) -> list[Tensor | None]:
-        """Return the gradients of all inputs, or of the `wanted` ones, by eager's operations."""
+        """Return the gradients of all inputs, or of the `needed` ones, by eager's operations."""
         chosen = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
-        places = [i for i in range(len(self.inputs)) if wanted is None or wanted[i]]
-        found: list[Tensor | None] = [None] * len(self.inputs)
+        places = [i for i in range(len(self.inputs)) if needed is None or needed[i]]
+        by_input: list[Tensor | None] = [None] * len(self.inputs)
         if not places:
-            return found
+            return by_input
         # A checkpoint runs the forward once more, and asks again.
         with self.overwritten.counters_kept(), self.forward.asking.in_force():
             given = gradients(
@@ -96,11 +96,11 @@ class StaticGraph:
                 keep_graph=True,
             )
         for place, g in zip(places, given, strict=True):
-            found[place] = g
-        return found
+            by_input[place] = g
+        return by_input
 
     def edited(
-        self, changed: Collection[int], moved: Moved, grads: Gradients, wanted: Sequence[bool]
+        self, changed: Collection[int], moved: Moved, grads: Gradients, needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the gradients of the wanted inputs as eager gives them, after edits. Raises
         torch's `RuntimeError` if they depend on a tensor with its storage in `changed`. `moved`: of
@@ -113,7 +113,7 @@ class StaticGraph:
         try:
             for t in read:
                 torch.autograd.graph.increment_version(t)
-            return self.run(grads, moved, wanted)
+            return self.run(grads, moved, needed)
         finally:
             set_versions(before)
 
@@ -124,17 +124,17 @@ class StaticGraph:
         if self.forward.compiled:
             return self.run(grads, moved), None
         given = [*(g for g in grads if g is not None), *(t for _, t in moved)]
-        made = FirstBackward(self.driver, self.device, self.outputs, given, self.forward.reads)
-        with HostFactories(self.device), made.watching():
-            found = self.run(grads, moved, ledger=made.ledger)
-        made.finish()
-        return found, made
+        first_run = FirstBackward(self.driver, self.device, self.outputs, given, self.forward.reads)
+        with HostFactories(self.device), first_run.watching():
+            gradients = self.run(grads, moved, ledger=first_run.ledger)
+        first_run.finish()
+        return gradients, first_run
 
     def run(
         self,
         grads: Gradients,
         moved: Moved = (),
-        wanted: Sequence[bool] | None = None,
+        needed: Sequence[bool] | None = None,
         ledger: Ledger | None = None,
     ) -> list[Tensor | None]:
         """Return the gradients, in memory of their own, computed operation by operation."""
@@ -147,13 +147,13 @@ class StaticGraph:
             taken: set[int] = set()
             try:
                 with seeds, observer:
-                    found = self.gradients(grads, wanted)
+                    gradients = self.gradients(grads, needed)
                     if ledger is not None:
-                        ledger.handed_on(flatten(found).tensors)
+                        ledger.handed_on(flatten(gradients).tensors)
                     observer.ledger = None  # the copies are no part of the callable
                     made = [
                         None if g is None else own_memory(g, observer, self.driver, taken)
-                        for g in found
+                        for g in gradients
                     ]
                     return self.laid_out(made)
             finally:
@@ -162,14 +162,14 @@ class StaticGraph:
                 observer.release()
 
         with self.stream_lock, reading(moved):
-            found = self.driver.run_on_capture_stream(backward, self.device, self.stream)
+            gradients = self.driver.run_on_capture_stream(backward, self.device, self.stream)
         self.overwritten.note(written)
         for _, t in moved:
             if self._storage(t) in written:
                 torch.autograd.graph.increment_version(t)
-        given = {self._storage(g) for g in found}
+        given = {self._storage(g) for g in gradients}
         self.kept = [made for made in self.kept if self._storage(made()) not in given]
-        return found
+        return gradients
 
     def _storage(self, t: Tensor | None) -> int | None:
         if t is None or t.layout is not torch.strided or is_wrapped(t):
@@ -181,8 +181,8 @@ class StaticGraph:
         replaces these tensors in their slots."""
         values = [t for slot in self.forward.rebound for t in flatten(slot.read()).tensors]
         values += [t for made in self.kept if (t := made()) is not None]
-        found = {self._storage(t) for t in values if lies_on(t, self.device)}
-        return found - set(map(self._storage, self.preexisting))
+        storages = {self._storage(t) for t in values if lies_on(t, self.device)}
+        return storages - set(map(self._storage, self.preexisting))
 
     def laid_out(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients, those of direct leaves in the layout of `.grad`."""
@@ -256,17 +256,17 @@ class Backward:
             launch = annotated(launch, f"onelaunch replay: {self.title}")
         if self._kept is not None:
             launch(sources, ())
-            found = [None if g is None else g.detach() for g in self._kept]
+            gradients = [None if g is None else g.detach() for g in self._kept]
         else:
             made = [None if make is None else make() for make in self._targets]
             launch(sources, [base for pair in made if pair for base in pair[:1]])
-            found = [None if pair is None else pair[1] for pair in made]
+            gradients = [None if pair is None else pair[1] for pair in made]
         for t in self.written:
             if not t.is_inference():
                 torch.autograd.graph.increment_version(t)
         for place, port in self._handed:
             hand_over(port, sources[place])
-        return found
+        return gradients
 
 
 @functools.cache
@@ -281,7 +281,7 @@ def own_memory(t: Tensor, observer: Observer, driver: Driver, taken: set[int]) -
     if t.layout is not torch.strided or is_wrapped(t):
         return t.clone()
     storage = driver.storage(t)
-    own = observer.memory.made(t) or _use_count(t.untyped_storage()._cdata) == _one_owner()
+    own = observer.memory.is_new(t) or _use_count(t.untyped_storage()._cdata) == _one_owner()
     if t.numel() and (not own or storage in taken):
         t = t.clone()
         storage = driver.storage(t)

@@ -18,7 +18,7 @@ from onelaunch.autograd.backward import (
     own_memory,
     reading,
 )
-from onelaunch.autograd.first_backward import BackwardComparison, FirstBackward
+from onelaunch.autograd.first_backward import BackwardComparison, FirstBackward, StateBefore
 from onelaunch.autograd.graph_walk import DENSE
 from onelaunch.call.spec import TensorSpec
 from onelaunch.call.tree import flatten
@@ -26,12 +26,10 @@ from onelaunch.driver.host_factories import HostFactories
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.driver.schedule import Parallel
-from onelaunch.driver.seeding import HostGenerators, watching_seeds
+from onelaunch.driver.seeding import watching_seeds
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection, out_of_reach
-from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import read_gradient
-from onelaunch.state.walk import StateWalk
 from onelaunch.unwinding import unwound
 from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
@@ -48,9 +46,8 @@ class _Capturing:
     caller_memory: Moved
     pool: DevicePool
     kept: bool
-    first_run: FirstBackward | None
+    before: StateBefore | None  # if a first run is known, with which this one is compared
     constants: DeviceConstants | None
-    before: StateWalk | None
     parallel: Parallel
     draws: bool  # True if a run drew from the device's default generator
     written: list[Tensor] = field(init=False)  # the effects of the last run; see `Backward`
@@ -65,31 +62,29 @@ class _Capturing:
         own = [*(t for t in statics if t is not None), *(t for _, t in there)]
         observer = Observer(driver, static.device, own, constants=self.constants)
         observer.lanes, observer.admission.may_draw = capture.lanes, self.draws
-        if self.first_run is not None:
+        if self.before is not None:
             pairs = zip(grads, statics, strict=True)
             given = [(g, t) for g, t in pairs if g is not None and t is not None]
             given += [
                 (t, port) for (_, t), (_, port) in zip(self.caller_memory, there, strict=True)
             ]
-            observer.ledger = self.first_run.compared(given, capture)
+            observer.ledger = self.before.first_run.compared(given, capture)
         seeds = watching_seeds(observer.note_seeding)
         taken: set[int] = set()
         reads, factories = observer.host_reads, HostFactories(static.device)
         with reading(there), unwound(), seeds, reads, factories, observer, out_of_reach():
-            found = observer.outcome(static.gradients, statics)
-            for g in found:
+            gradients = observer.outcome(static.gradients, statics)
+            for g in gradients:
                 if g is not None and g.layout is not torch.strided:
                     raise CaptureError("OL109", f"a gradient of layout {g.layout}", fix=DENSE)
             compared, observer.ledger = observer.ledger, None
             if compared is not None:
-                compared.handed_on(flatten(found).tensors)
-            made = static.laid_out(
-                [None if g is None else own_memory(g, observer, driver, taken) for g in found]
+                compared.handed_on(flatten(gradients).tensors)
+            results = static.laid_out(
+                [None if g is None else own_memory(g, observer, driver, taken) for g in gradients]
             )
         observer.ledger = compared
-        self.verdict = None
-        if self.first_run is not None and self.before is not None:
-            self.verdict = BackwardComparison(observer, self.first_run, self.before)
+        self.verdict = self.before and BackwardComparison(observer, self.before)
         _refuse_accumulated(observer, driver)
         _refuse_stored(observer, static)
         static.overwritten.note(observer.memory.written)
@@ -97,63 +92,52 @@ class _Capturing:
         self.handed = [(i, t) for i, t in enumerate(own) if driver.storage(t) in memory.written]
         counted = memory.version_bumped - static.overwritten.saved
         self.written = [
-            t for s, t in memory.written.items() if s in counted and not memory.known(t)
+            t for s, t in memory.written.items() if s in counted and not memory.is_own(t)
         ]
         if self.kept:
-            return made
-        for g in made:
+            return results
+        for g in results:
             if g is not None:
                 size = (driver.region(g).nbytes,)
                 capture.output(driver.alias(g, torch.uint8, size, (1,), 0))
-        return [None if g is None else g.detach() for g in made]
+        return [None if g is None else g.detach() for g in results]
 
     def recorded(self, rewind: Rewind) -> tuple[Graph, list[Tensor | None]]:
         """Return the graph and its gradients, once an attempt needs no other."""
-        driver, stream = self.static.driver, self.static.stream
-        rollback = None if self.before is None else Rollback(self.before)
-        generators = None
-        if self.first_run is not None and self.before is not None:
-            generators = self.first_run.generators(self.before)
+        driver, before = self.static.driver, self.before
         while True:
             if self.constants is not None:
                 self.constants.make()
             try:
-                graph, made = driver.capture(
+                graph, gradients = driver.capture(
                     self.body,
                     self.pool,
-                    stream=stream,
+                    stream=self.static.stream,
                     bundled=True,
                     rewind=rewind,
                     parallel=self.parallel,
                     draws=self.draws,
                 )
-                self._settle(graph, generators)
+                try:
+                    if before is not None:
+                        before.refuse_effects()
+                except CaptureError:
+                    graph.reset()
+                    raise
             except CaptureError as error:
-                if rollback is not None:
-                    rollback.restore()
+                if before is not None:
+                    before.restore()
                 if isinstance(error, DrawsAfterAll) and not self.draws:
                     self.draws = True
-                elif self.first_run is None or not (self.constants and self.constants.misses()):
+                elif before is None or not (self.constants and self.constants.misses()):
                     raise
                 let_go(error)
                 continue
-            verdict = self.verdict
-            if rollback is not None and verdict is not None and verdict.difference is not None:
-                rollback.restore()  # it serves no call: eager runs
+            if before and self.verdict and self.verdict.difference is not None:
+                before.restore()  # it serves no call: eager runs
             if rewind.done:
-                return graph, made
+                return graph, gradients
             graph.reset()
-
-    def _settle(self, graph: Graph, generators: HostGenerators | None) -> None:
-        """Free the recording and raise, if its run changed a number that it read, or drew."""
-        if self.first_run is None or self.before is None or generators is None:
-            return
-        try:
-            self.first_run.refuse_drawn(generators)
-            self.first_run.refuse_moved(self.before)
-        except CaptureError:
-            graph.reset()
-            raise
 
 
 def capture_backward(
@@ -185,20 +169,19 @@ def capture_backward(
         # Compiled code brings the host values of its forward, or none.
         run = static.forward if first_run is None else first_run.ledger
         constants = DeviceConstants(static.device, run.copied_to_device)
-    before = None if first_run is None else first_run.state()
     draws = first_run is not None and static.device.type in first_run.ledger.drawn
     parallel = static.forward.parallel
     capturing = _Capturing(
-        *(static, grads, moved, pool, kept, first_run, constants, before),
+        *(static, grads, moved, pool, kept, first_run and StateBefore(first_run), constants),
         parallel="ahead" if ahead and parallel else parallel,
         draws=draws,
     )
     rewind = driver.rewind(static.device, after=static.rewind)
     with static.stream_lock, no_collection():
-        graph, made = capturing.recorded(rewind)
+        graph, gradients = capturing.recorded(rewind)
         written, handed, verdict = capturing.written, capturing.handed, capturing.verdict
         if in_place is not None and not rewind.used and not handed:
-            filled = [g for g in made if g is not None] if kept else []
+            filled = [g for g in gradients if g is not None] if kept else []
             inputs = InPlace(in_place.inputs)
             with contextlib.suppress(CaptureError):  # it works with copies
                 graph = driver.rebind(
@@ -211,8 +194,8 @@ def capture_backward(
             verdict,
             handed,
             _constants=[] if constants is None else list(constants.used.values()),
-            _kept=made if kept else None,
-            _targets=[] if kept else [None if g is None else _maker(driver, g) for g in made],
+            _kept=gradients if kept else None,
+            _targets=[] if kept else [None if g is None else _maker(driver, g) for g in gradients],
         )
 
 
@@ -230,9 +213,9 @@ def _refuse_accumulated(observer: Observer, driver: Driver) -> None:
     memory = observer.memory
     for t in [t for ts in memory.external.values() for t in ts if t.requires_grad and t.is_leaf]:
         g = read_gradient(t)
-        if g is not None and (memory.made(g) or driver.storage(g) in memory.written):
+        if g is not None and (memory.is_new(g) or driver.storage(g) in memory.written):
             given.append(t)
-            if memory.made(g):  # it had no gradient before
+            if memory.is_new(g):  # it had no gradient before
                 t.grad = None
     if given:
         what = f"a backward inside gives a leaf of shape {list(given[0].shape)} its gradient"
@@ -257,8 +240,8 @@ def _maker(driver: Driver, g: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         allocate = driver.allocator(spec)
 
         def whole() -> tuple[Tensor, Tensor]:
-            made = allocate(spec.shape, spec.stride)
-            return made, made
+            memory = allocate(spec.shape, spec.stride)
+            return memory, memory
 
         return whole
     nbytes, device = driver.region(g).nbytes, g.device

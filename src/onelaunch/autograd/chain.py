@@ -73,9 +73,9 @@ class Link:
                     if not unreleased[-1][1].available():
                         return None
                     unreleased.pop()
-                found = backward.run(grads)
+                gradients = backward.run(grads)
                 unreleased.append((place, backward))
-                return found
+                return gradients
 
         return in_order
 

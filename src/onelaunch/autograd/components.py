@@ -49,19 +49,19 @@ class ComponentNode:
     def of(
         self,
         whole: InFlightForward,
-        made: Sequence[Tensor],
+        tensors: Sequence[Tensor],
         inputs: Sequence[Tensor],
         watched: Sequence[Tensor],
     ) -> tuple[
         tuple[ComponentNode, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]
     ]:
         """Return the node's state and its inputs, out of the whole recording's."""
-        results = tuple([made[place] for place in self.results])
+        results = tuple([tensors[place] for place in self.results])
         watched_here = tuple([watched[place] for place in self._component.watched])
-        wanted = [inputs[place] for place in self._component.inputs]
+        own = [inputs[place] for place in self._component.inputs]
         in_flight = InFlightForward(whole)
         in_flight.places = [whole.places[i] for i in self._places]
-        return (self, in_flight, results, watched_here), wanted
+        return (self, in_flight, results, watched_here), own
 
     @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
@@ -80,7 +80,7 @@ class ComponentNode:
         changed: Sequence[int],
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
-        wanted: Sequence[bool],
+        needed: Sequence[bool],
         again: bool,
     ) -> list[Tensor | None]:
         """Return the gradients of wanted inputs and direct leaves as eager gives them after edits.
@@ -89,8 +89,8 @@ class ComponentNode:
         its saved tensors."""
         inputs, of, whole = self._component.inputs, self._component.watched, self._whole
         width = len(whole.arguments) + len(whole.parameters)
-        asked = [False] * width + list(wanted[len(inputs) :])
-        for place, want in zip(inputs, wanted, strict=False):
+        asked = [False] * width + list(needed[len(inputs) :])
+        for place, want in zip(inputs, needed, strict=False):
             asked[place] = want
         places, elsewhere = [of[p] for p in changed], [(of[p], t) for p, t in moved]
         return self._own(whole.edited(places, elsewhere, self._padded(grads), asked, again))
@@ -101,6 +101,6 @@ class ComponentNode:
             padded[place] = g
         return padded
 
-    def _own(self, found: list[Tensor | None]) -> list[Tensor | None]:
-        first = len(found) - len(self.direct)
-        return [found[place] for place in self._component.inputs] + found[first:]
+    def _own(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        first = len(gradients) - len(self.direct)
+        return [gradients[place] for place in self._component.inputs] + gradients[first:]

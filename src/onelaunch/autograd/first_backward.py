@@ -29,6 +29,7 @@ from onelaunch.state.dependencies import dependencies, laid_out
 from onelaunch.state.guard import StateGuard
 from onelaunch.state.host_values import slots_of
 from onelaunch.state.iterators import advanced, iterators_of
+from onelaunch.state.rollback import Rollback
 from onelaunch.state.slots import Slot
 from onelaunch.state.walk import StateWalk, changes, walk
 from onelaunch.watch.difference import RunDifference
@@ -40,7 +41,7 @@ _MOST_CHARACTERS = 200  # the most characters of a message's first line
 
 class FirstBackward:
     """The operations and the reads of a backward. `outputs`: the results of the forward, with its
-    graph. `known`: the reads of the forward."""
+    graph. `reads`: the reads of the forward."""
 
     def __init__(
         self,
@@ -48,14 +49,14 @@ class FirstBackward:
         device: torch.device,
         outputs: Sequence[Tensor],
         grads: Sequence[Tensor],
-        known: Reads | None,
+        reads: Reads | None,
     ) -> None:
-        self.driver, self.device, self._known = driver, device, known
+        self.driver, self.device, self._forward_reads = driver, device, reads
         saved = CapturedGraph(outputs).saved() if device.type == "cpu" else None
         self._numbers = [(t, t) for t in saved or () if not t.dim()]
         """Numbers that the forward computed. On a CPU only this list tells them from the host's."""
         given = [*((g, g) for g in grads), *self._numbers]
-        self.ledger = Ledger(driver, device, given, walk((), known))
+        self.ledger = Ledger(driver, device, given, walk((), reads))
         self._watch = None if is_profiled() else FrameWatch(Reads(), device)
         self._advanced: CaptureError | None = None
         self._roots: list[tuple[str, object]] = []
@@ -72,7 +73,7 @@ class FirstBackward:
             yield
         if iterators:
             read = {slot.id for slot, *_ in iterators_of(self.state())}
-            iterators = [found for found in iterators if found[0].id in read]
+            iterators = [entry for entry in iterators if entry[0].id in read]
             self._advanced = advanced(iterators, self._codes)
 
     def state(self) -> StateWalk:
@@ -89,20 +90,17 @@ class FirstBackward:
     def _codes(self) -> Collection[CodeType]:
         return () if self._watch is None else self._watch.reads.codes
 
-    def generators(self, before: StateWalk) -> HostGenerators:
-        """Return the generators to watch. Refuse (OL117) a run that advanced an iterator."""
+    def refuse_advanced(self) -> None:
+        """Refuse (OL117) a run that advanced an iterator."""
         if self._advanced is not None:
             raise self._advanced
-        return HostGenerators((slot.name, value) for slot, value in before.slots.values())
 
-    def refuse_drawn(self, generators: HostGenerators) -> None:
-        """Refuse (OL117) a backward that draws from Python's or NumPy's generators."""
+    def refuse_effects(self, before: StateWalk, generators: HostGenerators) -> None:
+        """Refuse a backward that draws from Python's or NumPy's generators (OL117), changes state
+        or stores a tensor (OL118): no replay does."""
         reads = None if self._watch is None else self._watch.seen
         fn = self._roots[0][1] if self._roots else None
         generators.refuse_drawn(fn, reads, lambda _: ())
-
-    def refuse_moved(self, before: StateWalk) -> None:
-        """Refuse (OL118) a backward that changes state, or stores a tensor: no replay does."""
         if before.is_current() and Use.NONE not in before.used.values():
             return
         after = self.state()
@@ -125,9 +123,24 @@ class FirstBackward:
 
     def compared(self, grads: Sequence[tuple[Tensor, Tensor]], capture: Capture) -> Ledger:
         """Return a ledger for a capture, to compare it with the run."""
-        state = walk((), self._known)
+        state = walk((), self._forward_reads)
         given = [*grads, *self._numbers]
         return Ledger(self.driver, self.device, given, state, earlier=self.ledger, capture=capture)
+
+
+class StateBefore:
+    """The state before the capture of a backward, to be put back. Refuses (OL117) a first run that
+    advanced an iterator."""
+
+    def __init__(self, first_run: FirstBackward) -> None:
+        first_run.refuse_advanced()
+        self.first_run, self.walk = first_run, first_run.state()
+        self.restore = Rollback(self.walk).restore
+        slots = self.walk.slots.values()
+        self._generators = HostGenerators((slot.name, value) for slot, value in slots)
+
+    def refuse_effects(self) -> None:
+        self.first_run.refuse_effects(self.walk, self._generators)
 
 
 class BackwardComparison:
@@ -135,8 +148,9 @@ class BackwardComparison:
     state it read is unchanged. `changed`: the name of state that it read and that the run before
     found otherwise, or None."""
 
-    def __init__(self, observer: Observer, first_run: FirstBackward, before: StateWalk) -> None:
+    def __init__(self, observer: Observer, state: StateBefore) -> None:
         assert observer.ledger is not None
+        first_run, before = state.first_run, state.walk
         driver, device = first_run.driver, first_run.device
         observer.ledger.finish()
         self.difference: RunDifference | None = observer.ledger.difference

@@ -85,7 +85,7 @@ class CapturedGraph:
         Tensors packed by hooks are left out: unpacking may run a part of the forward, and eager
         does not check them for changes. Overwritten tensors are left out too: a backward that reads
         them raises in any case."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         for node in self.nodes:
             if not isinstance(node, BackwardCFunction) and "CppNode" in node.name():
                 return None
@@ -93,8 +93,8 @@ class CapturedGraph:
                 packed = _is_packed(node, name)
                 self.packs |= packed
                 if not packed:
-                    found += [t for t in self._read(node, name) if isinstance(t, Tensor)]
-        return found
+                    tensors += [t for t in self._read(node, name) if isinstance(t, Tensor)]
+        return tensors
 
     def refuse_unfit(self) -> None:
         """Refuse sparse embeddings and reentrant checkpoints. Gradients of the first have no
@@ -120,10 +120,10 @@ class CapturedGraph:
             for following, _ in node.next_functions:
                 if following in parent:
                     parent[root(following)] = root(node)
-        found: dict[Node, list[int]] = {}
+        members: dict[Node, list[int]] = {}
         for place, t in enumerate(outputs):
-            found.setdefault(place if t.grad_fn is None else root(t.grad_fn), []).append(place)
-        return list(found.values())
+            members.setdefault(place if t.grad_fn is None else root(t.grad_fn), []).append(place)
+        return list(members.values())
 
     def _read(self, node: Node, name: str) -> Sequence[object]:
         try:
@@ -147,20 +147,20 @@ class CapturedGraph:
     def held(self) -> set[int]:
         """Return the ids of Python objects that belong to the graph. These are contexts of custom
         functions, and the arguments of checkpointed parts."""
-        found: set[int] = set()
+        ids: set[int] = set()
         for node in self.nodes:
             if isinstance(node, BackwardCFunction):
                 inside = vars(node)
-                found |= {id(node), id(inside), *(id(value) for value in inside.values())}
+                ids |= {id(node), id(inside), *(id(value) for value in inside.values())}
             for name in _saved_names(node):
                 for hook in _unpack_hooks(node, name):
-                    _add_held(hook, found)
-        return found
+                    _add_held(hook, ids)
+        return ids
 
 
-def _add_held(value: object, found: set[int]) -> None:
+def _add_held(value: object, held: set[int]) -> None:
     """Add the ids of objects that a checkpointed part's function and arguments hold."""
-    if id(value) in found:
+    if id(value) in held:
         return
     inside: Iterable[object] = ()
     if isinstance(value, dict):
@@ -180,9 +180,9 @@ def _add_held(value: object, found: set[int]) -> None:
         inside = (vars(value),)
     else:
         return
-    found.add(id(value))
+    held.add(id(value))
     for part in inside:
-        _add_held(part, found)
+        _add_held(part, held)
 
 
 _FRAMES = (checkpoint._CheckpointFrame, BackwardCFunction)

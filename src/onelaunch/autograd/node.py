@@ -130,27 +130,27 @@ class _Launched(torch.autograd.Function):
         launched: tuple[RecordedForward, InFlightForward, tuple[Tensor, ...], tuple[Tensor, ...]],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        pair, in_flight, made, watched = launched
+        pair, in_flight, results, watched = launched
         ctx.pair = pair
         ctx.in_flight = in_flight
         ctx.set_materialize_grads(False)
         # Results could not be kept on the context: they keep it.
         if pair.watched_results:
-            ctx.save_for_backward(*[made[i] for i in pair.watched_results])
+            ctx.save_for_backward(*[results[i] for i in pair.watched_results])
         # By hand, at a quarter of the cost of a saved tensor.
         in_flight.watched, in_flight.inputs = watched, inputs
         in_flight.versions = [t._version for t in watched]
-        return made
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         pair: RecordedForward = ctx.pair
-        found = _gradients(ctx, grads)
+        gradients = _gradients(ctx, grads)
         if not pair.direct:
-            return (None, *found)
-        first = len(found) - len(pair.direct)
-        give_directly(ctx, pair.anchors, pair.direct, found[first:])
-        return (None, None, *found[:first])
+            return (None, *gradients)
+        first = len(gradients) - len(pair.direct)
+        give_directly(ctx, pair.anchors, pair.direct, gradients[first:])
+        return (None, None, *gradients[:first])
 
 
 # `Function.apply` without its check for functorch, under which no call is launched: 3 us less.
@@ -172,19 +172,19 @@ def _gradients(ctx: Any, grads: Gradients) -> Sequence[Tensor | None]:
         and [watched[i].data_ptr() for i in pair.saved.inputs] == in_flight.places
         and pair.saved.unmoved()
     ):
-        found = pair.backward(grads, [watched[i] for i in pair.uncopied])
+        gradients = pair.backward(grads, [watched[i] for i in pair.uncopied])
     else:
-        found = _edited(ctx, grads)
+        gradients = _edited(ctx, grads)
     for place, static in pair.overwritten:  # what it wrote to the recording's copies
         there = [*in_flight.watched, *(ctx.saved_tensors if pair.watched_results else ())]
         hand_over(static, there[place])
     in_flight.overwritten = bool(pair.static.overwritten.saved)
     if torch.is_grad_enabled():
         by = [*in_flight.inputs, *(g for g in grads if g is not None)]
-        found = _once(found, by, pair.static.forward.where)
+        gradients = _once(gradients, by, pair.static.forward.where)
     if pair.saves and not _keep_graph():
         in_flight.release()
-    return found
+    return gradients
 
 
 def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
@@ -199,8 +199,8 @@ def _edited(ctx: Any, grads: Gradients) -> list[Tensor | None]:
     elsewhere.update(set(changed) & pair.saved.inputs.keys(), pair.uncopied)
     moved = [(i, in_flight.watched[i]) for i in sorted(elsewhere)]
     try:
-        wanted = wanted_gradients(ctx, pair.direct)
-        return pair.edited(changed, moved, grads, wanted, in_flight.overwritten)
+        needed = wanted_gradients(ctx, pair.direct)
+        return pair.edited(changed, moved, grads, needed, in_flight.overwritten)
     except RuntimeError as error:
         if MODIFIED not in str(error) or not changed:
             raise
@@ -218,10 +218,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, found: Sequence[Tensor | None], where: str | None, *_: Tensor
+        ctx: Any, gradients: Sequence[Tensor | None], where: str | None, *_: Tensor
     ) -> Any:
         ctx.where = where
-        return tuple(found)
+        return tuple(gradients)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -229,12 +229,12 @@ class _Once(torch.autograd.Function):
 
 
 def _once(
-    found: list[Tensor | None], by: Sequence[Tensor], where: str | None
+    gradients: list[Tensor | None], by: Sequence[Tensor], where: str | None
 ) -> Sequence[Tensor | None]:
-    if any(g is not None and is_wrapped(g) for g in found):
+    if any(g is not None and is_wrapped(g) for g in gradients):
         what = "a graph of the backward of a recording, for a batch of gradients"
         raise _not_twice(what, where)
-    return _Once.apply([None if g is None else g.detach() for g in found], where, *by)
+    return _Once.apply([None if g is None else g.detach() for g in gradients], where, *by)
 
 
 def _not_twice(what: str, where: str | None) -> GraphError:

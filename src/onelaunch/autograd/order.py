@@ -35,17 +35,17 @@ class InOrder:
 
     def of(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the inputs of the node. If a leaf has hooks, all leaves are behind views."""
-        found = [*arguments, *self._parameters]
+        leaves = [*arguments, *self._parameters]
         if not (self._hooked() or any(map(has_hooks, arguments))):
-            return found
+            return leaves
         if self._order is None:
-            places = {id(t): place for place, t in enumerate(self._ends[: len(found)])}
+            places = {id(t): place for place, t in enumerate(self._ends[: len(leaves)])}
             order = (places.get(id(t)) for t in leaves_in_order(self._outputs))
             self._order = [place for place in order if place is not None]
         for place in reversed(self._order):
-            if is_leaf(found[place]):
-                found[place] = found[place].view_as(found[place])
-        return found
+            if is_leaf(leaves[place]):
+                leaves[place] = leaves[place].view_as(leaves[place])
+        return leaves
 
 
 def leaves_in_order(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -56,17 +56,17 @@ def leaves_in_order(outputs: Sequence[Tensor]) -> list[Tensor]:
     for node in roots:
         if not waits[node]:
             heappush(ready, _Ready(node._sequence_nr(), node))
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
     while ready:
         node = heappop(ready).node
         if isinstance(node, AccumulateGrad):
-            found.append(node.variable)
+            leaves.append(node.variable)
         for following, _ in node.next_functions:
             if following is not None:
                 waits[following] -= 1
                 if not waits[following]:
                     heappush(ready, _Ready(following._sequence_nr(), following))
-    return found
+    return leaves
 
 
 def _edges_to(roots: Sequence[Node]) -> dict[Node, int]:

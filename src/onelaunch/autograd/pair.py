@@ -122,8 +122,8 @@ class AutogradPair:
 
     @property
     def overwritten(self) -> Sequence[tuple[int, Tensor]]:
-        found = self.static.overwritten
-        return [(place, found.statics[place]) for place in found.places]
+        written = self.static.overwritten
+        return [(place, written.statics[place]) for place in written.places]
 
     @property
     def in_flight(self) -> bool:
@@ -136,7 +136,7 @@ class AutogradPair:
     def attach(
         self,
         in_flight: InFlightForward,
-        made: tuple[Tensor, ...],
+        tensors: tuple[Tensor, ...],
         inputs: Sequence[Tensor],
         watched: tuple[Tensor, ...],
         forwards: list[InFlightForward],
@@ -148,13 +148,13 @@ class AutogradPair:
         anchor = (self.anchors.of_this_stream(),) if self.direct else ()
         if not nodes:
             forwards.append(in_flight)
-            return launched((self, in_flight, made, watched), *anchor, *leaves)
-        results = list(made)
+            return launched((self, in_flight, tensors, watched), *anchor, *leaves)
+        results = list(tensors)
         for component in nodes:
-            node, wanted = component.of(in_flight, made, leaves, watched)
+            node, inside = component.of(in_flight, tensors, leaves, watched)
             forwards.append(node[1])
-            found = launched(node, *anchor, *wanted)
-            for place, t in zip(component.results, found, strict=True):
+            own = launched(node, *anchor, *inside)
+            for place, t in zip(component.results, own, strict=True):
                 results[place] = t
         return tuple(results)
 
@@ -167,8 +167,8 @@ class AutogradPair:
         of a watched input that a backward can read there -> tensors saved over it. `inputs`:
         indices of the forward's inputs that its launches do not copy."""
         self._in_place = in_place
-        found = {at: over for at, over in readable.items() if self.watched.inputs[at] in inputs}
-        self.uncopied = found
+        reached = ((at, over) for at, over in readable.items() if self.watched.inputs[at] in inputs)
+        self.uncopied = dict(reached)
 
     def _there(self, at: int, t: Tensor) -> Moved:
         """Return pairs of the saved tensors over a watched input, and the caller's memory."""
@@ -193,18 +193,18 @@ class AutogradPair:
         if variant.launch is None and variant.warm:
             self._capture(variant, grads, moved, kept=True)
         if variant.launch is None and not variant.warm and not variant.refused:
-            found, variant.first_run = self.static.run_watched(grads, moved)
+            gradients, variant.first_run = self.static.run_watched(grads, moved)
             variant.warm = True
-            return found
-        found = self._launched(variant, grads, moved)
-        return self.static.run(grads, moved) if found is None else found
+            return gradients
+        gradients = self._launched(variant, grads, moved)
+        return self.static.run(grads, moved) if gradients is None else gradients
 
     def edited(
         self,
         changed: Sequence[int],
         moved: Sequence[tuple[int, Tensor]],
         grads: Gradients,
-        wanted: Sequence[bool],
+        needed: Sequence[bool],
         again: bool,
     ) -> list[Tensor | None]:
         storages = {self.watched.memory[i] for i in changed}
@@ -217,7 +217,7 @@ class AutogradPair:
                 alike.append((static, t))
             else:  # the layout differs: padded to a bucket, for example
                 storages.add(self.static.driver.storage(static))
-        return self.static.edited(storages, alike, grads, wanted)
+        return self.static.edited(storages, alike, grads, needed)
 
     def capture_ahead(self) -> None:
         """Capture the backward for gradients laid out as the results are. Like all backwards it is
@@ -263,9 +263,9 @@ class AutogradPair:
             return None
         inputs = [*grads, *(t for _, t in moved)] if moved else grads
         try:
-            found = variant.launch(inputs)
-            if found is not None:
-                return found
+            gradients = variant.launch(inputs)
+            if gradients is not None:
+                return gradients
             if variant.fresh_gradients is None:  # somebody keeps the gradients of an earlier launch
                 self._capture(variant, grads, moved, kept=False)
             return None if variant.fresh_gradients is None else variant.fresh_gradients.run(inputs)
@@ -356,8 +356,8 @@ class AutogradPair:
 
     def backwards(self) -> list[Backward]:
         variants = [variant for alike in self._variants.values() for variant in alike]
-        found = [b for v in variants for b in (v.static_gradients, v.fresh_gradients)]
-        return [backward for backward in found if backward is not None]
+        recordings = [b for v in variants for b in (v.static_gradients, v.fresh_gradients)]
+        return [backward for backward in recordings if backward is not None]
 
     def retire(self) -> None:
         """Free the backward recordings. A forward in flight runs its backward eagerly."""

@@ -207,9 +207,9 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
     if kind is slice:
         return slice(*children)
     if isinstance(keys, Names):
-        made = kind.__new__(kind)
-        vars(made).update(zip(keys, children, strict=False))
-        return made
+        instance = kind.__new__(kind)
+        vars(instance).update(zip(keys, children, strict=False))
+        return instance
     if has_context(keys):
         return keys[0].unflatten_fn(children[:-1], children[-1])
     if isinstance(keys, RecordKeys):
@@ -221,24 +221,24 @@ def made_of(kind: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
         return record
     if issubclass(kind, tuple):
         count, *names = keys
-        made = tuple.__new__(kind, children[:count])
+        instance = tuple.__new__(kind, children[:count])
         if names:
-            vars(made).update(zip(names, children[count:], strict=True))
-        return made
+            vars(instance).update(zip(names, children[count:], strict=True))
+        return instance
     if issubclass(kind, dict):
         items, attributes = keys if isinstance(keys, ItemKeys) else (keys, ())
         base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
-        made = base.__new__(kind)
+        instance = base.__new__(kind)
         for key, child in zip(items, children, strict=False):
-            base.__setitem__(made, key, child)  # not the override of its class
+            base.__setitem__(instance, key, child)  # not the override of its class
         if attributes:
-            vars(made).update(zip(attributes, children[len(items) :], strict=True))
-        return made
+            vars(instance).update(zip(attributes, children[len(items) :], strict=True))
+        return instance
     # The `__init__` of a dataclass may take other arguments, or have effects.
-    made = object.__new__(kind)
+    instance = object.__new__(kind)
     for name, child in zip(keys, children, strict=True):
-        object.__setattr__(made, name, child)
-    return made
+        object.__setattr__(instance, name, child)
+    return instance
 
 
 def composites_in(values: Iterable[object]) -> list[object]:
@@ -257,5 +257,5 @@ def composites_in(values: Iterable[object]) -> list[object]:
 
 def objects_in(values: Iterable[object]) -> list[object]:
     """Return the ordinary objects among values, and inside them; see `is_ordinary`."""
-    found = composites_in(values)
-    return [v for v in found if is_ordinary(type(v)) and hasattr(type(v), "__weakref__")]
+    composites = composites_in(values)
+    return [v for v in composites if is_ordinary(type(v)) and hasattr(type(v), "__weakref__")]

@@ -29,13 +29,13 @@ class Identities:
     """The numbers of the containers in the trees of one call."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
+        self._numbers: dict[int, tuple[object, int]] = {}  # kept alive: an id is not used again
         self._again: set[int] = set()
 
     def note(self, value: object) -> int:
         """Note a place of a container, and return the container's number."""
-        new = id(value) not in self._found
-        number = self._found.setdefault(id(value), (value, len(self._found)))[1]
+        new = id(value) not in self._numbers
+        number = self._numbers.setdefault(id(value), (value, len(self._numbers)))[1]
         if not new:
             self._again.add(number)
         return number
@@ -56,13 +56,13 @@ def argument_objects(tree: Tree, value: Any, steps: tuple[object, ...] = ()) -> 
     `value`: both, as the callable gets them. `steps`: the path to a part."""
     if isinstance(tree, Constant):
         return {id(value): Same(value, None)} if tree.by_identity and not is_code(value) else {}
-    found: dict[int, Same] = {}
+    objects: dict[int, Same] = {}
     if isinstance(tree, Container) and tree.kind is not slice:
         if len(steps) > 1:  # `args` and `kwargs` themselves are made at each call
-            found[id(value)] = Same(None, steps)  # its tensors are the capture's
+            objects[id(value)] = Same(None, steps)  # its tensors are the capture's
         for child, step in zip(tree.children, _child_steps(tree), strict=False):
-            found |= argument_objects(child, _at(value, step), (*steps, step))
-    return found
+            objects |= argument_objects(child, _at(value, step), (*steps, step))
+    return objects
 
 
 def _at(value: Any, step: Any) -> Any:
@@ -123,10 +123,10 @@ def _put(container: Any, step: Any, value: Any) -> None:
 def _put_back(container: Any, step: Any, value: Any, before: Any) -> None:
     """Put back `before`, unless `value` is gone by now."""
     try:
-        found = _at(container, step)
+        part = _at(container, step)
     except (LookupError, AttributeError):
         return
-    if found is value:
+    if part is value:
         _put(container, step, before)
 
 

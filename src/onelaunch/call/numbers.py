@@ -35,14 +35,14 @@ def with_numbers(tree: Tree, change: Callable[[int, Constant], Constant]) -> Tre
 
 def numbers_in(tree: Tree) -> list[Constant]:
     """Return the numbers of a call's tree, by position."""
-    found: list[Constant] = []
+    numbers: list[Constant] = []
 
     def note(position: int, constant: Constant) -> Constant:
-        found.append(constant)
+        numbers.append(constant)
         return constant
 
     with_numbers(tree, note)
-    return found
+    return numbers
 
 
 def any_number(tree: Tree, positions: Sequence[int]) -> Tree:

@@ -211,7 +211,7 @@ class Flat(NamedTuple):
     tree: Tree
     tensors: list[Tensor]
     paths: list[str]
-    apart: Sequence[object] = ()  # the objects that were taken apart
+    taken_apart: Sequence[object] = ()  # objects and containers in it, but no plain ones
 
 
 def flatten(
@@ -219,7 +219,7 @@ def flatten(
     root: str = "",
     *,
     objects: bool | Literal["made"] | Mapping[type, bool] = False,
-    known: Mapping[int, Same | Constant] = types.MappingProxyType({}),
+    whole: Mapping[int, Same | Constant] = types.MappingProxyType({}),
     number: Callable[[object], int] | None = None,
 ) -> Flat:
     """Flatten a value into a tree and its tensors.
@@ -232,15 +232,15 @@ def flatten(
         root: the beginning of paths.
         objects: True to flatten objects of ordinary Python classes that hold tensors (a Hugging
             Face `Cache`) into their attributes. ``"made"`` to flatten objects without tensors too;
-            `known` has the objects that the call did not make. Or class -> True to flatten its
+            `whole` has the objects that the call did not make. Or class -> True to flatten its
             instances, with the objects inside that hold tensors, False to keep its instances whole.
-        known: id -> object that is not flattened.
+        whole: id -> object that is not flattened.
         number: returns the number of a container, which is marked as `Shared` with it; see
             `Identities`.
     """
-    flattening = _Flattening(objects, known, number)
+    flattening = _Flattening(objects, whole, number)
     tree = flattening.tree_of(value, root)
-    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.taken_apart)
 
 
 def flatten_call(
@@ -252,24 +252,24 @@ def flatten_call(
     flattening = _Flattening(objects, types.MappingProxyType({}))
     children = flattening.tree_of(args, "args"), flattening.tree_of(kwargs, "kwargs")
     tree = Container(tuple, (2,), children)
-    return Flat(tree, flattening.tensors, flattening.paths, flattening.apart)
+    return Flat(tree, flattening.tensors, flattening.paths, flattening.taken_apart)
 
 
 class _Flattening:
     def __init__(
         self,
         objects: bool | Literal["made"] | Mapping[type, bool],
-        known: Mapping[int, Same | Constant],
+        whole: Mapping[int, Same | Constant],
         number: Callable[[object], int] | None = None,
     ) -> None:
         self._made = objects == "made"
         self._all = objects is True or self._made
         self._kinds: Mapping[type, bool] = objects if isinstance(objects, Mapping) else {}
-        self._known = known
+        self._whole = whole
         self._number = number
         self.tensors: list[Tensor] = []
         self.paths: list[str] = []
-        self.apart: list[object] = []
+        self.taken_apart: list[object] = []
 
     def tree_of(
         self,
@@ -301,16 +301,16 @@ class _Flattening:
         parts = None if whole else parts_of(value)
         asked = requested or self._all or within or kind is types.SimpleNamespace
         asked = parts is None and not whole and asked
-        apart = requested or self._made or (asked and _holds_tensors([value], above))
-        if asked and is_ordinary(kind) and apart:
+        takes = requested or self._made or (asked and _holds_tensors([value], above))
+        if asked and is_ordinary(kind) and takes:
             parts = Names(vars(value)), list(vars(value).values())
             within = () if self._all else (*within, id(value))
         if parts is None or id(value) in above:
             return Constant(value, in_context)
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._whole:
+            return self._whole[id(value)]
         if kind not in _PLAIN:
-            self.apart.append(value)
+            self.taken_apart.append(value)
         keys, children = parts
         inside = above | {id(value)}
         context = len(children) - 1 if has_context(keys) else None  # the last child
@@ -320,10 +320,10 @@ class _Flattening:
                 zip(children, steps_to(kind, keys, len(children)), strict=True)
             )
         )
-        made = Container(kind, keys, flat)
+        container = Container(kind, keys, flat)
         if self._number is None or kind is slice or value is _EMPTY:
-            return made
-        return Shared(self._number(value), made)
+            return container
+        return Shared(self._number(value), container)
 
 
 def _holds_tensors(children: list[object], above: frozenset[int]) -> bool:
@@ -358,10 +358,10 @@ def unflatten(
     if isinstance(tree, Above):
         return weakref.ref(within[-tree.up]) if tree.weak else within[-tree.up]
     if isinstance(tree.keys, Names):  # made before its attributes, which may refer to it
-        made = build(tree, [])
+        value = build(tree, [])
         for name, child in zip(tree.keys, tree.children, strict=True):
-            vars(made)[name] = unflatten(child, leaves, (*within, made), shared)
-        return made
+            vars(value)[name] = unflatten(child, leaves, (*within, value), shared)
+        return value
     return build(tree, [unflatten(child, leaves, within, shared) for child in tree.children])
 
 

@@ -75,7 +75,7 @@ _functorch: Any = cast(Any, torch._C)._functorch
 def _memory_attribute(kind: type) -> str | None:
     for module, name, attribute in _KINDS:
         # Nothing is an instance of a class whose module was not imported.
-        found: Any = getattr(sys.modules.get(module), name, None)
-        if found is not None and issubclass(kind, found):
+        owner: Any = getattr(sys.modules.get(module), name, None)
+        if owner is not None and issubclass(kind, owner):
             return attribute
     return None

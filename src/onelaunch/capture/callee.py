@@ -92,7 +92,7 @@ class Callee:
 
     def reached(self, flat: Flat) -> ReachableState:
         # The tensors of an argument that is taken apart come with each call: they are no state.
-        self.forget(value for value in flat.apart if self.reads and self.reads.of(value))
+        self.forget(value for value in flat.taken_apart if self.reads and self.reads.of(value))
         roots = self.roots(flat)
         return ReachableState(roots, self.reads, self._last if len(roots) == 1 else None)
 
@@ -113,9 +113,9 @@ class Callee:
 
     def forget(self, values: Iterable[object]) -> None:
         """Drop the noted reads of some objects."""
-        found = list(values)
-        if self.reads is not None and found:
-            self.reads.forget(found)
+        objects = list(values)
+        if self.reads is not None and objects:
+            self.reads.forget(objects)
             self._last = LastWalk()
 
     def with_read_watch(
@@ -158,8 +158,8 @@ class Callee:
         same = (
             before is not None and before.contents is left and _layouts(given) in self._seen_layouts
         )
-        known = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
-        return FrameWatch(reads, device, step_aside, known)
+        ended = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
+        return FrameWatch(reads, device, step_aside, ended)
 
     def state_after(self, flat: Flat, result: object, before: StateWalk | None) -> ReachableState:
         """Return the state that a warm-up has left. If it was watched, note that state, too.
@@ -195,15 +195,15 @@ class Callee:
         new = [v for v in composites_in([result]) if id(v) not in self._returned]
         entries = {id(v): entry for v in new if (entry := reads.of(v)) is not None}
         self.forget(new)
-        known = before and before.reads
-        if before and known and known is not reads and not reads.exceeds(known, before.ids()):
-            known.ended |= reads.ended
-            self.reads, self._last = known, last
-            reads = known
+        earlier = before and before.reads
+        if before and earlier and earlier is not reads and not reads.exceeds(earlier, before.ids()):
+            earlier.ended |= reads.ended
+            self.reads, self._last = earlier, last
+            reads = earlier
         reached.know(reads, self._last, None if new else walked)
-        found = entries.keys() & map(id, reached.walk().owners)
-        if found:
-            reads.owners.update((key, entries[key]) for key in found)
+        lasting = entries.keys() & map(id, reached.walk().owners)
+        if lasting:
+            reads.owners.update((key, entries[key]) for key in lasting)
             reached.forget()
         contents = reached.walk().contents
         if self._contents_after is None or self._contents_after() is not contents:
@@ -222,10 +222,10 @@ class Callee:
         return None if self._failed is None else of_failed_watch(self._failed)
 
     def read_more(
-        self, reached: ReachableState, before: StateWalk, found: Sequence[Change]
+        self, reached: ReachableState, before: StateWalk, changes: Sequence[Change]
     ) -> bool:
         """Return whether a capture read more than all runs before it."""
-        more = reads_more(reached.roots, self.reads, before, found)
+        more = reads_more(reached.roots, self.reads, before, changes)
         if not more and before.reads is not None:
             self.reads = before.reads  # so that guards of several recordings agree
         return more

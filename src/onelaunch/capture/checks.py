@@ -141,23 +141,23 @@ def refuse_gradients(
             raise CaptureError("OL115", what, where=where)
 
 
-def refuse_opaque(tree: Tree, known: Collection[int]) -> None:
+def refuse_opaque(tree: Tree, before: Collection[int]) -> None:
     """Refuse results other than tensors and plain values: they would be shared between calls. Code
-    and modules in `known`, ids of objects from before the call, are returned as they are."""
+    and modules in `before`, ids of objects from before the call, are returned as they are."""
     for path, constant in constants(tree):
         value = constant.value
         lasts = is_code(value) or isinstance(value, nn.Module)
-        if not (constant.is_plain or (lasts and (id(value) in known or is_fixed(value, known)))):
+        if not (constant.is_plain or (lasts and (id(value) in before or is_fixed(value, before)))):
             kind = type(value)
             what = f"`{path or 'result'}` is a {kind.__module__}.{kind.__qualname__}"
             raise CaptureError("OL108", what)
 
 
-def is_fixed(value: object, known: Collection[int]) -> bool:
+def is_fixed(value: object, before: Collection[int]) -> bool:
     """Return whether a value is code without values of the call, as a closure may have."""
     if isinstance(value, METHODS):
         of = object_of(value)
-        return of is None or is_plain(of) or id(of) in known or isinstance(of, type)
+        return of is None or is_plain(of) or id(of) in before or isinstance(of, type)
     if isinstance(value, types.FunctionType):
         module = sys.modules.get(value.__module__)
         own = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
@@ -183,7 +183,7 @@ def refuse_parts(
 def refuse_made_parameters(outputs: Outputs, results: Sequence[Tensor]) -> None:
     """Refuse parameters that the callable made: a replay returns and stores plain tensors. Hooks
     that move weights to the device in each call make such parameters."""
-    for output, t in zip(outputs.made, results, strict=True):
+    for output, t in zip(outputs.tensors, results, strict=True):
         if isinstance(t, nn.Parameter) and not isinstance(output.memory, Argument | Held):
             what = f"the callable makes a parameter, {output.spec}, and returns or stores it"
             raise CaptureError("OL108", what, fix=_MOVED)
@@ -246,7 +246,7 @@ def refuse_uncovered(
     """Refuse tensors of the recording in places that no replay renews."""
     covered = {id(t) for t in every}
     for slot, t in after.tensors():
-        if id(t) not in covered and lies_on(t, device) and observer.memory.known(t):
+        if id(t) not in covered and lies_on(t, device) and observer.memory.is_own(t):
             if before.slots.get(slot.id, (slot, None))[1] is t:
                 what = f"`{slot.name}` is given memory made in the call"
                 place = changed_at(codes, "data") or loaded_at(codes, "vector_to_parameters")
@@ -295,11 +295,11 @@ def mark_freed(
 ) -> None:
     """Mark results, and tensors in slots, whose backward has run inside. Raises `NeedsGrad`: a
     tensor still needs a backward, and is more than a view of the caller's memory."""
-    graded = any(output.spec.requires_grad for output in outputs.made)
+    graded = any(output.spec.requires_grad for output in outputs.tensors)
     ends = {node_of(t) for ts in held.values() for t in ts} if graded else set[object]()
     slots = [(t, slot) for slot, part in stored for t in part.tensors]
     for t, slot in [*((t, None) for t in results), *slots]:
-        output = outputs.made[outputs.numbers[id(t)]]
+        output = outputs.tensors[outputs.numbers[id(t)]]
         owned = isinstance(output.memory, Own)
         output.freed = owned and is_freed(t)
         if output.spec.requires_grad and not output.freed and (owned or not is_pure_view(t, ends)):
@@ -377,8 +377,8 @@ def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool
         now = t.__dict__
         if not values:
             return not now if names is None else names.isdisjoint(now)
-        found = now.keys() if names is None else names & now.keys()
-        return found == values.keys() and all(c.matches(now[k]) for k, c in values.items())
+        present = now.keys() if names is None else names & now.keys()
+        return present == values.keys() and all(c.matches(now[k]) for k, c in values.items())
 
     return kept
 

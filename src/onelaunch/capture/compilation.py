@@ -130,10 +130,10 @@ def compiled_graph(
     if not written:
         return run, shown
 
-    def apart(*args: Any) -> Any:
+    def run_or_original(*args: Any) -> Any:
         return shown(*args) if _overlap((*own, *args), written) else run(*args)
 
-    return (shown if _overlap((*own, *inputs), written) else apart), shown
+    return (shown if _overlap((*own, *inputs), written) else run_or_original), shown
 
 
 def _own(graph: torch.fx.GraphModule) -> list[Tensor]:

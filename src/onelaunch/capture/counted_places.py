@@ -47,7 +47,7 @@ class CountedPlaces(UnnoticedMode):
     def __init__(self, numbers: NumberStandIns) -> None:
         super().__init__()
         self._numbers = numbers
-        self._made: dict[object, Tensor] = {}
+        self._filled: dict[object, Tensor] = {}
 
     def on_device(self, node: Node) -> Tensor:
         """Return the device's tensor of a number, made once for each stream. A kernel fills it with
@@ -56,20 +56,20 @@ class CountedPlaces(UnnoticedMode):
         numbers.entered_as_tensor = True
         stream = torch.get_device_module(numbers.device).current_stream()
         key = node.term, stream, torch.is_inference_mode_enabled()
-        if key not in self._made:
+        if key not in self._filled:
             fits = -EXACT <= Number(node) <= EXACT  # in each call that the recording serves
             scalar: Any = numbers.as_float(node) if fits else node.plain()
             dtype = torch.float64 if fits else torch.int64
             filled = torch.full((), scalar, dtype=dtype, device=numbers.device)
-            self._made[key] = filled.to(torch.int64)
-        return self._made[key]
+            self._filled[key] = filled.to(torch.int64)
+        return self._filled[key]
 
     def function(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function of torch's, with numbers on the device; see `UnnoticedMode`."""
         if func is torch.tensor:
-            made = self._tensor(*args, **kwargs)
-            if made is not None:
-                return made
+            tensor = self._tensor(*args, **kwargs)
+            if tensor is not None:
+                return tensor
         elif func is Tensor.__setitem__:
             place = _place_of(args[0], args[1])
             if place is not None and self._put(place, args[0], args[2]):
@@ -105,8 +105,8 @@ class CountedPlaces(UnnoticedMode):
             return None
         if torch.empty(0, device=device).device != self._numbers.device:
             return None
-        made = torch.stack([self.on_device(node) for node in nodes if node is not None])
-        return made.reshape(_shape(data)).to(dtype or torch.int64)
+        stacked = torch.stack([self.on_device(node) for node in nodes if node is not None])
+        return stacked.reshape(_shape(data)).to(dtype or torch.int64)
 
     def _put(self, place: _Place, x: Tensor, value: Any) -> bool:
         """Do ``x[index] = value`` by a number of the device; return False if it cannot."""

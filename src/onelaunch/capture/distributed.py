@@ -79,7 +79,8 @@ def refused_step(reached: Sequence[object]) -> CaptureError | None:
         return None
     what = f"`{type(parts[0]).__name__}` in a recording"
     why = "it frees and allocates the storage of its parameters in each step"
-    if any(spread(part) == "FSDP2" and _reshards(part) for part in parts):
+    groups = [g for part in parts if spread(part) == "FSDP2" for g in _groups(_state(part))]
+    if any(group.post_forward_mesh_info for group in groups):  # it frees parameters in between
         why += "; resharding after forward it does so twice"
         return CaptureError("OL130", what, why=why, fix=_KEPT)
     if any(spread(part) == "FSDP1" for part in parts):
@@ -220,11 +221,6 @@ def spread(part: object) -> str | None:
 
 def initialized() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _reshards(part: Any) -> bool:
-    """Return whether an FSDP2 module frees its parameters between forward and backward."""
-    return any(group.post_forward_mesh_info for group in _groups(_state(part)))
 
 
 def _groups(state: Any) -> list[Any]:

@@ -48,21 +48,21 @@ from onelaunch.watch.observer import Observer
 def recurrent_state(
     driver: Driver,
     device: torch.device,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     hidden: Sequence[Slot],
     observer: Observer,
     results: Sequence[Tensor],
 ) -> list[Slot]:
     """Return the slots of recurrent state. The slot holds a new tensor now, or a new container of
     tensors. The callable read or returned the old tensors, or moved them to another slot."""
-    known = {whole_of(slot).id for slot in hidden}
-    passed = [*results, *(t for change in found for t in flatten(change.after).tensors)]
+    hidden_ids = {whole_of(slot).id for slot in hidden}
+    passed = [*results, *(t for change in changes for t in flatten(change.after).tensors)]
     used = {driver.storage(t) for t in passed if lies_on(t, device)}
     used |= observer.memory.external.keys()
     slots: list[Slot] = []
-    written = {id(change.slot.holder) for change in found}
-    for slot, before, after in found:
-        old = [] if slot.id in known or before is MISSING else flatten(before).tensors
+    written = {id(change.slot.holder) for change in changes}
+    for slot, before, after in changes:
+        old = [] if slot.id in hidden_ids or before is MISSING else flatten(before).tensors
         if not all(lies_on(t, device) for t in old) or used.isdisjoint(map(driver.storage, old)):
             continue
         if isinstance(before, Tensor):
@@ -73,18 +73,18 @@ def recurrent_state(
 
 
 def rebinds(
-    found: Sequence[Change], before: StateWalk, observer: Observer, codes: Collection[CodeType]
+    changes: Sequence[Change], before: StateWalk, observer: Observer, codes: Collection[CodeType]
 ) -> Iterator[tuple[Slot, object]]:
     """Yield each slot that replays write, with the value from the capture. Refuse a tensor in a
     place that no replay can write (OL105), and objects that change places (OL118)."""
-    if not found:
+    if not changes:
         return
     held = (value for _, value in before.all_slots.values() if value is not MISSING)
     objects = {id(v) for v in held if not (is_plain(v) or isinstance(v, Tensor))}
     holders = {id(slot.holder) for slot, _ in before.all_slots.values()}
     holders |= set(before.containers)
     leaves = {id(t) for _, t in before.tensors()}
-    for slot, old, new in found:
+    for slot, old, new in changes:
         if slot.key is gradient_of and id(slot.holder) in leaves:
             yield slot, new
             continue
@@ -123,22 +123,22 @@ _BY_NUMBER = (
 
 
 def counted_numbers(
-    found: Sequence[Change],
+    changes: Sequence[Change],
     before: StateWalk,
-    known: Mapping[int, Same],
+    whole: Mapping[int, Same],
     number: Callable[[object], int],
     stores: Iterable[Slot],
 ) -> list[StateOutput]:
     """Return the numbers, flags and other values without tensors that each replay stores. A replay
     counts from the number that it finds, if the callable only counts up. Other values are stored as
-    in the capture, for `dependencies` guards them: functions, objects in `known`, and objects made
+    in the capture, for `dependencies` guards them: functions, objects in `whole`, and objects made
     anew as results are (see `flatten`). `stores`: places of followed numbers that the run has
     stored to, perhaps what was there."""
-    changed = {change.slot.id: change for change in found}
+    changed = {change.slot.id: change for change in changes}
     # The call made this object to replace another. Its slots are new with it, and no replay makes
     # the object, so nothing is stored into it.
-    made = {c.slot.id for c in found if c.before is MISSING and is_replaced(c.slot, changed)}
-    places = {c.slot.id: c.slot for c in found if c.slot.id not in made}
+    added = {c.slot.id for c in changes if c.before is MISSING and is_replaced(c.slot, changed)}
+    places = {c.slot.id: c.slot for c in changes if c.slot.id not in added}
     places |= {slot.id: slot for slot in stores}
     stored = {key for key, use in before.used.items() if use is Use.NONE}
     places |= {key: before.slots[key][0] for key in stored if key in before.slots}
@@ -150,8 +150,8 @@ def counted_numbers(
         if use is None or isinstance(slot.holder, tuple) or value is MISSING:
             continue
         if use is Use.NONE:
-            flat = flatten(value, slot.name, objects="made", known=known, number=number)
-            if not flat.tensors and _lasts(flat.tree, known):
+            flat = flatten(value, slot.name, objects="made", whole=whole, number=number)
+            if not flat.tensors and _lasts(flat.tree, whole):
                 outputs.append(StateOutput(slot, flat.tree, ()))
             elif change is not None and _is_copied(value):
                 kept = functools.partial(copy.copy, copy.copy(value))
@@ -179,24 +179,24 @@ def _is_copied(value: object) -> bool:
     return of_numpy and cast(Any, value).base is None and not cast(Any, value).dtype.hasobject
 
 
-def _lasts(tree: Tree, known: Collection[int]) -> bool:
+def _lasts(tree: Tree, before: Collection[int]) -> bool:
     """Return whether each replay can store the constants of a tree: the call made none of them."""
     values = [constant.value for _, constant in constants(tree) if not constant.is_plain]
-    return all(id(value) in known or is_fixed(value, known) for value in values)
+    return all(id(value) in before or is_fixed(value, before) for value in values)
 
 
 def growing_containers(
-    found: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
+    changes: Sequence[Change], before: StateWalk, codes: Collection[CodeType]
 ) -> Growing:
     """Return the containers that the callable only adds to. No replay does. Refuse (OL118) one that
     it also reads, and that grows or shrinks at each call."""
-    if not found:
+    if not changes:
         return Growing()
     names: dict[str, None] = {}
     place: Place | None = None
     ways = {id(value): slot for slot, value in before.all_slots.values()}
-    replaced = {change.slot.id for change in found}
-    for change in found:
+    replaced = {change.slot.id for change in changes}
+    for change in changes:
         container = before.containers.get(id(change.slot.holder))
         came_or_went = change.before is MISSING or change.after is MISSING
         if container is None or not came_or_went or flatten(change.after).tensors:
@@ -240,7 +240,7 @@ def _hook_of(way: Slot, before: StateWalk) -> Place | None:
 
 
 def refuse_renewed(
-    found: Sequence[Change],
+    changes: Sequence[Change],
     before: StateWalk,
     written: Collection[object],
     codes: Collection[CodeType],
@@ -248,13 +248,13 @@ def refuse_renewed(
     """Refuse (OL118) to replace an object that the callable reads by an object with other data. No
     replay makes the new object, so each would find the data of the capture. `written`: the ids of
     the slots that each replay writes."""
-    replaced = {c.slot.id for c in found if c.slot.id not in written and before.is_read(c.slot)}
+    replaced = {c.slot.id for c in changes if c.slot.id not in written and before.is_read(c.slot)}
     if not replaced:
         return
     old = {
         slot.name: value for slot, value in before.all_slots.values() if is_replaced(slot, replaced)
     }
-    for slot, was, value in found:
+    for slot, was, value in changes:
         if slot.id in replaced and _is_other_data(was, value):
             via = slot
             what = f"the callable replaces `{slot.name}`, which it reads: it was {was!r:.60}, "
@@ -290,11 +290,11 @@ def _is_other_data(was: object, value: object) -> bool:
 
 
 def refuse_reordered(
-    found: Sequence[Change], before: StateWalk, orders: Mapping[int, Sequence[object]]
+    changes: Sequence[Change], before: StateWalk, orders: Mapping[int, Sequence[object]]
 ) -> None:
     """Refuse (OL118) a new order of a dict that the callable reads as a whole, which no replay
     makes. `orders`: id of a dict -> its keys before the run."""
-    replaced = {change.slot.id for change in found}
+    replaced = {change.slot.id for change in changes}
     for slot, value in ordered(before, replaced):
         places = {key: place for place, key in enumerate(orders.get(id(value), ()))}
         order = [places[key] for key in value if key in places]
@@ -308,7 +308,7 @@ def refuse_other_attributes(before: StateWalk, codes: Collection[CodeType]) -> N
     if not any("__dict__" in code.co_names for code in codes):
         return
     for owner, dicts in zip(before.owners, before.dicts, strict=True):
-        if dicts and not any(attributes_of(owner) is known for known in dicts):
+        if dicts and not any(attributes_of(owner) is kept for kept in dicts):
             what = f"the callable replaces the `__dict__` of {describe_type(owner)}"
             where = changed_at(codes, "__dict__", False)
             fix = "set the attributes, `vars(o).update(...)`"

@@ -130,7 +130,7 @@ class NumberTrials:
             except AmbiguousMatch as error:
                 self._ambiguities.add(error)
                 return None
-            if patch is None or len(patch.found) < len({*scalars}):
+            if patch is None or len(patch.held) < len({*scalars}):
                 return None
         return FollowedNumbers(numbers, patch, excluded)
 
@@ -180,11 +180,11 @@ class FollowedNumbers:
 
     def at(self, place: Callable[[Slot], Slot]) -> FollowedNumbers:
         """Return a copy that reads its numbers from the slots that `place` returns."""
-        made = copy.copy(self)
-        made.slots, made.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
-        made._readers = [slot.reader for slot in (*made.slots, *made.counted)]
-        made._latest, made._written = None, b""
-        return made
+        other = copy.copy(self)
+        other.slots, other.counted = tuple(map(place, self.slots)), tuple(map(place, self.counted))
+        other._readers = [slot.reader for slot in (*other.slots, *other.counted)]
+        other._latest, other._written = None, b""
+        return other
 
     def shown(self, tree: Tree) -> tuple[str, ...]:
         """Return the names of these numbers, given the tree of the arguments."""
@@ -266,10 +266,10 @@ def _proven(
     flags = _C._dynamo.guards.GlobalStateGuard().__getstate__()
     key = device, operation.key(), kernels, flags
     if key not in _proofs:
-        found = _tried(driver, device, pool, operation)
-        if found is None:
+        excluded = _tried(driver, device, pool, operation)
+        if excluded is None:
             return None
-        _proofs[key] = found
+        _proofs[key] = excluded
     return _proofs[key]
 
 
@@ -305,11 +305,11 @@ class _Trial:
         generator = torch.Generator("cpu").manual_seed(seed)
         self._random = random.Random(seed)
         given = (operation.args, operation.kwargs)
-        self._given: Any = mapped(given, lambda v: self._made(v, generator))
+        self._given: Any = mapped(given, lambda v: self._example(v, generator))
         self._written = tensors(self._given) if operation.func._schema.is_mutable else []
         self._before = [t.clone() for t in self._written]
 
-    def _made(self, value: Any, generator: torch.Generator) -> Any:
+    def _example(self, value: Any, generator: torch.Generator) -> Any:
         if not isinstance(value, Example):
             return value
         normal = torch.randn(value.shape, generator=generator, device="cpu")
@@ -332,7 +332,7 @@ class _Trial:
         )
         try:
             patch = graph.scalar_patch(stand_ins, ambiguities.confirmed)
-            if patch is None or len(patch.found) < len(stand_ins):
+            if patch is None or len(patch.held) < len(stand_ins):
                 return None
             excluded: set[float | None] = set()
             for numbers, usual in self._numbers():

@@ -60,7 +60,7 @@ class _SeenByBackward(NamedTuple):
 class Forward:
     driver: Driver
     device: torch.device
-    apart: Callable[[], DevicePool]
+    new_pool: Callable[[], DevicePool]
     """Makes a device pool that no other recording uses. Tensors saved for a backward must outlive
     all launches in between, so each forward has one of its own."""
     keep_within: Callable[[DevicePool], bool]
@@ -83,7 +83,7 @@ class Forward:
         if self._link is not None:
             self.pool, self.stream = self._link.forwards, self._link.stream
             return
-        self.pool = self.apart()
+        self.pool = self.new_pool()
         # Whatever works on the stream, a capture or a backward, keeps the pool.
         self.stream = stream_of(self.pool, self.driver, self.device)
 
@@ -178,8 +178,8 @@ class Forward:
         """Classify the results by their part in autograd, and keep the graph that leads to them."""
         results = [*results, *_add_hidden_bases(self.driver, outputs, results)]
         numbers = _through_node(self.driver, outputs, results, inputs)
-        made = [results[number] for number in numbers]
-        graph = CapturedGraph(made)
+        of_node = [results[number] for number in numbers]
+        graph = CapturedGraph(of_node)
         graph.refuse_unfit()
         self.holders = graph.held()
         assert self._proxies is not None
@@ -192,8 +192,9 @@ class Forward:
         if lost is not None:
             given = set(map(self.driver.storage, filter(self._here, inputs.statics)))
             storage, hidden = self.driver.storage(lost), observer.ledger is None
-            made = storage not in observer.memory.external if hidden else observer.memory.made(lost)
-            if made or storage in given:
+            memory = observer.memory
+            is_new = storage not in memory.external if hidden else memory.is_new(lost)
+            if is_new or storage in given:
                 raise BackwardInside  # made in the call, of an argument's memory perhaps
             raise CaptureError("OL114", f"a tensor of shape {list(lost.shape)} requires grad")
         proxies.sort(key=lambda pair: self.direct and takes_directly(pair[1]))
@@ -201,7 +202,7 @@ class Forward:
         leaves = [inputs.statics[i] for i in arguments] + [s for s, _ in proxies]
         ours = len(leaves) - len(direct)
         static = StaticGraph(
-            self.driver, self.device, self.stream, made, leaves, len(direct), self.rewind, run
+            self.driver, self.device, self.stream, of_node, leaves, len(direct), self.rewind, run
         )
         static.preexisting = outputs.from_before()
         link = self._link
@@ -209,17 +210,17 @@ class Forward:
             static.stream_lock = link.lock
         plain = {
             number: results[number]
-            for number, output in enumerate(outputs.made)
+            for number, output in enumerate(outputs.tensors)
             if isinstance(output.memory, Own) and number not in numbers
         }
-        seen = self._seen(graph, made, plain, inputs, observer, held)
+        seen = self._seen(graph, of_node, plain, inputs, observer, held)
         memory = [inputs.statics[i] for i in seen.inputs] + seen.tensors
         memory += [plain[number] for number in seen.plain]
-        static.overwritten.statics = memory + [made[place] for place in seen.results]
+        static.overwritten.statics = memory + [of_node[place] for place in seen.results]
         pair = AutogradPair(
             static=static,
             pool=self.pool,
-            new_pool=self.apart,
+            new_pool=self.new_pool,
             make_room=partial(self.keep_within, self.pool),
             results=numbers,
             arguments=arguments,
@@ -234,16 +235,16 @@ class Forward:
             raises=self.raises,
             link=link,
         )
-        groups = graph.groups(made) if link is None else []  # torch's callables are one node each
+        groups = [] if link else graph.groups(of_node)  # torch's callables are one node each
         for group in groups if len(groups) > 1 else ():
-            of = [made[place] for place in group]
+            of = [of_node[place] for place in group]
             inside = CapturedGraph(of)
             part = self._seen(inside, of, plain, inputs, observer, held)
             reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.tensors}
             watched = [i in part.inputs for i in pair.watched.inputs]
             watched += [id(t) in own for t in pair.watched.tensors]
             watched += [number in part.plain for number in pair.watched.plain]
-            places = [place for place, wanted in enumerate(watched) if wanted]
+            places = [place for place, is_watched in enumerate(watched) if is_watched]
             pair.components.append(
                 Component(
                     results=group,
@@ -259,19 +260,19 @@ class Forward:
     def _seen(
         self,
         graph: CapturedGraph,
-        made: Sequence[Tensor],
+        results: Sequence[Tensor],
         plain: Mapping[int, Tensor],
         inputs: Inputs,
         observer: Observer,
         held: dict[int, list[Tensor]],
     ) -> _SeenByBackward:
-        """Return the caller's tensors and the results that eager would save. `made`: results of the
-        node. `plain`: result index -> result that needs no gradient."""
+        """Return the caller's tensors and the results that eager would save. `results`: those of
+        the node. `plain`: result index -> result that needs no gradient."""
         saved = graph.saved()
         region = self.driver.region
         saves = True
         if saved is None:  # a node does not show them: assume that everything is saved
-            every = (*inputs.statics, *made, *plain.values())
+            every = (*inputs.statics, *results, *plain.values())
             storages = {region(t).storage for t in every if self._here(t)}
             storages |= set(held)
         else:
@@ -295,7 +296,7 @@ class Forward:
                 and not inputs.tensors[i].is_inference()
             ],
             tensors=unique([t for ts in external.values() for t in ts if not t.is_inference()]),
-            results=[i for i, t in enumerate(made) if region(t).storage in storages],
+            results=[i for i, t in enumerate(results) if region(t).storage in storages],
             plain=[
                 number
                 for number, t in plain.items()
@@ -312,14 +313,14 @@ class Forward:
         assert self._proxies is not None
         # Values packed by hooks (checkpointing) read everything again that the forward read.
         every = seen.saved is None or graph.packs
-        found = {id(t) for t in (*(seen.saved or ()), *graph.kept())}
+        saved = {id(t) for t in (*(seen.saved or ()), *graph.kept())}
         tensors = observer.memory.external.values() if every else ()
         read = {id(t) for ts in tensors for t in ts}
-        state = [(s, t) for s, t in self._proxies.pairs() if id(s) in found or id(t) in read]
+        state = [(s, t) for s, t in self._proxies.pairs() if id(s) in saved or id(t) in read]
         of_inputs = {
             place: inputs.statics[i]
             for place, i in enumerate(seen.inputs)
-            if every or id(inputs.statics[i]) in found
+            if every or id(inputs.statics[i]) in saved
         }
         if graph.spoiled:
             return Saved(state, of_inputs, lambda: False)
@@ -336,7 +337,7 @@ def _through_node(
     """Return the indices of results that come out of the node. Views of the caller's memory are
     made outside of the node, for autograd to see them as views."""
     chosen: list[int] = []
-    for number, (output, t) in enumerate(zip(outputs.made, results, strict=True)):
+    for number, (output, t) in enumerate(zip(outputs.tensors, results, strict=True)):
         if not output.spec.requires_grad:
             continue
         if isinstance(output.memory, ArgumentView | HeldView):
@@ -367,7 +368,7 @@ def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor
     bases: list[Tensor] = []
     views: dict[int, list[Tensor]] = {}
     ids = set(map(id, results))
-    for output, t in zip(outputs.made, results, strict=True):
+    for output, t in zip(outputs.tensors, results, strict=True):
         base = t._base
         if base is None or base.grad_fn is None or id(base) in ids or is_one_of_several(t):
             continue
@@ -376,8 +377,8 @@ def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor
     for several in views.values():
         if any(_overlap(driver, a, b) for a, b in itertools.combinations(several, 2)):
             base = cast(Tensor, several[0]._base)
-            outputs.numbers[id(base)] = len(outputs.made)
-            outputs.made.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
+            outputs.numbers[id(base)] = len(outputs.tensors)
+            outputs.tensors.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
             bases.append(base)
     return bases
 
@@ -407,7 +408,7 @@ def _base(t: Tensor, results: Sequence[Tensor], outputs: Outputs) -> int | None:
     if not t._is_view():
         return None
     for number, other in enumerate(results):
-        owned = isinstance(outputs.made[number].memory, Own)
+        owned = isinstance(outputs.tensors[number].memory, Own)
         if other is t._base and owned and other.grad_fn is not None:
             return number if is_pure_view(t, {other.grad_fn}) else None
     return None

@@ -34,7 +34,7 @@ class HookInside(NamedTuple):
 def hooks_inside(
     roots: Sequence[tuple[str, object]],
     before: StateWalk,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     optimizers: Sequence[Optimizer],
     forward: bool,
 ) -> tuple[HookInside, ...]:
@@ -42,7 +42,7 @@ def hooks_inside(
     Python. A search takes a microsecond for each module and leaf. `roots`: the captured object,
     whose own hooks run around a replay; then arguments. `forward`: whether the backward is outside,
     where hooks of parameters run as in eager."""
-    changed = any(change.slot.key is gradient_of for change in found)
+    changed = any(change.slot.key is gradient_of for change in changes)
     backward = not forward and torch.is_grad_enabled() and (before.runs_backward() or changed)
     kinds = (*_FORWARDS, *_BACKWARDS) if backward else _FORWARDS
     hooks: dict[str, Place | None] = {}

@@ -124,7 +124,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         if inputs.travels[index] != Travel.NODE or index not in alone:
             raise CannotPadInside
         inputs.travels[index] = Travel.PAD
-    made: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
+    own: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
     for group in inputs.groups:
         first, start = group.members[0], group.region.start
         example = inputs.tensors[first]
@@ -132,19 +132,19 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             group.buffer = buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
-            statics[first] = made.setdefault(id(example), static)
+            statics[first] = own.setdefault(id(example), static)
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
         given = [inputs.tensors[member] for member in group.members]
         base = _common_base(driver, given, group.region)
         for t in (*base, *given):
-            if id(t) not in made and base and t is not base[0]:
-                whole, shift = made[id(base[0])], t.storage_offset() - base[0].storage_offset()
-                made[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
-            elif id(t) not in made:
-                made[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
+            if id(t) not in own and base and t is not base[0]:
+                whole, shift = own[id(base[0])], t.storage_offset() - base[0].storage_offset()
+                own[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
+            elif id(t) not in own:
+                own[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
         for member, t in zip(group.members, given, strict=True):
-            statics[member] = made[id(t)]
+            statics[member] = own[id(t)]
         if inputs.travel(group) == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
@@ -291,37 +291,37 @@ class OwnGroup:
 class Outputs:
     """The results of a recording, each tensor object once."""
 
-    made: list[Output] = field(default_factory=list)
+    tensors: list[Output] = field(default_factory=list)
     groups: list[OwnGroup] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
-    """id of a tensor -> its index in `made`."""
+    """id of a tensor -> its index in `tensors`."""
 
     def from_before(self) -> list[Tensor]:
         """Return the tensors from before the call that are results, or bases of results."""
-        memories = [output.memory for output in self.made]
+        memories = [output.memory for output in self.tensors]
         return [m.tensor for m in memories if isinstance(m, Held | HeldView)]
 
     def staying(self) -> list[int]:
         """Return the indices of results that stay in the recording's memory."""
-        places = [(n, o.memory) for n, o in enumerate(self.made)]
+        places = [(n, o.memory) for n, o in enumerate(self.tensors)]
         return [n for n, m in places if isinstance(m, Own) and self.groups[m.group].stays]
 
     def of_group(self, index: int) -> list[tuple[int, Output]]:
         """Return the results in a group, with their indices."""
         return [
             (number, output)
-            for number, output in enumerate(self.made)
+            for number, output in enumerate(self.tensors)
             if isinstance(output.memory, Own) and output.memory.group == index
         ]
 
 
 def _on_host(t: Tensor, spec: TensorSpec, observer: Observer, state: Collection[int]) -> Memory:
     """Return the memory of a host tensor, whose values are the same in each call."""
-    made = observer.host.made_here(t)
+    is_own = observer.host.made_here(t)
     wants_grad = t.grad_fn is not None or (t.requires_grad and torch.is_grad_enabled())
-    if wants_grad or not (made or id(t) in state) or not observer.host.fixes(t):
+    if wants_grad or not (is_own or id(t) in state) or not observer.host.fixes(t):
         raise error_here("OL104", f"a result, {spec}, is on the host and varies")
-    if made:
+    if is_own:
         return HostConstant(t.clone())
     return Held(t)
 
@@ -353,7 +353,7 @@ def plan_outputs(
     for t in results:
         if id(t) in plan.numbers:
             continue
-        plan.numbers[id(t)] = len(plan.made)
+        plan.numbers[id(t)] = len(plan.tensors)
         spec = TensorSpec.of(t)
         if id(t) in statics:
             memory = Argument(statics[id(t)])
@@ -363,13 +363,13 @@ def plan_outputs(
             what = f"a result, {spec}, is the seed of a backward, which eager has on the host"
             raise error_here("OL104", what, fix="return the result of the operator alone")
         elif driver.storage(t) not in storages and driver.storage(t) in observer.host_scalars:
-            observer.admission.wanted |= observer.host_scalars[driver.storage(t)]
+            observer.admission.read_by_host |= observer.host_scalars[driver.storage(t)]
             raise error_here("OL104", f"a result, {spec}, is a number that eager has on the host")
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:
                 memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
-        plan.made.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
+        plan.tensors.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
     return plan
 
 

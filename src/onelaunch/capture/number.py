@@ -98,10 +98,6 @@ class Number(StandIn, torch.SymFloat):
         return _decided(self, operator.ne, 0)
 
 
-def _is_operand(value: Any) -> bool:
-    return type(value) is Number or issubclass(type(value), Real)
-
-
 def _value(value: Any) -> Any:
     return value.node.value if type(value) is Number else value
 
@@ -150,7 +146,7 @@ def _read_all(*values: Any) -> None:
 
 def _binary(operation: Callable[[Any, Any], Any], then: Callable[..., Any]) -> Any:
     def method(self: Number, other: Any) -> Any:
-        if _is_operand(other):
+        if type(other) is Number or issubclass(type(other), Real):
             return then(self, operation, other)
         if isinstance(other, Tensor):
             return NotImplemented  # which takes it as a number

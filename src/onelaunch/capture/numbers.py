@@ -244,9 +244,9 @@ class NumberStandIns:
             value = slot.read()
             # A slot that has no number any more keeps its place among the leaves.
             number = value if is_number(value) else 0.0
-            made = self._leaf(number, type(number))
+            leaf = self._leaf(number, type(number))
             if is_number(value):
-                slot.write(made)
+                slot.write(leaf)
         self._counted = len(self.kinds)
         for slot in self.following.incremented:
             value: Any = slot.read()
@@ -259,11 +259,11 @@ class NumberStandIns:
 
     def in_group(self, place: NumberPlace) -> Number:
         """Return the stand-in for a number of an optimizer, while that steps."""
-        found = self._in_groups.get(place.id)
-        if found is None:
-            found = self._in_groups[place.id] = self._leaf(place.read(), None)
+        number = self._in_groups.get(place.id)
+        if number is None:
+            number = self._in_groups[place.id] = self._leaf(place.read(), None)
             self.groups.append(place)
-        return found
+        return number
 
     def end(self) -> None:
         """Put plain numbers back."""
@@ -288,7 +288,7 @@ class NumberStandIns:
 
     def kept(self) -> list[Node]:
         """Return the insides of stand-ins that outlive the run: somebody keeps them."""
-        return [node for made in self._nodes if (node := made()) is not None]
+        return [node for ref in self._nodes if (node := ref()) is not None]
 
     def escaped(self) -> list[object]:
         """Return, after the run, the `names` of numbers that it used in ways that no recording
@@ -302,9 +302,9 @@ class NumberStandIns:
         return self.stand_in(self.trace.leaf(value), value)
 
     def stand_in(self, term: int, value: Any, moved: int | None = None) -> Number:
-        made = Number(Node(self, term, value, moved))
-        self._nodes.append(ref(made.node))
-        return made
+        number = Number(Node(self, term, value, moved))
+        self._nodes.append(ref(number.node))
+        return number
 
     # Of numbers that the callable moves on.
 
@@ -336,9 +336,9 @@ class NumberStandIns:
         """Note that the numbers that a term is computed from are not followed. If the callable
         moves a number on, the recording then serves one value."""
         counted = range(self._counted, self._counted + len(self.following.incremented))
-        found = self.trace.leaves(term)
-        self.fixed |= found & {*counted}
-        self._escaped |= found - {*counted}
+        leaves = self.trace.leaves(term)
+        self.fixed |= leaves & {*counted}
+        self._escaped |= leaves - {*counted}
 
     def give_up(self, term: int) -> None:
         """Note that the run told the numbers of a term from their stand-ins, so that it has to be
@@ -351,9 +351,9 @@ class NumberStandIns:
         """Return the float that torch gets for an argument that takes no stand-in."""
         if not self._stepping():
             return float(node.plain())
-        made = self._unmistakable(node)
-        self._handed[made] = node
-        return made
+        plain = self._unmistakable(node)
+        self._handed[plain] = node
+        return plain
 
     def _take_handed(self, nodes: Iterable[Node]) -> None:
         """Have all floats that were handed out escape, but for these."""
@@ -410,13 +410,13 @@ class NumberStandIns:
                 return value
             use = key, place, node.term
             place += 1
-            made = shared.get(use) or self._unmistakable(node)
-            shared[use] = made
+            exact = shared.get(use) or self._unmistakable(node)
+            shared[use] = exact
             chooses = not stepping and all(node is not other for other in wrapped)
             chooses &= func._schema.name not in _FILLS
             kind = None if floats else type(node.value)
-            self.uses.append(ScalarUse(node.term, made, number, kind, chooses))
-            return made
+            self.uses.append(ScalarUse(node.term, exact, number, kind, chooses))
+            return exact
 
         return mapped(args, scalar), mapped(kwargs, scalar)
 
@@ -490,11 +490,11 @@ def _plain(inside: _Inside, plain: Callable[[Node], Any], value: Any) -> Any:
 
 def _taken_as_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Node]:
     """Return the numbers that stand where an operation takes a tensor, or makes one of them."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         node = node_of(value)
         is_tensor = isinstance(argument.type, torch.TensorType) or argument.name == "other"
         if node is not None and is_tensor:
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes

@@ -73,18 +73,18 @@ class _Stored(NamedTuple):
 
 
 def plan_results(
-    run: CaptureRun, flat: Flat, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, flat: Flat, whole: Mapping[int, Same], identities: Identities
 ) -> Outputs:
-    """Plan how the results reach the caller, and how stored values reach their slots. `known`:
+    """Plan how the results reach the caller, and how stored values reach their slots. `whole`:
     objects that a replay returns or stores as they are, by id."""
-    stored = _stored(run, known, identities)
+    stored = _stored(run, whole, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
     held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
     refuse_parts(every, pairs, held)
     outputs = _outputs(run, flat, pairs, every)
     _keep_graphs(run, flat, stored, every, outputs)
-    numbers = _moved_numbers(run, known, identities)  # notes containers: before `shared`
+    numbers = _moved_numbers(run, whole, identities)  # notes containers: before `shared`
     _follow_sizes(run.job.follows, flat, outputs)
     run.returned.tree = identities.shared(flat.tree)
     run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
@@ -98,17 +98,17 @@ def plan_results(
 
 
 def _stored(
-    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, whole: Mapping[int, Same], identities: Identities
 ) -> Sequence[_Stored]:
     """Return the values that each replay stores."""
     walk, codes, forward = run.snapshot.walk, run.job.callee.codes, run.job.forward
-    found: list[_Stored] = []
+    stored: list[_Stored] = []
     for slot, value in list(rebinds(run.effects.changes, walk, run.observer, codes)):
-        flat = flatten(value, slot.name, known=known, number=identities.note)
+        flat = flatten(value, slot.name, whole=whole, number=identities.note)
         if forward is not None:
             flat.tensors[:] = map(forward.real, flat.tensors)
-        found.append(_Stored(slot, value, flat))
-    return found
+        stored.append(_Stored(slot, value, flat))
+    return stored
 
 
 def _outputs(
@@ -131,10 +131,10 @@ def _outputs(
         viewed if forward is None else forward.viewed,
     )
     refuse_made_parameters(outputs, unique(every))
-    if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.made, unique(every), strict=True)):
+    if any(is_made_leaf(o, t, plan) for o, t in zip(outputs.tensors, unique(every), strict=True)):
         raise BackwardInside
     run.effects.kept_gradients = [
-        o.memory.tensor for o in outputs.made if isinstance(o.memory, Lasting)
+        o.memory.tensor for o in outputs.tensors if isinstance(o.memory, Lasting)
     ]
     return outputs
 
@@ -155,7 +155,7 @@ def _keep_graphs(
     from onelaunch.autograd.backward import ForwardRun  # inference needs none of it
 
     compiled = job.accesses is not None
-    copied = run.constants.known if compiled and run.constants else ()
+    copied = run.constants.copied if compiled and run.constants else ()
     rebound = [run.staged.at_call(part.slot) for part in stored]
     reads = snapshot.walk.reads
     ran = ForwardRun(job.line(), job.capture_answer, reads, compiled, copied, rebound, job.parallel)
@@ -165,12 +165,12 @@ def _keep_graphs(
 
 
 def _moved_numbers(
-    run: CaptureRun, known: Mapping[int, Same], identities: Identities
+    run: CaptureRun, whole: Mapping[int, Same], identities: Identities
 ) -> Sequence[StateOutput]:
     counted, walk = run.numbers.counted(), run.snapshot.walk
     # Another run may change a value that this run left equal.
     stores = [slot for slot, step in counted.values() if not isinstance(step, int)]
-    moved = counted_numbers(run.effects.changes, walk, known, identities.note, stores)
+    moved = counted_numbers(run.effects.changes, walk, whole, identities.note, stores)
     return [
         state._replace(step=state.step or counted[state.slot.id][1])
         if state.slot.id in counted
@@ -182,7 +182,7 @@ def _moved_numbers(
 def _follow_sizes(follows: Sequence[tuple[SizeLink, ...]], flat: Flat, outputs: Outputs) -> None:
     """Note which dimensions of the results follow sizes of arguments."""
     for t, links in zip(flat.tensors, follows, strict=False):
-        output = outputs.made[outputs.numbers[id(t)]]
+        output = outputs.tensors[outputs.numbers[id(t)]]
         output.follows = links
         if links and not isinstance(output.memory, Own | Argument):
             raise CannotPadInside
@@ -195,13 +195,13 @@ def _state_outputs(
     outputs: Outputs,
 ) -> list[StateOutput]:
     """Return what each replay writes to slots: the stored values, then other numbers."""
-    found = [
+    written = [
         StateOutput(slot, flat.tree, tuple(outputs.numbers[id(t)] for t in flat.tensors))
         for slot, _, flat in stored
     ]
-    own = {state.slot.id for state in found}
-    found += [state for state in moved if state.slot.id not in own]
-    return [state._replace(tree=identities.shared(state.tree)) for state in found]
+    own = {state.slot.id for state in written}
+    written += [state for state in moved if state.slot.id not in own]
+    return [state._replace(tree=identities.shared(state.tree)) for state in written]
 
 
 def _refuse_unrepeatable(

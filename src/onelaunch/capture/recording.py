@@ -94,7 +94,7 @@ class StateOutput(NamedTuple):
     slot: Slot
     tree: Tree
     output_indices: tuple[int, ...]
-    """The indices of its tensors in `Outputs.made`."""
+    """The indices of its tensors in `Outputs.tensors`."""
     step: Step | None = None
     """The step of the number in the slot, in place of the tree's value."""
     fresh: Callable[[], object] | None = None
@@ -297,8 +297,8 @@ class ExpectedInputs(NamedTuple):
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
         given = self.checked(tensors)
-        found = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
-        return None if found is True else str(found)
+        difference = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
+        return None if difference is True else str(difference)
 
 
 def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Varying]) -> Any:
@@ -333,7 +333,7 @@ def describe(
     for group, how in zip(captured.inputs.groups, captured.graph.travels, strict=True):
         for member in group.members:
             travels[member] = how
-    memories = [output.memory for output in captured.outputs.made]
+    memories = [output.memory for output in captured.outputs.tensors]
     rebound = captured.graph.rebound
     return Recording(
         callable=name,

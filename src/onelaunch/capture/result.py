@@ -102,7 +102,7 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
     plan, observer, snapshot = run.plan, run.observer, run.snapshot
     assert run.returned.outputs is not None
     replaced = {b.slot.id for b in run.job.replaced}
-    ids = {found.id for slot in run.state_inputs for found in (slot, whole_of(slot))}
+    ids = {at.id for slot in run.state_inputs for at in (slot, whole_of(slot))}
     inputs = ids - replaced
     followed: set[Any] = {*run.numbers.counted(), *(s.id for s in run.numbers.following.slots)}
     if any(map(snapshot.walk.is_leaf_attribute, followed)) or optimizers_in(snapshot.walk):
@@ -158,7 +158,7 @@ def _sized(run: CaptureRun, snapshot: StateSnapshot) -> list[Any]:
 
 def _writes(run: CaptureRun) -> Writes:
     driver, plan, observer = run.job.driver, run.plan, run.observer
-    tensors = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
+    tensors = [t for t in observer.memory.written.values() if not observer.memory.is_own(t)]
     bumped = [t for t in tensors if driver.storage(t) in observer.memory.version_bumped]
     inputs, bumped_inputs = (
         sorted(i for group in written_groups(driver, plan, storages) for i in group.members)
@@ -175,5 +175,5 @@ def _is_written(run: CaptureRun) -> Callable[[Tensor], bool]:
 def _stepped(run: CaptureRun) -> list[Optimizer]:
     """Return the optimizers that step in compiled code, as their written parameters show."""
     held, writes = run.snapshot.walk.slots.values(), _is_written(run)
-    found = {id(o): o for _, o in held if isinstance(o, Optimizer)}
-    return [o for o in found.values() if any(map(writes, parameters_of(o)))]
+    optimizers = {id(o): o for _, o in held if isinstance(o, Optimizer)}
+    return [o for o in optimizers.values() if any(map(writes, parameters_of(o)))]

@@ -67,10 +67,10 @@ def rolled_back(
             effects.observer.release()
 
 
-def refuse_lasting(found: Sequence[Change]) -> None:
+def refuse_lasting(changes: Sequence[Change]) -> None:
     """Refuse (OL110) lasting changes of a run in Python's state: a capture ahead of the first call
     could not undo them."""
-    lasting = [c for c in found if c.slot.key is not gradient_of]
+    lasting = [c for c in changes if c.slot.key is not gradient_of]
     if lasting:
         names = ", ".join(f"`{c.slot.name}`" for c in lasting[:3])
         raise CaptureError("OL110", f"the callable rebinds {names}")

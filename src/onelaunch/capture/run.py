@@ -92,7 +92,7 @@ class CaptureJob:
     driver: Driver
     device: torch.device
     pool: DevicePool  # of the recording's memory
-    apart: Callable[[], DevicePool]  # makes a device pool that no other recording uses
+    new_pool: Callable[[], DevicePool]  # makes a device pool that no other recording uses
     callee: Callee
     reached: ReachableState  # the state that the callable reaches
     static_outputs: bool  # whether results stay in the recording's memory
@@ -222,7 +222,7 @@ class CaptureRun:
             names = [*given.paths, *(slot.name for slot in self.state_inputs)]
             self.marks = marks_read(self.reads, plan.statics, plan.tensors, names, codes)
         given.check(plan, self.observer, codes)
-        flat, known, identities = self._taken_apart(result, given)
+        flat, whole, identities = self._taken_apart(result, given)
         returned = list(flat.tensors)  # stand-ins of parameters included
         if job.forward is not None:
             job.forward.replace_proxies(self.observer, flat.tensors, statics, plan)
@@ -231,16 +231,16 @@ class CaptureRun:
             if more > sum(t is argument for t in flat.tensors):
                 self.observer.host.read(argument)
         values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
-        refuse_opaque(flat.tree, {*known, *map(id, values)})
+        refuse_opaque(flat.tree, {*whole, *map(id, values)})
         memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
-        refuse_attributes([(p, t) for p, t in named if has_strides(t) and memory.made(t)], codes)
+        refuse_attributes([(p, t) for p, t in named if has_strides(t) and memory.is_new(t)], codes)
         self._find_changes(capture, result, returned, flat)
         if self.missing_inputs:
             self.returned.outputs, self.returned.tensors = Outputs(), []
             return
         for storage, tensors in memory.external.items():
             snapshot.tensors_by_storage.setdefault(storage, []).extend(tensors)
-        outputs = plan_results(self, flat, known, identities)
+        outputs = plan_results(self, flat, whole, identities)
         output_ports(job.driver, capture, plan, outputs, self.observer)
 
     def _called_once(self, given: RunArguments) -> Any:
@@ -263,15 +263,15 @@ class CaptureRun:
         """Return the result, flattened; the objects that the callable may return or store as they
         are; and the containers that are in several places."""
         job = self.job
-        known: dict[int, Same] = {}
+        whole: dict[int, Same] = {}
         if not job.follows:  # which counts tensors
-            known = self.snapshot.objects() | argument_objects(
+            whole = self.snapshot.objects() | argument_objects(
                 given.tree, (given.args, given.kwargs)
             )
-        known = job.callee.returned_before() | known
+        whole = job.callee.returned_before() | whole
         identities = Identities()  # not kept with the run: what it holds would be read as state
-        flat = flatten(result, "result", objects="made", known=known, number=identities.note)
-        return flat, known, identities
+        flat = flatten(result, "result", objects="made", whole=whole, number=identities.note)
+        return flat, whole, identities
 
     def _find_changes(
         self, capture: Capture, result: object, returned: Sequence[Tensor], flat: Flat
@@ -288,9 +288,9 @@ class CaptureRun:
         self._note_handed_on(capture, returned, flat.tree)
         self.steps.refuse_schedule(effects.changes, job.callee.fn)
         effects.optimizer_changes = self.steps.moved(effects.changes, walk, self.numbers.counted())
-        state, made = self.state_inputs, flat.tensors
+        state, results = self.state_inputs, flat.tensors
         self.missing_inputs = recurrent_state(
-            job.driver, job.device, effects.changes, state, self.observer, made
+            job.driver, job.device, effects.changes, state, self.observer, results
         )
         refuse_parts([cast(Tensor, slot.read()) for slot in self.missing_inputs], (), ())
 
@@ -298,7 +298,7 @@ class CaptureRun:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
         device = [(statics[i], plan.tensors[i]) for i in plan.going(*COPIED)]
         displaced = [s for s, t in device if t.storage_offset() != s.storage_offset()]
-        made = Observer(
+        observer = Observer(
             job.driver,
             job.device,
             [static for static, _ in device],
@@ -306,8 +306,8 @@ class CaptureRun:
             held=snapshot.tensors_by_storage,
             constants=self.constants,
         )
-        made.filled_sets, made.admission.may_draw = snapshot.walk.filled_sets(), job.draws
-        made.lanes = capture.lanes
+        observer.filled_sets, observer.admission.may_draw = snapshot.walk.filled_sets(), job.draws
+        observer.lanes = capture.lanes
         if job.accesses is None:
             count = len(statics) - len(self.state_inputs)
             inputs = list(zip(plan.tensors[:count], statics[:count], strict=True))
@@ -315,11 +315,11 @@ class CaptureRun:
             slots = {job.driver.storage(static): slot.name for slot, static in stand}
             earlier = job.earlier if self.baseline.ledger is None else self.baseline.ledger
             with no_functions():
-                made.ledger = Ledger(
+                observer.ledger = Ledger(
                     job.driver, job.device, inputs, snapshot.walk, slots, earlier, capture
                 )
-        made.host.note_arguments({i: statics[i] for i in plan.going(Travel.HOST)})
-        return made
+        observer.host.note_arguments({i: statics[i] for i in plan.going(Travel.HOST)})
+        return observer
 
     def _called(self, args: Any, kwargs: Any, generators: HostGenerators) -> Any:
         job, walk, plan, observer = self.job, self.snapshot.walk, self.plan, self.observer
@@ -329,12 +329,12 @@ class CaptureRun:
             if job.accesses.refused is not None:
                 raise copy.copy(job.accesses.refused)  # what catches it adds to it
             brings = bool(job.accesses.copied_to_device) and self.constants is not None
-            found = HostInputs(job.device, self.constants)
-            self.host_inputs = found.notes
+            host_inputs = HostInputs(job.device, self.constants)
+            self.host_inputs = host_inputs.notes
             begin_run()
             lanes = observer.lanes
             dealt = nullcontext() if lanes is None else CompiledLanes(lanes, job.driver, job.device)
-            with leaves_refused(), around, found.noting(brings), dealt:
+            with leaves_refused(), around, host_inputs.noting(brings), dealt:
                 result = fn(*args, **kwargs)
             generators.refuse_drawn(fn, job.callee.reads, self.snapshot.words)
             now = places(plan.tensors, walk)
@@ -397,8 +397,8 @@ class CaptureRun:
                 held.setdefault(job.driver.storage(t), []).append(t)
             ledger.finish()
         else:
-            known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
-            refuse_handed_on(job.driver, job.device, capture, tensors, known)
+            given = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
+            refuse_handed_on(job.driver, job.device, capture, tensors, given)
 
     @contextmanager
     def _noting_modes(self) -> Generator[None]:

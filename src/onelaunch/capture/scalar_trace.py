@@ -47,7 +47,7 @@ class ScalarTrace:
     values: list[Any] = field(default_factory=list)
     """The value of every term in the run, the numbers among them."""
     _terms: list[tuple[Compute, Any, Any]] = field(default_factory=list)
-    _known: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, int] = field(default_factory=dict)
     _outcomes: dict[str, tuple[Compute, Any, Any, bool]] = field(default_factory=dict)
     leaf_values: list[Any] = field(default_factory=list)
     """The numbers from which terms are computed."""
@@ -63,11 +63,11 @@ class ScalarTrace:
         """Note a result, and return its position; operands are plain numbers and `Term`s."""
         term = operation, a, b
         key = repr(term)  # in which 0.0 and -0.0 differ
-        if key not in self._known:  # an optimizer may compute it for each parameter anew
-            self._known[key] = len(self.values)
+        if key not in self._places:  # an optimizer may compute it for each parameter anew
+            self._places[key] = len(self.values)
             self._terms.append(term)
             self.values.append(value)
-        return self._known[key]
+        return self._places[key]
 
     def decided(self, operation: Compute, a: Any, b: Any, outcome: bool) -> None:
         """Note the outcome of a comparison, which other numbers must not change; operands as in
@@ -91,7 +91,7 @@ class ScalarTrace:
         that keep their values and are not passed. `kinds`: the type that each number must have;
         None: any type of numbers."""
         source = _Source()
-        made, operand = source.computed, source.operand
+        computed, operand = source.computed, source.operand
         leaves = {at: term[1] for at, term in enumerate(self._terms) if term[0] is _leaf}
         given = ", ".join(f"t{at}" for at, leaf in leaves.items() if leaf not in constant)
         lines = [f"def computed({given}):", " try:"]
@@ -101,11 +101,11 @@ class ScalarTrace:
                 lines += [f"  if not {right}:", "   return None"]
         for at, term in enumerate(self._terms):
             if at not in leaves:
-                lines.append(f"  t{at} = {made(*term)}")
+                lines.append(f"  t{at} = {computed(*term)}")
             elif leaves[at] in constant:
                 lines.append(f"  t{at} = {operand(self.leaf_values[leaves[at]])}")
         for *compared, was in self._outcomes.values():
-            lines += [f"  if {'not ' if was else ''}{made(*compared)}:", "   return None"]
+            lines += [f"  if {'not ' if was else ''}{computed(*compared)}:", "   return None"]
         lines.append(f"  return ({''.join(f't{at}, ' for at in terms)})")
         lines += [" except (ArithmeticError, TypeError):", "  return None"]
         return source.function(lines)

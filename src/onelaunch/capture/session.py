@@ -130,7 +130,7 @@ class CaptureSession:
             self._unfollow(self.job.following.names())
             return "it fails with stand-ins for numbers"
         if isinstance(error, CaptureError):
-            if self._wanted_by_host():
+            if self._leave_on_host():
                 return "the host reads a number that was on the device"
             if self._constants is not None and self._constants.misses():
                 return "host values that it brings to the device are kept there"
@@ -142,12 +142,12 @@ class CaptureSession:
 
     def _refusal(self, error: Exception) -> CaptureError:
         """Return the refusal of the capture, with a line."""
-        found = error if isinstance(error, CaptureError) else failed_in_capture(error)
+        refusal = error if isinstance(error, CaptureError) else failed_in_capture(error)
         if self._constants is not None and self._constants.exhausted:
-            found = self._changed() or found
-        found = self._as_written(found)
-        found.where = found.where or self.job.line(found.code)
-        return found
+            refusal = self._changed() or refusal
+        refusal = self._as_written(refusal)
+        refusal.where = refusal.where or self.job.line(refusal.code)
+        return refusal
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
         """Have the next attempt take numbers for constants; `Unfollowed` if by argument."""
@@ -172,17 +172,17 @@ class CaptureSession:
             self._unfollow([names[leaf] for leaf in sorted(taken)] or names)
         raise Retry("a run with stand-ins for numbers is not like the one before it")
 
-    def _wanted_by_host(self) -> bool:
+    def _leave_on_host(self) -> bool:
         """Return whether the host asked for a 0-dim host tensor that was copied to the device. The
         next attempt leaves this argument on the host."""
-        found = {
+        indices = {
             index
             for run in self._runs
             for storage, index in run.filled.items()
-            if storage in run.observer.admission.wanted
+            if storage in run.observer.admission.read_by_host
         }
-        self._by_value |= found
-        return bool(found)
+        self._by_value |= indices
+        return bool(indices)
 
     def _changed(self) -> CaptureError | None:
         """Return the refusal of a difference from the run before, or None."""
@@ -193,11 +193,11 @@ class CaptureSession:
 
     def _as_written(self, error: CaptureError) -> CaptureError:
         """Return the refusal of the user's line, where a device refused compiled code."""
-        known = self.job.accesses
-        if known is None or known.suspected is None or known.refused is not None:
+        accesses = self.job.accesses
+        if accesses is None or accesses.suspected is None or accesses.refused is not None:
             return error
         late = isinstance(error, CompiledInCapture)
-        return error if late or error.code not in _DEVICE_CODES else copy.copy(known.suspected)
+        return error if late or error.code not in _DEVICE_CODES else copy.copy(accesses.suspected)
 
     def _pinned(self, snapshot: StateSnapshot, state: Sequence[Tensor]) -> set[int]:
         """Return the storages that the callable reaches by address, rather than by `state` alone.
@@ -342,7 +342,7 @@ class CaptureSession:
             raise Retry("the places in the stream of random numbers are known now")
         if self.job.pool.written_by_others(run.effects.kept_gradients):
             # A launch of an earlier recording would overwrite the gradients that this one leaves.
-            self.job.pool = self.job.apart()
+            self.job.pool = self.job.new_pool()
             raise Retry("gradients lie in memory that other recordings write")
         if run.steps.outlasting() and not self._outlasted:
             self._outlasted = True  # a callable that makes and keeps another is not asked twice
@@ -352,10 +352,10 @@ class CaptureSession:
         """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
         number that no recording can count."""
         job, counted = self.job, self.job.following.incremented
-        known = {slot.id for slot in counted} | self._constant
+        ids = {slot.id for slot in counted} | self._constant
         for change in run.effects.optimizer_changes:
             counts = type(change.before) is int and run.snapshot.walk.is_read(change.slot)
-            if not counts or change.slot.id in known or job.forward:
+            if not counts or change.slot.id in ids or job.forward:
                 raise run.steps.refuse_moved(change, job.callee.codes, job.callee.fn)
         counted = (*counted, *(change.slot for change in run.effects.optimizer_changes))
         job.following = job.following._replace(incremented=counted)
@@ -373,17 +373,17 @@ class CaptureSession:
         if run.differs is not None and numbers.varied:
             self._retry_without_stand_ins(run)
         trials = self._number_trials
-        found = trials.follow(job.driver, job.device, job.pool, numbers, graph)
-        escaped = numbers.names() if found is None and trials.exhausted else numbers.escaped()
+        followed = trials.follow(job.driver, job.device, job.pool, numbers, graph)
+        escaped = numbers.names() if followed is None and trials.exhausted else numbers.escaped()
         if escaped:
             self._unfollow(escaped)
             raise Retry("numbers are constants in the recording")
-        if found is None:
+        if followed is None:
             raise Retry("the scalars of numbers are to be others")
-        if not found.serves_own:
+        if not followed.serves_own:
             self._unfollow(numbers.names(), only_this_call=True)
             raise Retry("no recording that follows numbers serves these")
-        return found
+        return followed
 
     def _roll_back(self, run: CaptureRun, graph: Graph | None, error: BaseException) -> None:
         """Undo a failed attempt: free its recording, and restore the state that the run changed."""
@@ -412,10 +412,10 @@ class CaptureSession:
         own = {slot.id for slot in slots if slot.key is not gradient_of}
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
-        known = earlier.contents.by_id
-        kept = {*run.snapshot.walk.all_slots, *known} - own
+        noted = earlier.contents.by_id
+        kept = {*run.snapshot.walk.all_slots, *noted} - own
         guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
-        guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in known]
+        guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in noted]
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if earlier.contents.differ(guarded):
             return None
@@ -459,7 +459,7 @@ class CaptureSession:
                 again.job, again.returned.tensors, again.returned.outputs = job, None, None
 
         observer = run.observer
-        state = [t for t in observer.memory.written.values() if not observer.memory.known(t)]
+        state = [t for t in observer.memory.written.values() if not observer.memory.is_own(t)]
         read = ([], {}) if forward is None else forward.read_after(run.plan, pinned)
         if read is None:
             return graph

@@ -83,8 +83,8 @@ class PassedOn:
         stays = {id(t) for t in (*run.effects.kept_gradients, *run.returned.staying)}
         every = unique([*run.returned.tensors, *run.plan.statics])
         every = [t for t in every if t.numel() and id(t) not in stays and is_memory(t)]
-        found = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.known(t)]
-        return PassedOn(found, run.reads)
+        passed = [(weakref.ref(t), memory.made_at(t)) for t in every if memory.is_own(t)]
+        return PassedOn(passed, run.reads)
 
     def refuse_kept(
         self, captured: CapturedCall, reads: Reads | None, undo: Callable[[], None]
@@ -97,8 +97,8 @@ class PassedOn:
             return
         captured.graph.reset()
         undo()
-        found, where = self.tensors[place]
-        t = found()
+        ref, where = self.tensors[place]
+        t = ref()
         what = "" if t is None else f", {TensorSpec.of(t)}"
         raise CaptureError("OL105", f"something keeps a tensor of the call{what}", where=where)
 
@@ -106,7 +106,7 @@ class PassedOn:
         """Return the place of a tensor that something holds besides the recording itself."""
         counts = _counts(captured)
         for collected in (False, True):
-            alive = [made() for made, _ in self.tensors]
+            alive = [ref() for ref, _ in self.tensors]
             kept = [
                 place
                 for place, count in enumerate(_references(alive))
@@ -145,7 +145,7 @@ def _counts(captured: CapturedCall) -> Counter[int]:
 def _ours(captured: CapturedCall) -> set[int]:
     """Return the ids of a recording's objects: parts of the driver and of autograd, and containers
     in them. An object of the user's is not followed."""
-    found: set[int] = set()
+    ids: set[int] = set()
     queue: list[object] = [captured.graph, captured.pair]
     while queue:
         value = queue.pop()
@@ -153,12 +153,12 @@ def _ours(captured: CapturedCall) -> set[int]:
         module = kind.__module__
         if isinstance(value, FunctionType):
             module, inside = value.__module__, [value.__closure__, value.__defaults__]
-        if id(value) not in found and (kind in _CONTAINERS or module.startswith(_OURS)):
-            found.add(id(value))
+        if id(value) not in ids and (kind in _CONTAINERS or module.startswith(_OURS)):
+            ids.add(id(value))
             queue += inside
     if captured.pair is not None:
-        found.update(CapturedGraph(captured.pair.static.outputs).held())
-    return found
+        ids.update(CapturedGraph(captured.pair.static.outputs).held())
+    return ids
 
 
 _OURS = ("onelaunch.driver", "onelaunch.testing", "onelaunch.autograd")
@@ -171,8 +171,8 @@ def _is_only_read(holder: object, here: Sequence[object]) -> bool:
     if type(holder) is not dict:
         return False
     for other in gc.get_referrers(holder):  # in no generator, which would be another holder
-        known = isinstance(other, FrameType) or any(map(operator.is_, here, repeat(other)))
-        if not known and not is_of_globals(other, holder):
+        ours = isinstance(other, FrameType) or any(map(operator.is_, here, repeat(other)))
+        if not ours and not is_of_globals(other, holder):
             return False
     return True
 
@@ -235,13 +235,13 @@ def _survivor(
 def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]]:
     """Return the caches of `functools` that hold an object as a result, or in a key. Their contents
     can go: the cached function computes them again."""
-    found = list(holders)
+    objects = list(holders)
     for kind in (tuple, dict):  # a key is a tuple; a cache without bounds has a dict
-        inside = [holder for holder in found if type(holder) is kind]
+        inside = [holder for holder in objects if type(holder) is kind]
         owners = gc.get_referrers(*inside) if inside else ()
         # Not the lists here: `found` would hold itself, and so what it is about.
-        found += [o for o in owners if isinstance(o, (dict, functools._lru_cache_wrapper))]
-    return [holder for holder in found if isinstance(holder, functools._lru_cache_wrapper)]
+        objects += [o for o in owners if isinstance(o, (dict, functools._lru_cache_wrapper))]
+    return [holder for holder in objects if isinstance(holder, functools._lru_cache_wrapper)]
 
 
 def clear_caches(numbers: NumberStandIns) -> None:
@@ -272,27 +272,27 @@ _ALONE = _references([object()])[0]
 def _holders(objects: Sequence[object]) -> list[list[object]]:
     """Return the holders of each object, except the list; None for a holder that `gc.freeze` hides.
     The search goes through every object of the process once: 30 ms and more."""
-    found: dict[int, list[object]] = {id(o): [] for o in objects}
+    by_id: dict[int, list[object]] = {id(o): [] for o in objects}
     asked = tuple(objects)  # since Python 3.13 it is among those that hold them
     for holder in gc.get_referrers(*asked) if asked else ():
         if holder is not objects and holder is not asked:
-            for one in {id(o) for o in gc.get_referents(holder)} & found.keys():
-                found[one].append(holder)
+            for one in {id(o) for o in gc.get_referents(holder)} & by_id.keys():
+                by_id[one].append(holder)
     if gc.get_freeze_count() > FROZEN_AT_START:
         for o, count in zip(objects, _references(objects), strict=True):
-            found[id(o)] += [None] * (count - _ALONE > len(found[id(o)]))
-    return [found[id(o)] for o in objects]
+            by_id[id(o)] += [None] * (count - _ALONE > len(by_id[id(o)]))
+    return [by_id[id(o)] for o in objects]
 
 
 def _dropped(run: CaptureRun) -> list[Tensor]:
     """Return the tensors in replaced containers that only the snapshot still holds. A GradScaler
     replaces its container of findings in each step."""
-    found, before = run.effects.changes, run.snapshot.walk
-    containers = [c.before for c in found if isinstance(c.before, dict | list)]
+    changes, before = run.effects.changes, run.snapshot.walk
+    containers = [c.before for c in changes if isinstance(c.before, dict | list)]
     if not containers:
         return []
     ours = {
-        id(entry) for entry in (*before.all_slots.values(), *before.containers.values(), *found)
+        id(entry) for entry in (*before.all_slots.values(), *before.containers.values(), *changes)
     }
     ours |= {*run.snapshot.rollback.holders(), *map(id, before.dicts)}
     return [

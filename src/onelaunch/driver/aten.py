@@ -34,8 +34,8 @@ class OfKind(dict[torch.device, bool]):
         self.kind = kind
 
     def __missing__(self, device: torch.device) -> bool:
-        found = self[device] = device.type == self.kind
-        return found
+        here = self[device] = device.type == self.kind
+        return here
 
 
 _KEY = torch._C.DispatchKey
@@ -101,11 +101,11 @@ class Operator:
         self.text = str(func)
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        known = func.namespace != "prim"  # those are TorchScript's, which the dispatcher has not
-        whole = known and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
-        self.composite = known and has_kernel(self.name, _IMPLICIT) and not whole
+        dispatched = func.namespace != "prim"  # else it is TorchScript's, without a dispatcher
+        whole = dispatched and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
+        self.composite = dispatched and has_kernel(self.name, _IMPLICIT) and not whole
         """True if it consists of other operations, which are recorded instead."""
-        self._makes_views = known and has_kernel(self.name, "ADInplaceOrView")
+        self._makes_views = dispatched and has_kernel(self.name, "ADInplaceOrView")
         self.describes = self.name in _DESCRIPTIONS or func.namespace == "prim"
         """True if its numbers are about metadata, so that they are no host read."""
         self.reshapes = torch.Tag.inplace_view in func.tags or self.name == _SETS_DATA
@@ -157,21 +157,21 @@ class Operator:
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """List the tensors among the arguments that the call writes."""
-        found = self.declared(args, kwargs)
+        targets = self.declared(args, kwargs)
         if self.collective and self.name.partition(".")[0].endswith("_"):
             # Their schemas declare no writes; each writes its first argument.
-            found += tensors(args[0])
+            targets += tensors(args[0])
         training, indices = _UNDECLARED_WRITES.get(self.name, (0, ()))
         if indices and len(args) > training and args[training]:
-            found += [args[i] for i in indices if args[i] is not None]
-        return found
+            targets += [args[i] for i in indices if args[i] is not None]
+        return targets
 
     def declared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         """List the tensors that the schema declares as written; their versions advance."""
-        found: list[Tensor] = []
+        targets: list[Tensor] = []
         for i, name in self._writes:
-            found += tensors(args[i] if i < len(args) else kwargs.get(name))
-        return found
+            targets += tensors(args[i] if i < len(args) else kwargs.get(name))
+        return targets
 
 
 def group_of(value: Any) -> Any:
@@ -193,10 +193,10 @@ _operators: dict[int, Operator] = {}
 
 def operator(func: torch._ops.OpOverload) -> Operator:
     """Analyse an overload, once. 0.1 us."""
-    found = _operators.get(id(func))
-    if found is None:
-        found = _operators[id(func)] = Operator(func)
-    return found
+    op = _operators.get(id(func))
+    if op is None:
+        op = _operators[id(func)] = Operator(func)
+    return op
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -213,9 +213,9 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def tensors(value: Any) -> list[Tensor]:
     """List the tensors among the arguments or results of an operation."""
-    found: list[Tensor] = []
-    _gather(value if type(value) is tuple else (value,), found)  # pyright: ignore
-    return found
+    every: list[Tensor] = []
+    _gather(value if type(value) is tuple else (value,), every)  # pyright: ignore
+    return every
 
 
 _NO_TENSORS = frozenset(
@@ -223,17 +223,17 @@ _NO_TENSORS = frozenset(
 )
 
 
-def _gather(values: Iterable[Any], found: list[Tensor]) -> None:
+def _gather(values: Iterable[Any], tensors: list[Tensor]) -> None:
     """Collect as `leaves` does, without nested generators: several times for each operation."""
     for value in values:
         if type(value) in _NO_TENSORS:
             continue
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            _gather(value, found)  # pyright: ignore[reportUnknownArgumentType]
+            _gather(value, tensors)  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, dict):
-            _gather(value.values(), found)  # pyright: ignore[reportUnknownArgumentType]
+            _gather(value.values(), tensors)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -56,5 +56,5 @@ class SeedsOfCapture(DispatchMode):
         if not (arguments or results) or self._capturing():
             return func(*args, **kwargs)
         args = tuple(t.cpu() if i in arguments else t for i, t in enumerate(args))
-        found: Sequence[Any] = func(*args, **kwargs)
-        return tuple(t.to(self._device) if i in results else t for i, t in enumerate(found))
+        outcome: Sequence[Any] = func(*args, **kwargs)
+        return tuple(t.to(self._device) if i in results else t for i, t in enumerate(outcome))

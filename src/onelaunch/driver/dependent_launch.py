@@ -27,8 +27,8 @@ def waiting_first(options: Mapping[str, Any]) -> Generator[None]:
     apart from others. One thread compiles at a time, as Dynamo holds a lock. `options`: of the
     compilation, in place of Inductor's configuration."""
     config: Any = importlib.import_module("torch._inductor.config")
-    known = _OPTION in config._config
-    if not known or not options.get(_OPTION, config.triton.enable_pdl) or not _is_known():
+    exists = _OPTION in config._config
+    if not exists or not options.get(_OPTION, config.triton.enable_pdl) or not _is_known():
         yield
         return
     caches: Any = importlib.import_module("torch.compiler.config")

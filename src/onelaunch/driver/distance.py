@@ -1,7 +1,7 @@
 """The distance between the results of two runs, in one of two measures.
 
 `close` allows each element its own rounding: no element may depend on the difference of the runs.
-`apart` is of the farthest element: other kernels may have run, but they computed the same.
+`farthest` is of the farthest element: other kernels may have run, but they computed the same.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def close(a: Tensor, b: Tensor) -> bool:
 def _usual(t: Tensor) -> Tensor:
     """Return the median magnitude of elements that are not 0, 0-dim."""
     flat = t.reshape(-1)[:: -(-t.numel() // _SAMPLE)].abs()
-    found = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
-    return torch.where(found.isnan(), 0, found)
+    median = torch.where((flat > 0) & flat.isfinite(), flat, torch.nan).nanmedian()
+    return torch.where(median.isnan(), 0, median)
 
 
 def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
@@ -66,16 +66,16 @@ def _agree(a: Tensor, b: Tensor, tolerance: float, usual: Tensor) -> Tensor:
     return ((near & finite) | (a == b) | (a.isnan() & b.isnan())).all()
 
 
-def apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+def farthest(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the largest difference of an element, relative to the largest in its result.
     It is 1 for another shape or dtype, and for other integers. NaN counts as 0, infinity as 1."""
     if [(t.shape, t.dtype) for t in a] != [(t.shape, t.dtype) for t in b]:
         return 1.0
-    found = 0.0
+    largest = 0.0
     for x, y in zip(a, b, strict=True):
         if not is_inexact(x):
-            found = found if torch.equal(x, y) else 1.0
+            largest = largest if torch.equal(x, y) else 1.0
         elif x.numel():
             x, y = (_real(t).double().nan_to_num(0.0, 1.0, -1.0) for t in (x, y))
-            found = max(found, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
-    return found
+            largest = max(largest, float((x - y).abs().max() / x.abs().max().clamp_min(1e-6)))
+    return largest

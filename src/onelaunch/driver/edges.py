@@ -54,33 +54,33 @@ def accesses_of(call: OperatorCall, region: Callable[[Tensor], Region]) -> list[
     op = call.op
     if op.func.namespace != "aten" or op.reshapes:
         return None
-    known = set(call.storages.values())
-    found = [Access(*region(t)[1:], False) for t in call.on_device]
+    storages = set(call.storages.values())
+    accesses = [Access(*region(t)[1:], False) for t in call.on_device]
     if op.writes:
         here = set(map(id, call.on_device))
         written = (t for t in op.written(call.args, call.kwargs) if id(t) in here)
-        found += [Access(*region(t)[1:], True) for t in written]
-    for t, made in call.made:
-        if made not in known and not t._is_zerotensor():
+        accesses += [Access(*region(t)[1:], True) for t in written]
+    for t, storage in call.with_memory:
+        if storage not in storages and not t._is_zerotensor():
             memory = local(t).untyped_storage()
-            found.append(Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), True))
+            accesses.append(Access(memory.data_ptr(), memory.data_ptr() + memory.nbytes(), True))
     if op.random:
-        found.append(_GENERATOR)
-    return found
+        accesses.append(_GENERATOR)
+    return accesses
 
 
 def completed(groups: Sequence[NodeGroup], nodes: int) -> list[NodeGroup]:
     """Return the groups with a barrier for all nodes between them."""
-    found: list[NodeGroup] = []
+    complete: list[NodeGroup] = []
     at = 0
     for group in groups:
         if group.first > at:
-            found.append(NodeGroup(at, group.first, None))
-        found.append(group)
+            complete.append(NodeGroup(at, group.first, None))
+        complete.append(group)
         at = group.last
     if nodes > at:
-        found.append(NodeGroup(at, nodes, None))
-    return found
+        complete.append(NodeGroup(at, nodes, None))
+    return complete
 
 
 class Dependencies:
@@ -223,7 +223,7 @@ class Dealer:
         read = set(call.storages.values())
         if lane is not None:
             self.last[lane] = len(self._behind)
-        self._note(read, _written(call) | {s for _, s in call.made if s not in read})
+        self._note(read, _written(call) | {s for _, s in call.with_memory if s not in read})
 
     def ran_beside(self, read: set[int], written: set[int]) -> None:
         """Record work of the device that is in no lane, by the storages that it touches."""

@@ -132,8 +132,8 @@ def _overriding(types: Any) -> Any:
     passes `Tensor`, and classes that are off or handle functions in instances alone."""
     if not _C._is_torch_function_enabled():
         return ()
-    found = [getattr(kind, "__torch_function__", None) for kind in types]
-    own = [f for f in found if getattr(f, "__func__", f) not in _TORCH_HANDLERS]
+    methods = [getattr(kind, "__torch_function__", None) for kind in types]
+    own = [f for f in methods if getattr(f, "__func__", f) not in _TORCH_HANDLERS]
     return types if own and all(map(inspect.ismethod, own)) else ()
 
 

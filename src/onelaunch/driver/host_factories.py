@@ -81,13 +81,13 @@ class HostFactories(UnnoticedMode):
         if not isinstance(value, Tensor) or not _fills(value, x, mask):
             return None
         wide = mask[(..., *[None] * (x.dim() - mask.dim()))]
-        found = torch.where(wide, _row(value, x, mask), x)
+        filled = torch.where(wide, _row(value, x, mask), x)
         if func in _PUTS[:2]:
-            return (found,)
+            return (filled,)
         if x.requires_grad and torch.is_grad_enabled():
             x.masked_fill_(wide, 0)  # its gradient is eager's; that of `copy_` would add zeros
         with torch.no_grad():
-            x.copy_(found)
+            x.copy_(filled)
         return (None if func is Tensor.__setitem__ else x,)
 
     def _brought(self, index: Any, device: torch.device) -> Any:
@@ -134,8 +134,8 @@ def _by_way_of_the_host(
             options["dtype"] = args[1]
         # A copy: torch would not report writes to a shared array.
         host = torch.tensor(data, **options)
-    made = host.to(device)
-    return made.requires_grad_() if wants_grad else made
+    moved = host.to(device)
+    return moved.requires_grad_() if wants_grad else moved
 
 
 def _is_masked_by(mask: Any, x: Tensor) -> TypeGuard[Tensor]:

@@ -64,10 +64,10 @@ def watching_host_generator(
 
     def restore(state: Tensor) -> None:
         nonlocal place
-        found = next((at for one, at in saved if one is state), None)
-        if found is None:
+        where = next((at for one, at in saved if one is state), None)
+        if where is None:
             raise note(error_here("OL106", UNKNOWN))
-        place = None if found == len(drawn.draws) else found
+        place = None if where == len(drawn.draws) else where
 
     def manual_seed_all(seed: int) -> None:
         # `torch.manual_seed` calls it under any name that it is known by, and `watching_seeds`

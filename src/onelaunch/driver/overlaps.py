@@ -24,13 +24,13 @@ class Overlaps:
         storages = [self._driver.storage(t) for t in tensors]
         if len({*storages}) == len(storages) and self._fixed.keys().isdisjoint(storages):
             return ()
-        found: list[tuple[int, int, int]] = []
+        pairs: list[tuple[int, int, int]] = []
         regions = [self._driver.region(t) for t in tensors]
         for i, region in enumerate(regions):
             others = [(j, regions[j]) for j in range(i + 1, len(regions))]
             others += [(len(regions) + j, r) for j, r in self._fixed.get(region.storage, ())]
-            found += [(i, j, r.start - region.start) for j, r in others if region.overlaps(r)]
-        return tuple(found)
+            pairs += [(i, j, r.start - region.start) for j, r in others if region.overlaps(r)]
+        return tuple(pairs)
 
 
 def joined(driver: Driver, tensors: Sequence[Tensor]) -> list[int]:

@@ -109,7 +109,7 @@ class OperatorCall(Protocol):
     kwargs: dict[str, Any]
     on_device: list[Tensor]
     storages: dict[int, int]
-    made: list[tuple[Tensor, int]]
+    with_memory: list[tuple[Tensor, int]]
 
 
 class Lanes(Protocol):
@@ -194,7 +194,7 @@ class AmbiguousMatch(Exception):
 class ScalarPatch(Protocol):
     """Numbers in a recording that can be patched; see `Graph.scalar_patch`."""
 
-    found: frozenset[int]  # positions of the numbers that some recorded operation holds
+    held: frozenset[int]  # positions of the numbers that some recorded operation holds
 
     def write(self, numbers: Sequence[float]) -> None:
         """Set the numbers of all later launches. Launches that are queued keep theirs. Costs 1 us

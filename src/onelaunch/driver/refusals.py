@@ -267,8 +267,8 @@ def fix_of_line(code: str, place: Place | None) -> str | None:
     Such a line chooses nothing that `torch.where` could choose on the device."""
     if place is None or code not in _VALUE_CODES:
         return None
-    found = _STATEMENT.match(place.source)
-    return found and (CHECKED_LATER if found[1] == "assert" else SHOWN_LATER)
+    statement = _STATEMENT.match(place.source)
+    return statement and (CHECKED_LATER if statement[1] == "assert" else SHOWN_LATER)
 
 
 _VALUE_CODES = frozenset({"OL101", "OL103", "OL104"})

@@ -10,24 +10,24 @@ Number = int | float | bool
 
 
 def grow(
-    made: Tensor,
+    grown: Tensor,
     t: Tensor,
     dims: Sequence[int],
     fill: Sequence[Number | None],
     repeats: bool = True,
 ) -> None:
-    """Write `t` to the first rows of the larger `made`, which may differ in `dims`. `fill`: for
+    """Write `t` to the first rows of the larger `grown`, which may differ in `dims`. `fill`: for
     each the value of the added rows; if both of two dimensions grow, the later goes first.
     `repeats`: where `fill` is None, repeat the last real row; else added rows stay as they are."""
-    first_rows(made, t.shape).copy_(t)
+    first_rows(grown, t.shape).copy_(t)
     for place, (dim, value) in enumerate(zip(dims, fill, strict=True)):
-        if t.shape[dim] == made.shape[dim]:
+        if t.shape[dim] == grown.shape[dim]:
             continue
         real = t.shape[dim]
-        part = made
+        part = grown
         for later in dims[place + 1 :]:
             part = part.narrow(later, 0, t.shape[later])
-        rest = part.narrow(dim, real, made.shape[dim] - real)
+        rest = part.narrow(dim, real, grown.shape[dim] - real)
         if value is not None:
             rest.fill_(value)
         elif repeats:

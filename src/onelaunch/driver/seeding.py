@@ -91,13 +91,13 @@ class HostGenerators:
         object, the nearest first. Raises `CaptureError`: OL117. If another thread ran meanwhile,
         the states stay as they are. A generator of the process then counts only if the callable
         reads its module."""
-        found = next(self._moved_by(reads), None)
-        if found is None:
+        moved = next(self._moved_by(reads), None)
+        if moved is None:
             return
         self.restore()
-        what = f"the generator {found.name} is advanced in the call"
+        what = f"the generator {moved.name} is advanced in the call"
         codes = () if reads is None else reads.codes
-        loads = (loaded_at(codes, word) for word in words(found.value))
+        loads = (loaded_at(codes, word) for word in words(moved.value))
         where = next(filter(None, loads), None) or line_of(fn, DRAWING)
         raise CaptureError("OL117", what, where=where, fix=DRAWN)
 
@@ -124,10 +124,10 @@ def _numpys() -> Any:
 def generator_kinds() -> tuple[type, ...]:
     """Return the classes of Python's, NumPy's and torch's generators."""
     numpys = _numpys()
-    known = torch.Generator, random.Random
+    kinds = torch.Generator, random.Random
     if numpys is None:
-        return known
-    return *known, numpys.RandomState, numpys.Generator, numpys.BitGenerator
+        return kinds
+    return *kinds, numpys.RandomState, numpys.Generator, numpys.BitGenerator
 
 
 def _may_draw_from(shared: object, reads: Reads | None) -> bool:
@@ -147,14 +147,14 @@ def other_threads() -> dict[threading.Thread, tuple[object, ...]]:
     time. Threads of autograd's engine draw only while a backward waits for them."""
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)  # in a cycle with its own locals
-    found: dict[threading.Thread, tuple[object, ...]] = {}
+    threads: dict[threading.Thread, tuple[object, ...]] = {}
     for thread in threading.enumerate():
         if thread is threading.current_thread() or isinstance(thread, threading._DummyThread):
             continue
         frame = frames.get(thread.ident or 0)
         spent = None if frame is None else _cpu_seconds(thread)
-        found[thread] = frame, frame and frame.f_lasti, spent
-    return found
+        threads[thread] = frame, frame and frame.f_lasti, spent
+    return threads
 
 
 def _cpu_seconds(thread: threading.Thread) -> float | None:
@@ -279,11 +279,11 @@ def watching_seeds(
     watch = _Watch(refusal, _SETTERS | _GETTERS if reads else _SETTERS, [], draw, take)
     owners = (torch.Generator, random.Random, *((set,) if take is not None else ()))
     if frames is None:
-        made = hook(methods=watch, owners=owners)
+        watcher = hook(methods=watch, owners=owners)
     else:
-        made = hook(frames, frames.matters, frames.leaves, watch, owners)
-    with profiling(made):
+        watcher = hook(frames, frames.matters, frames.leaves, watch, owners)
+    with profiling(watcher):
         try:
             yield
         finally:
-            made.end()
+            watcher.end()

@@ -91,24 +91,24 @@ def record_graph(
 ) -> Callable[..., Any]:
     """Compile and record a graph. `own`: gets the compiled graphs that this makes."""
 
-    apart = beside(graph, inputs, device)
-    if apart is not None:
-        rest = record_graph(apart.graph, apart.inputs, device, compiler, settings, own)
-        return apart.around(rest)
+    device_part = beside(graph, inputs, device)
+    if device_part is not None:
+        rest = record_graph(device_part.graph, device_part.inputs, device, compiler, settings, own)
+        return device_part.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)
         own.add(region)
         return region.call
 
-    found = inspected(graph, device, refused_in(code_of_dynamo()))
-    refused = list(found.refused.values())
+    inspection = inspected(graph, device, refused_in(code_of_dynamo()))
+    refused = list(inspection.refused.values())
     if not refused:
         return compile_part(graph, inputs)
     if settings.graph.on_refusal == "raise":
         return _raising(refused[0])
     _warn(refused)
-    return compiled_parts(graph, found, compile_part)
+    return compiled_parts(graph, inspection, compile_part)
 
 
 def reset() -> None:

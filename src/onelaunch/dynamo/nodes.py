@@ -53,7 +53,7 @@ def line_in(stack: str) -> str | None:
 def function_in(stacks: Iterable[str | None]) -> str:
     """Return the name of the outermost function in the first of these texts of stacks."""
     for stack in stacks:
-        found = re.findall(r"line \d+, in (\S+)", stack or "")
-        if found:
-            return found[0]
+        functions = re.findall(r"line \d+, in (\S+)", stack or "")
+        if functions:
+            return functions[0]
     return "graph"

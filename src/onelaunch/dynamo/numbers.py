@@ -98,13 +98,13 @@ class Beside:
         """Return a function like the original graph. `run`: the compiled `graph`."""
 
         def call(*args: Any) -> list[Any]:
-            found = self.host(*[args[place] for place in self.numbers])
+            given = self.host(*[args[place] for place in self.numbers])
             for fill in self.fills:
-                if not fill.least <= found[fill.scalar] <= fill.most:
-                    torch.full(fill.shape, found[fill.scalar], dtype=fill.dtype)  # raises as eager
-            scalars = [torch.tensor(n, dtype=d) for n, d in zip(found, self.dtypes, strict=False)]
+                if not fill.least <= given[fill.scalar] <= fill.most:
+                    torch.full(fill.shape, given[fill.scalar], dtype=fill.dtype)  # raises as eager
+            scalars = [torch.tensor(n, dtype=d) for n, d in zip(given, self.dtypes, strict=False)]
             rest = iter(run(*[args[place] for place in self.kept], *scalars))
-            return [next(rest) if place is None else found[place] for place in self.results]
+            return [next(rest) if place is None else given[place] for place in self.results]
 
         return call
 
@@ -132,14 +132,14 @@ def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside 
 
 def _behind(nodes: Iterable[Node]) -> set[Node]:
     """Return nodes, and all that they are computed of."""
-    found: set[Node] = set()
+    behind: set[Node] = set()
     rest = [*nodes]
     while rest:
         node = rest.pop()
-        if node not in found:
-            found.add(node)
+        if node not in behind:
+            behind.add(node)
             rest += node.all_input_nodes
-    return found
+    return behind
 
 
 def _number_first(graph: Graph) -> None:
@@ -185,8 +185,8 @@ def _sources(given: Sequence[Node]) -> list[Node]:
             for n in (*value.shape, *value.stride(), value.storage_offset()):
                 sizes |= n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
     integers = [node for node in given if isinstance(example(node), torch.SymInt)]
-    apart = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
-    return [node for node in given if node in apart or is_float(node)]
+    free = [node for node in integers if not example(node).node.expr.free_symbols & sizes]
+    return [node for node in given if node in free or is_float(node)]
 
 
 def is_float(node: Node) -> bool:
@@ -225,16 +225,16 @@ def floats_elsewhere(graph: Graph) -> Generator[None]:
 
 def _computed(graph: Graph, sources: Sequence[Node]) -> Mapping[Node, None]:
     """Return the nodes that are computed from `sources` and constants alone."""
-    found = dict.fromkeys(sources)
+    computed = dict.fromkeys(sources)
     for node in graph.graph.nodes:
         given = node.all_input_nodes
-        if given and node.op != "output" and all(n in found for n in given):
+        if given and node.op != "output" and all(n in computed for n in given):
             value = example(node)
             held = node.target is torch.scalar_tensor and value.device.type == "cpu"
             checked = node.target in _CHECKS and value is None
             if isinstance(value, _Number) or held or checked:
-                found[node] = None
-    return found
+                computed[node] = None
+    return computed
 
 
 def _wanting(graph: Graph, numbers: Mapping[Node, None], device: torch.device) -> set[Node]:
@@ -252,13 +252,13 @@ def _wanting(graph: Graph, numbers: Mapping[Node, None], device: torch.device) -
 
 def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bool:
     """Return whether an operation takes a tensor for each of the numbers, to the same end."""
-    made = example(node)
+    result = example(node)
     used = [n for n in node.all_input_nodes if n in numbers]
     place = _FILLED.get(node.target)
     args: Any = node.args
     if node.target is operator.setitem:
-        made = example(args[0])
-    if not is_on(made, device):
+        result = example(args[0])
+    if not is_on(result, device):
         return False
     if place is not None:
         alone = len(args) > place and used == [args[place]]
@@ -275,11 +275,11 @@ def _takes(node: Node, numbers: Mapping[Node, None], device: torch.device) -> bo
         node.args, lambda n: _scalar(node, n, device) if n in numbers else detached(n)
     )
     target: Any = node.target
-    found: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
-    return (found.dtype, found.device, _text(found.shape)) == (
-        made.dtype,
-        made.device,
-        _text(made.shape),
+    outcome: Any = target(*args) if callable(target) else getattr(args[0], target)(*args[1:])
+    return (outcome.dtype, outcome.device, _text(outcome.shape)) == (
+        result.dtype,
+        result.device,
+        _text(result.shape),
     )
 
 
@@ -329,8 +329,8 @@ def _dtype(node: Node, number: Node) -> torch.dtype:
         return example(node).dtype
     tensor = next(value for n in node.all_input_nodes if isinstance(value := example(n), Tensor))
     is_float = isinstance(example(number), torch.SymFloat) or _is_quotient(node)
-    found = torch.result_type(tensor, 1.0 if is_float else 1)
-    return found if _name(node) in _ROUNDED else _WIDER.get(found, found)
+    dtype = torch.result_type(tensor, 1.0 if is_float else 1)
+    return dtype if _name(node) in _ROUNDED else _WIDER.get(dtype, dtype)
 
 
 def _is_quotient(node: Node) -> bool:

@@ -160,10 +160,10 @@ class RecordedCode:
         region = self._region
         if region is None:
             with self._making:
-                region = self._region = self._region or self._made(given, device)
+                region = self._region = self._region or self._new_region(given, device)
         return [given[r[0]] if type(r) is tuple else r for r in region.call(*given)]
 
-    def _made(self, given: Sequence[Any], device: torch.device) -> CompiledRegion:
+    def _new_region(self, given: Sequence[Any], device: torch.device) -> CompiledRegion:
         # Of what a forward has saved only parameters are where they were.
         kind = nn.Parameter if self._is_backward else Tensor
         static = {i: f"input {i}" for i in sorted(self.static) if isinstance(given[i], kind)}

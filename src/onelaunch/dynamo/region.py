@@ -83,7 +83,7 @@ class CutGraphed(Graphed[..., Any]):
     def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
         if not self._callee.cut(error):
             return super()._refused(signature, error)
-        signature.eager_code = error.code
+        signature.refusal.code = error.code
         return MISS
 
 
@@ -120,7 +120,7 @@ class CompiledRegion:
 
     def __post_init__(self) -> None:
         self._refused = refused_in(self._code)
-        self._known = {None, *self._refused}
+        self._refused_before = {None, *self._refused}
         self._holds = _holds()
         self._place(self._static)
 
@@ -178,7 +178,7 @@ class CompiledRegion:
     def _cut(self, error: CaptureError) -> bool:
         """Have Dynamo compile the code anew at its next call, in parts around the operator that a
         capture was refused in. Return False if there is none, or if its parts contain it, too."""
-        if self._code is None or self._stopped_in in self._known:
+        if self._code is None or self._stopped_in in self._refused_before:
             return False
         refused = CaptureError(error.code, error.what, fix=error.fix)
         self._refused.setdefault(self._stopped_in, refused)
@@ -205,9 +205,9 @@ class CompiledRegion:
                 return
         if len(self._programs) >= _MOST_PROGRAMS:
             self.reset()
-        made = self._graphed(statics)
+        run = self._graphed(statics)
         places = array("q", self._static).tobytes()
-        program = Program(places, statics, _taking(self._moving, self._floats), made)
+        program = Program(places, statics, _taking(self._moving, self._floats), run)
         self._programs = [*self._programs, program]
 
     def _graphed(self, tensors: Sequence[Tensor]) -> Graphed[..., Any]:
@@ -249,8 +249,8 @@ def region_of(
         and all(is_on(example(user), device) for user in node.users)
     ]
     floats = [i for i, node in enumerate(placeholders) if is_float(node)]
-    wanted = settings.graph.buckets
-    sizes = None if wanted is None else sized(graph, static, wanted)
+    buckets = settings.graph.buckets
+    sizes = None if buckets is None else sized(graph, static, buckets)
     given = [t.to(device) if i in numbers else t for i, t in enumerate(inputs)]
     name = function_in(node.meta.get("stack_trace") for node in graph.graph.nodes)
     with floats_elsewhere(graph):

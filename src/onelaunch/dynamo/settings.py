@@ -73,10 +73,10 @@ def _refuse_unknown(options: Iterable[str]) -> None:
     """Refuse options that Inductor lacks too, as its own check is not always reached."""
     if not options:
         return
-    known: list[str] = importlib.import_module("torch._inductor").list_options()
+    names: list[str] = importlib.import_module("torch._inductor").list_options()
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, [*_NAMES, *known], 1)
+        if name not in names:
+            near = difflib.get_close_matches(name, [*_NAMES, *names], 1)
             fix = near[0] if near else f"one of {', '.join(sorted(_NAMES))}; or one of Inductor's"
             raise ArgumentError("OL401", f"there is no option {name!r}", fix=fix)
 

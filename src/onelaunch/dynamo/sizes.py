@@ -82,7 +82,7 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
     shapes = {i: _shape(node) for i, node in enumerate(inputs)}
     moving = {i: shape for i, shape in shapes.items() if shape is not None and i not in static}
     stated = {i: _stated(buckets.dims, inputs[i]) for i in moving}
-    found: dict[int, Any] = {}
+    sizes: dict[int, Any] = {}
     for number, default in enumerate(buckets.dim):
         at = {
             shape[dim]
@@ -93,8 +93,8 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
         if len(at) > 1 or not all(one.is_symbol for one in at):
             return None
         if at:
-            found[number] = at.pop()
-    symbols = tuple(found.values())
+            sizes[number] = at.pop()
+    symbols = tuple(sizes.values())
     if not symbols or len(set(symbols)) < len(symbols):
         return None
     if any(symbol in (shapes[i] or ()) for symbol in symbols for i in static):
@@ -118,7 +118,7 @@ def sized(graph: torch.fx.GraphModule, static: Mapping[int, str], buckets: Bucke
     if not all(_is_dense(inputs[i].meta["example_value"]) for i in followed):
         return None
     fills = {i: _stated(buckets.pad, inputs[i]) for i in moving}
-    kept = tuple(found)
+    kept = tuple(sizes)
     return Sized(
         buckets,
         next(n.node.shape_env for node in inputs for n in _symbolic(node)),

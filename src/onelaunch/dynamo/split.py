@@ -67,31 +67,33 @@ def refused_in(code: CodeType | None) -> dict[object, CaptureError]:
 
 
 def inspected(
-    graph: Graph, device: torch.device, known: Mapping[object, CaptureError]
+    graph: Graph, device: torch.device, refusals: Mapping[object, CaptureError]
 ) -> Inspection:
-    """Look for nodes of a graph that a recording cannot contain. `known`: operator that a capture
-    was refused in -> the refusal."""
+    """Look for nodes of a graph that a recording cannot contain. `refusals`: operator that a
+    capture was refused in -> the refusal."""
     mode = fake_mode(graph)
     if mode is None:
         return Inspection({}, [])
     with mode:
-        checked = _Checked(graph, mode, device, known)
+        checked = _Checked(graph, mode, device, refusals)
         checked.run(*map(detached, inputs_of(graph)))
-    return checked.found()
+    return checked.inspection()
 
 
-def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Callable[..., Any]:
+def compiled_parts(
+    graph: Graph, inspection: Inspection, compile_part: Compile
+) -> Callable[..., Any]:
     """Return the graph with its recordable parts compiled; the others run as they are."""
-    apart = {*found.refused, *_of_floats(graph)}
-    for node in reversed(found.constants):
+    eager = {*inspection.refused, *_of_floats(graph)}
+    for node in reversed(inspection.constants):
         min(node.users).prepend(node)
-    parts = _parts(graph, apart)
-    uses = [(node, user) for node in found.constants for user in node.users]
+    parts = _parts(graph, eager)
+    uses = [(node, user) for node in inspection.constants for user in node.users]
     if any(parts[node] != parts[user] for node, user in uses):
-        apart.update(*uses)  # no part hands on a tensor of the host
-        parts = _parts(graph, apart)
+        eager.update(*uses)  # no part hands on a tensor of the host
+        parts = _parts(graph, eager)
     whole = split_module(graph, graph, lambda node: parts.get(node, 0), keep_original_order=True)
-    eager = {f"submod_{parts[node]}" for node in apart if node in parts}
+    eager_parts = {f"submod_{parts[node]}" for node in eager if node in parts}
     inputs: dict[str, Sequence[Any]] = {}
     mode: Any = fake_mode(graph)
     with mode:
@@ -103,7 +105,7 @@ def compiled_parts(graph: Graph, found: Inspection, compile_part: Compile) -> Ca
             part: Any = whole.get_submodule(name)
             del whole._modules[name]
             # No module: its call is plain.
-            run = part.forward if name in eager else _compiled(part, given, compile_part)
+            run = part.forward if name in eager_parts else _compiled(part, given, compile_part)
             vars(whole)[name] = run
     return whole.forward
 
@@ -147,11 +149,11 @@ def _modes(graph: Graph) -> Iterator[list[Node]]:
         yield within
 
 
-def _parts(graph: Graph, apart: set[Node]) -> dict[Node, int]:
+def _parts(graph: Graph, eager: set[Node]) -> dict[Node, int]:
     """Return node -> number of its part, in the order of the graph, as later operations may read
-    earlier writes. Modes that a node of `apart` stands in are added there."""
+    earlier writes. Modes that a node of `eager` stands in are added there."""
     modes = [set(nodes) for nodes in _modes(graph)]
-    apart.update(*(nodes for nodes in modes if not nodes.isdisjoint(apart)))
+    eager.update(*(nodes for nodes in modes if not nodes.isdisjoint(eager)))
     in_modes = set[Node]().union(*modes)
     parts: dict[Node, int] = {}
     number, within = 0, False
@@ -163,7 +165,7 @@ def _parts(graph: Graph, apart: set[Node]) -> dict[Node, int]:
             parts[node] = parts[source]
             continue
         stays = within and node not in in_modes and _is_number(node)
-        if (node in apart) != within and not stays:
+        if (node in eager) != within and not stays:
             number, within = number + 1, not within
         parts[node] = number
     return parts
@@ -203,9 +205,9 @@ class _Fake(torch.fx.Interpreter):
         forgotten its symbol."""
         reads = n.meta.get("unbacked_bindings")
         if n.op == "call_method" and n.target == "item" and not reads:
-            known = example(n)
-            if isinstance(known, torch.SymFloat):
-                return known
+            value = example(n)
+            if isinstance(value, torch.SymFloat):
+                return value
         if not reads:
             return super().run_node(n)
         with self.mode.shape_env.ignore_fresh_unbacked_symbols():
@@ -236,12 +238,12 @@ class _Inputs(_Fake):
 
     def __init__(self, whole: Graph, mode: Any, inputs: dict[str, Sequence[Any]]) -> None:
         super().__init__(whole, mode)
-        self._found = inputs
+        self._inputs = inputs
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the inputs, in the form that a separate graph gets."""
         with torch.enable_grad():
-            self._found[target] = [
+            self._inputs[target] = [
                 _Computed.apply(value.detach().requires_grad_())
                 if isinstance(value, Tensor) and value.grad_fn
                 else value
@@ -254,11 +256,11 @@ class _Checked(_Fake):
     """A run that looks at the operations of each node."""
 
     def __init__(
-        self, graph: Graph, mode: Any, device: torch.device, known: Mapping[object, CaptureError]
+        self, graph: Graph, mode: Any, device: torch.device, refusals: Mapping[object, CaptureError]
     ) -> None:
         super().__init__(graph, mode)
         self._device = device
-        self._known = known
+        self._refusals = refusals
         self._refused: dict[Node, CaptureError] = {}
         self._steady: dict[Node, CaptureError] = {}
         """Node with host work that is the same in each call -> its refusal."""
@@ -271,13 +273,13 @@ class _Checked(_Fake):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return tree_map_only(Tensor, Tensor.detach, n.meta["example_value"])
-        checking = _Checking(self._device, self._known)
+        checking = _Checking(self._device, self._refusals)
         with checking:
             result = super().run_node(n)
-        if checking.found is not None:
-            checking.found.where = line_in(n.meta.get("stack_trace") or "")
+        if checking.refusal is not None:
+            checking.refusal.where = line_in(n.meta.get("stack_trace") or "")
             steady = checking.steady and self._is_steady(n, result)
-            (self._steady if steady else self._refused)[n] = checking.found
+            (self._steady if steady else self._refused)[n] = checking.refusal
             if steady and _is_on_host(result, self._device):
                 self._constants[n] = result
         return result
@@ -294,7 +296,7 @@ class _Checked(_Fake):
             for value in [example(m)]
         )
 
-    def found(self) -> Inspection:
+    def inspection(self) -> Inspection:
         """Return the findings. If a constant is written, or used by what is refused, all are."""
         constants, refused = self._constants, self._refused
         uses = {user for node in constants for user in node.users}
@@ -310,33 +312,33 @@ class _Checking(DispatchMode):
     such operation is only refused for tensors of the host, draws nothing, and takes nothing from
     the device."""
 
-    def __init__(self, device: torch.device, known: Mapping[object, CaptureError]) -> None:
+    def __init__(self, device: torch.device, refusals: Mapping[object, CaptureError]) -> None:
         super().__init__()
         self._device = device
-        self._known = known
-        self.found: CaptureError | None = None
+        self._refusals = refusals
+        self.refusal: CaptureError | None = None
         self.steady = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         op = operator_of(func)
-        given, made = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
+        given, results = tensors((args, kwargs)), [*tensors(result), *op.written(args, kwargs)]
         error = self._known_refusal(func, args, kwargs)
         self.steady &= error is None
         if error is None:
-            error = self._of_host(f"`{func.overloadpacket.__name__}`", given, made)
+            error = self._of_host(f"`{func.overloadpacket.__name__}`", given, results)
             leaves = {_is_on_host(t, self._device) for t in given} == {False}
-            brings = any(_is_on_host(t, self._device) for t in made)
+            brings = any(_is_on_host(t, self._device) for t in results)
             self.steady &= error is None or not (op.random or (leaves and brings))
-        self.found = self.found or error
+        self.refusal = self.refusal or error
         return result
 
     def _known_refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> CaptureError | None:
         name = f"`{func.overloadpacket.__name__}`"
-        known = self._known.get(func)
-        if known is not None:
-            return CaptureError(known.code, f"{name}: {known.what}", fix=known.fix)
+        refused = self._refusals.get(func)
+        if refused is not None:
+            return CaptureError(refused.code, f"{name}: {refused.what}", fix=refused.fix)
         row = refusal(operator_of(func), args, kwargs)
         if row is None:
             return None
@@ -344,9 +346,9 @@ class _Checking(DispatchMode):
         return CaptureError(row.code, what, fix=row.fix)
 
     def _of_host(
-        self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]
+        self, name: str, given: Sequence[Tensor], results: Sequence[Tensor]
     ) -> CaptureError | None:
-        if any(_is_on_host(t, self._device) for t in made):
+        if any(_is_on_host(t, self._device) for t in results):
             return CaptureError("OL103", f"{name} works on the host", fix=_FIX)
         if any(t.dim() and _is_on_host(t, self._device) for t in given):
             return CaptureError("OL104", f"{name} uses a tensor of the host", fix=_FIX)

@@ -164,7 +164,7 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
     """Return the stores that every run makes that gets past them. A chain of attributes leads to
     their objects, from a variable that keeps its value. Exception handlers may skip any."""
     loads = loads_of(code)
-    found: list[SureStore] = []
+    stores: list[SureStore] = []
     for offset, place in () if code.co_exceptiontable else loads.sure:
         key = place.parts[0] if place.kind == "item" else place
         path: list[str] = []
@@ -172,10 +172,10 @@ def sure_stores(code: types.CodeType) -> tuple[SureStore, ...]:
         while base is not None and base.kind == "attribute":
             path.insert(0, base.key)
             base = base.base
-        known = place.kind == "attribute" or key.kind == "constant"
-        if known and base is not None and loads.is_fixed(base) and base.key not in loads.free:
-            found.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
-    return tuple(found)
+        fixed = place.kind == "attribute" or key.kind == "constant"
+        if fixed and base is not None and loads.is_fixed(base) and base.key not in loads.free:
+            stores.append(SureStore(offset, base.key, tuple(path), key.key, place.kind == "item"))
+    return tuple(stores)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -190,17 +190,17 @@ def names_read(code: types.CodeType) -> frozenset[str]:
 
 def functions_in(member: object) -> list[types.FunctionType]:
     """Return the functions behind a member of a class, however it is decorated."""
-    found: dict[int, types.FunctionType] = {}
+    functions: dict[int, types.FunctionType] = {}
     waiting = [member]
     while waiting:
         member = waiting.pop(0)
         if isinstance(member, types.FunctionType):
-            if id(member) not in found:  # a function may wrap itself
-                found[id(member)] = member
+            if id(member) not in functions:  # a function may wrap itself
+                functions[id(member)] = member
                 waiting.append(member.__dict__.get("__wrapped__"))
         else:
             waiting += behind(member)
-    return list(found.values())
+    return list(functions.values())
 
 
 def behind(member: object) -> Iterator[object]:

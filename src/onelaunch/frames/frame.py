@@ -67,7 +67,7 @@ class RanFrame(Values):
             named = Named(reached, self._loads, self._globals, follow, special)
             if not told:
                 self._facts.named[at] = named
-            for value, uses in named.found:
+            for value, uses in named.objects:
                 self._attributes(value, uses)
         for variable in named.variables:
             self._note_variable(variable)
@@ -99,10 +99,10 @@ class RanFrame(Values):
                 for call in calls:
                     self._note_call_of(function, call)
 
-    def _note_known(self, value: object, known: KnownUses) -> None:
-        if not known.note_alike(value, self._reads):
-            self._attributes(value, known.uses)
-            known.learn(value)
+    def _note_known(self, value: object, uses: KnownUses) -> None:
+        if not uses.note_alike(value, self._reads):
+            self._attributes(value, uses.uses)
+            uses.learn(value)
 
     def _note_callee(self, functions: Iterable[object], calls: list[Symbol]) -> None:
         for function in functions:
@@ -121,9 +121,9 @@ class RanFrame(Values):
 
     def _note_names(self) -> None:
         reads, loads = self._reads, self._loads
-        known = len(reads.noted)
+        count = len(reads.noted)
         reads.noted.add((self._code, id(self._globals)))
-        if len(reads.noted) > known:
+        if len(reads.noted) > count:
             raise_uses(reads.of_globals(self._globals), loads.globals)
             inside = {(self._code, name): use for name, use in loads.variables.items()}
             raise_uses(reads.variables, inside)
@@ -156,25 +156,25 @@ class RanFrame(Values):
         self, holders: Iterable[Any], keys: Iterable[object], told: bool, use: Use = Use.READ
     ) -> None:
         """Note items of containers; every item, unless the keys are all `told`."""
-        known = [k for k in keys if is_key(k)]
-        told, whole = told and bool(known), self._reads.whole
+        plain = [k for k in keys if is_key(k)]
+        told, whole = told and bool(plain), self._reads.whole
         for value in holders:
             if id(value) in whole and use is Use.READ:
                 continue
             if value is sys.modules or value is self._globals:
-                self._note_entries(value, known or value, use)
+                self._note_entries(value, plain or value, use)
             elif issubclass(type(value), _CONTAINERS):
                 if not told:
                     whole.add(id(value))
                     if use is Use.READ:
                         continue
                 listed = issubclass(type(value), (list, deque))
-                found = list(known)
+                places = list(plain)
                 if not told:
-                    found += range(len(value)) if listed else filter(is_key, list(value))
+                    places += range(len(value)) if listed else filter(is_key, list(value))
                 if listed:  # `history[-1]`
-                    found = [k + len(value) if type(k) is int and k < 0 else k for k in found]
-                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in found], use))
+                    places = [k + len(value) if type(k) is int and k < 0 else k for k in places]
+                raise_uses(self._reads.items, dict.fromkeys([(id(value), k) for k in places], use))
 
     def _note_call(self, call: Symbol) -> None:
         """Note an import, or a call whose shape tells that it reads its arguments."""
@@ -249,8 +249,8 @@ class RanFrame(Values):
     def _note_entries(
         self, namespace: dict[str, Any], names: Iterable[object], use: Use = Use.READ
     ) -> None:
-        known = [name for name in list(names) if type(name) is str]
-        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(known, use))
+        words = [name for name in list(names) if type(name) is str]
+        raise_uses(self._reads.of_globals(namespace), dict.fromkeys(words, use))
 
     def _note_setattr(self, objects: Iterable[object], names: list[str], told: bool) -> None:
         """Note a store to an attribute by name; all attributes count as read if it is not known."""
@@ -280,7 +280,7 @@ class RanFrame(Values):
             reached = objects
             for name in path.split("."):
                 self._note_getattr(reached, [name], True)
-                reached = [found for value in reached for found in peek(value, name)]
+                reached = [v for value in reached for v in peek(value, name)]
 
     def _note_opaque(self, values: Iterable[object]) -> None:
         for value in filter(has_attributes, values):

@@ -40,7 +40,7 @@ class _Reader(OperandStack):
         super().__init__()
         self._steps = list(dis.get_instructions(code))
         self._loads: list[Load] = []
-        self._found = Loads(
+        self._summary = Loads(
             free=frozenset(code.co_freevars) | frozenset(code.co_cellvars),
             cleared=frozenset(s.argval for s in self._steps if s.opname in _CLEARS),
             offsets=[step.offset for step in self._steps],
@@ -71,55 +71,55 @@ class _Reader(OperandStack):
                 self._other(step)
             if step.opcode in JUMPS and isinstance(step.argval, int):
                 if step.argval < step.offset:
-                    self._found.backward.append((step.offset, step.argval))
+                    self._summary.backward.append((step.offset, step.argval))
                 if step.opname not in LEAVE_OTHERS:
                     self._jump(step, self._stack)
                 self._branch_end = max(self._branch_end, step.argval)
             self._returned |= step.opname.startswith("RETURN")
             if step.opname in _ENDS:
                 self._stack = []
-        self._found.inside = frozenset(self._assigned_inside)
-        self._found.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
+        self._summary.inside = frozenset(self._assigned_inside)
+        self._summary.once = frozenset(filter(self._is_assigned_once, self._assigned_at))
         counted = Counter(self._counters.values())
-        for number, known in self._counters.items():
-            if counted[known] != self._stores[known]:  # something else is stored there, too
+        for number, counter in self._counters.items():
+            if counted[counter] != self._stores[counter]:  # something else is stored there, too
                 self._loads[number] = Load(self._loads[number].place)
         for number in self._unescaped.values():
             place = self._loads[number].place
             if id(place) in self._indexed:
                 self._loads[number] = Load(place, Use.ITEMS)
-        return summed_up(self._found, self._loads)
+        return summed_up(self._summary, self._loads)
 
     def _is_assigned_once(self, name: str) -> bool:
-        (first, *others), found = self._assigned_at[name], self._found
-        again = others or any(to <= first < source for source, to in found.backward)
-        return not (again or name in found.cleared or name in self._assigned_inside)
+        (first, *others), summary = self._assigned_at[name], self._summary
+        again = others or any(to <= first < source for source, to in summary.backward)
+        return not (again or name in summary.cleared or name in self._assigned_inside)
 
     def _note(self, place: Symbol, index: int) -> None:
         items = place.kind == "item"
         may_grow = self._stores_items if items else place.key in self._stored
-        use, known = Use.READ, without_offset(place)
-        self._loaded.add(known)
-        if known in self._always_stored:
+        use, bare = Use.READ, without_offset(place)
+        self._loaded.add(bare)
+        if bare in self._always_stored:
             use = Use.NONE
         elif self._steps[index + 1].argval in _GROWING:
             use = Use.GROWS
         elif may_grow and _only_counts(self._steps, index, place.key, items):
             use = Use.GROWS  # if it is this place that is stored
-            self._counters[len(self._loads)] = known
+            self._counters[len(self._loads)] = bare
         self._loads.append(Load(place, use))
         if use is Use.READ:
             self._unescaped[id(place)] = len(self._loads) - 1
 
     def _store(self, place: Symbol, step: dis.Instruction) -> None:
         self._loads.append(Load(place, stores=True))
-        known = without_offset(place)
-        self._stores[known] += 1
+        bare = without_offset(place)
+        self._stores[bare] += 1
         if step.offset >= self._branch_end:
-            if known not in self._loaded:
-                self._always_stored.add(known)
+            if bare not in self._loaded:
+                self._always_stored.add(bare)
             if not self._returned:
-                self._found.sure.append((step.offset, place))
+                self._summary.sure.append((step.offset, place))
 
     # The instructions that matter, by the place that they load.
 
@@ -131,7 +131,7 @@ class _Reader(OperandStack):
         for name in names:
             symbol = Symbol("variable", key=name)
             self._stack.append(symbol)
-            if name in self._found.free and "DEREF" in step.opname:
+            if name in self._summary.free and "DEREF" in step.opname:
                 self._note(symbol, index)  # and not its cell, for a function inside
 
     def store_variable(self, step: dis.Instruction, index: int) -> None:
@@ -140,9 +140,9 @@ class _Reader(OperandStack):
             if position and step.opname == "STORE_FAST_LOAD_FAST":
                 self._stack.append(Symbol("variable", key=name))
                 continue
-            self._found.assigned.setdefault(name, []).append(self._pop())
+            self._summary.assigned.setdefault(name, []).append(self._pop())
             self._assigned_at.setdefault(name, []).append(step.offset)
-            if name in self._found.free and step.opname == "STORE_DEREF":
+            if name in self._summary.free and step.opname == "STORE_DEREF":
                 self._store(Symbol("variable", key=name), step)
 
     def variable_or_name(self, step: dis.Instruction, index: int) -> None:
@@ -194,7 +194,7 @@ class _Reader(OperandStack):
             by_key = _is_subscript(second) or second.opname.endswith("_SUBSCR")
             named = first.opname == "LOAD_CONST" and by_key
         if not named:
-            self._found.opaque.append(base)
+            self._summary.opaque.append(base)
         return Symbol("namespace", base)
 
     def super_attribute(self, step: dis.Instruction, index: int) -> None:
@@ -264,10 +264,10 @@ class _Reader(OperandStack):
         """Note `case Layer(scale=scale)`, or a pattern by position."""
         base, _, names = self._pops(3)
         if step.arg:
-            self._found.opaque.append(base)
+            self._summary.opaque.append(base)
         keys: tuple[str, ...] = names.key if isinstance(names.key, tuple) else ()
-        found = [self._attribute(base, key, step.offset, index) for key in keys]
-        self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *found)))
+        values = [self._attribute(base, key, step.offset, index) for key in keys]
+        self._stack.append(Symbol("parts", parts=(*[UNKNOWN] * (step.arg or 0), *values)))
 
     def matched_keys(self, step: dis.Instruction, index: int) -> None:
         """Note `case {"scale": scale}`."""
@@ -276,15 +276,15 @@ class _Reader(OperandStack):
             keys = [Symbol("constant", key=key) for key in cast(tuple[object, ...], names.key)]
         else:
             keys = list(names.parts) if names.kind == "parts" else [UNKNOWN]
-        found = [Symbol("item", base, parts=(key,), offset=step.offset) for key in keys]
-        for place in found:
+        values = [Symbol("item", base, parts=(key,), offset=step.offset) for key in keys]
+        for place in values:
             self._note(place, index)
-        self._stack.append(Symbol("parts", parts=tuple(found)))
+        self._stack.append(Symbol("parts", parts=tuple(values)))
 
     def imported(self, step: dis.Instruction, index: int) -> None:
         level, _ = self._pops(2)
         symbol = Symbol("module", key=step.argval, parts=(level,), offset=step.offset)
-        self._found.calls.append(symbol)
+        self._summary.calls.append(symbol)
         self._stack.append(symbol)
 
     def imported_from(self, step: dis.Instruction, index: int) -> None:
@@ -313,11 +313,11 @@ class _Reader(OperandStack):
     def _called(self, front: list[Symbol], arguments: Iterable[Symbol], index: int) -> None:
         # The callable, and NULL or the object whose method it is.
         first, second = front
-        known = [s for s in front if s.kind != "unknown"]
-        if len(known) == 2:
+        told = [s for s in front if s.kind != "unknown"]
+        if len(told) == 2:
             function, arguments = first, (second, *arguments)
         else:
-            function = known[0] if known else UNKNOWN
+            function = told[0] if told else UNKNOWN
         arguments = tuple(arguments)
         if function.kind == "global" and function.key == "super" and len(arguments) != 1:
             # Attributes of `super()` are attributes of the object. 3.12 has an instruction for it.
@@ -332,16 +332,16 @@ class _Reader(OperandStack):
             given = [s for s in arguments if s is not base]
             if function.key in _PUTS_EACH:
                 given = [Symbol("element", s, offset=offset) for s in given]
-            self._found.grown.setdefault(without_offset(base), []).extend(given)
+            self._summary.grown.setdefault(without_offset(base), []).extend(given)
         if function.key == "get" and base and base.kind == "namespace" and base.base:
-            found = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
-            if found.kind == "attribute":
-                self._note(found, index)
-                symbol = Symbol("either", parts=(found, *arguments[2:]))
+            item = _item(base, arguments[1] if len(arguments) > 1 else UNKNOWN, offset)
+            if item.kind == "attribute":
+                self._note(item, index)
+                symbol = Symbol("either", parts=(item, *arguments[2:]))
             else:
-                self._found.opaque.append(base.base)
+                self._summary.opaque.append(base.base)
         if symbol.kind == "call":
-            self._found.calls.append(symbol)
+            self._summary.calls.append(symbol)
         self._stack.append(symbol)
 
 
@@ -354,14 +354,14 @@ def _item(base: Symbol, key: Symbol, offset: int = -1, member: str | None = None
 
 def _assigned_inside(code: types.CodeType) -> set[str]:
     """Return the variables of a function that functions inside may assign."""
-    found: set[str] = set()
+    names: set[str] = set()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType) and constant.co_freevars:
-            found |= _assigned_inside(constant)
+            names |= _assigned_inside(constant)
             if not _ASSIGNS_FREE.isdisjoint(constant.co_code[::2]):
                 steps = dis.get_instructions(constant)
-                found |= {step.argval for step in steps if step.opcode in _ASSIGNS_FREE}
-    return found
+                names |= {step.argval for step in steps if step.opcode in _ASSIGNS_FREE}
+    return names
 
 
 def _is_subscript(step: dis.Instruction) -> bool:

@@ -68,17 +68,17 @@ class FixedVariable(KnownUses):
 
     def readers(self, value: object) -> list[tuple[object, Calls]]:
         """Return the functions behind the value's methods that may read something, with calls."""
-        found: list[tuple[object, Calls]] = []
+        functions: list[tuple[object, Calls]] = []
         for callee, calls in self.methods:
             for function in peek(value, callee.key):
-                known = type(function) is types.FunctionType
-                if known and function in self._inert:
+                of_python = type(function) is types.FunctionType
+                if of_python and function in self._inert:
                     continue
                 if not reads_nothing(function, calls):
-                    found.append((function, calls))
-                elif known:
+                    functions.append((function, calls))
+                elif of_python:
                     self._inert.add(function)
-        return found
+        return functions
 
 
 class Named:
@@ -104,7 +104,7 @@ class Named:
         self._own: list[tuple[dict[str, Any], frozenset[str]]] = []
         """(namespace of a module, names in it), where its class may have some of them, too."""
         self.variables = [FixedVariable(*variable) for variable in reached.variables]
-        self.found: list[tuple[object, Uses]] = []
+        self.objects: list[tuple[object, Uses]] = []
         """(object, attribute -> use), of the objects that names led to."""
         attributes = list(reached.attributes)
         self.callees = dict(reached.callees)
@@ -114,7 +114,7 @@ class Named:
             if value is None:
                 attributes.append((base, uses))
             else:
-                self.found.append((value, uses))
+                self.objects.append((value, uses))
                 if type(value) is not types.ModuleType and _is_module(value):
                     self._own.append((vars(value), frozenset(uses.keys() & vars(value).keys())))
         self.attributes = [(base, KnownUses(uses)) for base, uses in attributes]

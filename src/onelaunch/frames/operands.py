@@ -123,8 +123,8 @@ class OperandStack:
 
     def copy(self, step: dis.Instruction, index: int) -> None:
         place = step.arg or 1
-        known = len(self._stack) >= place
-        self._stack.append(self._stack[-place] if known else UNKNOWN)
+        deep = len(self._stack) >= place
+        self._stack.append(self._stack[-place] if deep else UNKNOWN)
 
     def swap(self, step: dis.Instruction, index: int) -> None:
         place = step.arg or 1

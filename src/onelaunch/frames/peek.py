@@ -106,7 +106,7 @@ def _learn(kind: type) -> Kind:
     }
     if len(_kinds) > _MOST_KINDS:  # it keeps classes alive
         _kinds.clear()
-    found = _kinds[kind] = Kind(
+    facts = _kinds[kind] = Kind(
         usual=usual,
         plain=usual and not (tensor or sealed or getters or issubclass(kind, (*METHODS, *LEAVES))),
         held=("_parameters", "_buffers", "_modules") if issubclass(kind, nn.Module) else (),
@@ -120,7 +120,7 @@ def _learn(kind: type) -> Kind:
         if tensor
         else next((way for base, way in _WAYS if issubclass(kind, base)), _alone),
     )
-    return found
+    return facts
 
 
 class _OfOne(NamedTuple):
@@ -302,10 +302,10 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     if not kind.__dictoffset__:
         return None
     try:
-        found: dict[str, Any] | None = _get_attribute(value, "__dict__")
+        attributes: dict[str, Any] | None = _get_attribute(value, "__dict__")
     except AttributeError:  # a class of the interpreter, which hides it
         return None
-    return found if isinstance(found, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
 def attribute_values(value: object) -> Iterable[object]:
@@ -318,14 +318,14 @@ _get_attribute: Any = object.__getattribute__
 def items(value: Any, keys: Iterable[object]) -> Iterable[object]:
     """Return the items of a builtin container under keys; all items where no key is known."""
     kind = type(value)  # `isinstance` would ask the value for its class
-    known: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
-    if not known or not issubclass(kind, _KEYED):
+    plain: list[Any] = [key for key in keys if isinstance(key, _PLAIN_KEYS)]
+    if not plain or not issubclass(kind, _KEYED):
         return elements(value)
     if issubclass(kind, (dict, types.MappingProxyType)):
-        return [value[key] for key in known if key in value]
+        return [value[key] for key in plain if key in value]
     of = tuple if issubclass(kind, tuple) else list
     count = of.__len__(value)
-    places = [key for key in known if isinstance(key, int) and -count <= key < count]
+    places = [key for key in plain if isinstance(key, int) and -count <= key < count]
     return [of.__getitem__(value, key) for key in places]
 
 
@@ -376,5 +376,5 @@ def iterated_container(iterator: object) -> object:
 
 
 def namespaces(values: Iterable[object]) -> list[object]:
-    found = [attributes_of(v) for v in values if not isinstance(v, type)]
-    return [namespace for namespace in found if namespace is not None]
+    spaces = [attributes_of(v) for v in values if not isinstance(v, type)]
+    return [namespace for namespace in spaces if namespace is not None]

@@ -133,14 +133,14 @@ class Reads:
 
     def owner(self, value: object) -> ObjectReads:
         """Return the entry of an object, which is made if there is none."""
-        found = self.owners.get(id(value))
-        if found is None or found.ref() is not value:
-            found = self.owners[id(value)] = ObjectReads(_reference(value))
-        return found
+        entry = self.owners.get(id(value))
+        if entry is None or entry.ref() is not value:
+            entry = self.owners[id(value)] = ObjectReads(_reference(value))
+        return entry
 
     def of(self, value: object) -> ObjectReads | None:
-        found = self.owners.get(id(value))
-        return found if found is not None and found.ref() is value else None
+        entry = self.owners.get(id(value))
+        return entry if entry is not None and entry.ref() is value else None
 
     def names(self, names: Set[str]) -> bool:
         """Return whether the user's code that ran names any of these."""
@@ -149,8 +149,8 @@ class Reads:
 
     def expected(self, value: object) -> ObjectReads | None:
         """Return the expected reads of an object: its own, or its class's if it was not read."""
-        found = self.of(value)
-        return found if found or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
+        entry = self.of(value)
+        return entry if entry or isinstance(value, _NOT_ALIKE) else self.kinds.get(_kind(value))
 
     def forget(self, values: Iterable[object]) -> None:
         """Forget the reads of objects, but not the expected reads of their classes."""
@@ -208,11 +208,11 @@ class Reads:
             value = owner.ref()
             if isinstance(value, Tensor) and id(value) not in held:
                 continue
-            known = None if value is None else other.of(value)
+            earlier = None if value is None else other.of(value)
             if value is not None and (
-                known is None
-                or (owner.opaque, owner.asked) > (known.opaque, known.asked)
-                or _exceed(owner.names, known.names)
+                earlier is None
+                or (owner.opaque, owner.asked) > (earlier.opaque, earlier.asked)
+                or _exceed(owner.names, earlier.names)
             ):
                 return True
         return False
@@ -229,8 +229,8 @@ class Reads:
 
     def alive(self) -> list[object]:
         """Return the objects that were read and are alive."""
-        found = [owner.ref() for owner in self.owners.values()]
-        return [value for value in found if value is not None]
+        values = [owner.ref() for owner in self.owners.values()]
+        return [value for value in values if value is not None]
 
 
 def is_of_globals(entry: Any, namespace: dict[str, Any]) -> bool:
@@ -244,21 +244,21 @@ def is_of_globals(entry: Any, namespace: dict[str, Any]) -> bool:
     )
 
 
-def _exceed(uses: Mapping[Any, Use], known: Mapping[Any, Use]) -> bool:
-    return any(use > known.get(place, -1) for place, use in uses.items())
+def _exceed(uses: Mapping[Any, Use], before: Mapping[Any, Use]) -> bool:
+    return any(use > before.get(place, -1) for place, use in uses.items())
 
 
-def raise_uses(known: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
+def raise_uses(raised: dict[Any, Use], uses: Mapping[Any, Use]) -> None:
     """Add uses to known uses, keeping the greater use of each place."""
-    if not known:
-        known.update(uses)
+    if not raised:
+        raised.update(uses)
         return
     for place, use in uses.items():
-        was = known.get(place)
+        was = raised.get(place)
         if was is not use:
             mixed = was is not None and was + use == Use.GROWS
             if mixed or was is None or use > was:
-                known[place] = Use.MIXED if mixed else use
+                raised[place] = Use.MIXED if mixed else use
 
 
 def _reference(value: object) -> Callable[[], object]:

@@ -144,17 +144,17 @@ class Loads:
 
     def reached(self, offset: int) -> Reached:
         """Return the part that a frame may have reached that ended at an offset."""
-        found = self._reached.get(offset)
-        if found is None:
+        reached = self._reached.get(offset)
+        if reached is None:
             last = offset  # the last one that may have run
             for source, target in self.backward:
                 if target <= last < source:
                     last = source
-            found = self._reached[offset] = self._until(last)
-        return found
+            reached = self._reached[offset] = self._until(last)
+        return reached
 
     def _until(self, last: int) -> Reached:
-        found = Reached([], [], [], [], {}, [], {}, set())
+        reached = Reached([], [], [], [], {}, [], {}, set())
         attributes: dict[Symbol, dict[str, Use]] = {}
         for place, use in self.places.items():
             if self.begins[place] > last:
@@ -162,26 +162,26 @@ class Loads:
             if place.kind == "attribute" and place.base is not None:
                 attributes.setdefault(place.base, {})[place.key] = use
             elif place.kind == "item":
-                found.items.append((place, use))
+                reached.items.append((place, use))
         for base, uses in attributes.items():
             named = _is_of_module(base)
-            (found.named_attributes if named else found.attributes).append((base, uses))
+            (reached.named_attributes if named else reached.attributes).append((base, uses))
         for call in self.calls:
             if call.offset > last:
                 continue
             base = call.base
             if base is not None:
-                callees = found.named_callees if _is_of_module(base) else found.callees
+                callees = reached.named_callees if _is_of_module(base) else reached.callees
                 callees.setdefault(base, []).append(call)
             if base is None or base.kind == "call" or base.key in _SHAPED:
-                found.shaped.append(call)
-        for symbol in (*(base for base, _ in found.named_attributes), *found.named_callees):
-            found.named_offsets.update(_offsets(symbol))
+                reached.shaped.append(call)
+        for symbol in (*(base for base, _ in reached.named_attributes), *reached.named_callees):
+            reached.named_offsets.update(_offsets(symbol))
         for name, uses in self.arguments.items():
-            called = [s for s in found.callees if s.kind == "attribute" and _is(s.base, name)]
-            methods = [(symbol, found.callees.pop(symbol)) for symbol in called]
-            found.variables.append((name, uses, methods))
-        return found
+            called = [s for s in reached.callees if s.kind == "attribute" and _is(s.base, name)]
+            methods = [(symbol, reached.callees.pop(symbol)) for symbol in called]
+            reached.variables.append((name, uses, methods))
+        return reached
 
     def is_fixed(self, symbol: Symbol) -> bool:
         """Return whether a symbol is a variable that this code never assigns."""
@@ -189,21 +189,21 @@ class Loads:
 
     def is_settled(self, symbol: Symbol) -> bool:
         """Return whether no variable that is assigned leads to a symbol's values."""
-        found = self._settled.get(symbol)
-        if found is None and self.grown and symbol.kind in ("call", "item", "element"):
-            found = self._settled[symbol] = False
-        if found is None:
+        settled = self._settled.get(symbol)
+        if settled is None and self.grown and symbol.kind in ("call", "item", "element"):
+            settled = self._settled[symbol] = False
+        if settled is None:
             inside = symbol.parts if symbol.base is None else (symbol.base, *symbol.parts)
             assigned = symbol.kind == "variable" and symbol.key in self.assigned
-            found = self._settled[symbol] = not assigned and all(map(self.is_settled, inside))
-        return found
+            settled = self._settled[symbol] = not assigned and all(map(self.is_settled, inside))
+        return settled
 
     def tells(self, symbol: Symbol) -> bool:
         """Return whether all values of a symbol can be found when the function has run."""
-        found = self._told.get(symbol)
-        if found is None:
-            found = self._told[symbol] = self._tells(symbol, frozenset())
-        return found
+        told = self._told.get(symbol)
+        if told is None:
+            told = self._told[symbol] = self._tells(symbol, frozenset())
+        return told
 
     def _tells(self, symbol: Symbol, within: frozenset[str]) -> bool:
         """Return `tells`. `within` are variables whose values are being looked for."""
@@ -225,68 +225,68 @@ class Loads:
 
     def _changes(self, container: Symbol) -> bool:
         """Return whether a variable holds a container that the code made, and may change."""
-        made = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
+        assigned = self.assigned.get(container.key, ()) if container.kind == "variable" else ()
         return any(
-            s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in made
+            s.kind in ("unknown", "call") or (s.kind == "parts" and not s.parts) for s in assigned
         )
 
     def place(self, symbol: Symbol) -> Symbol:
         """Return a symbol without offsets, as a key of `grown`."""
-        found = self._places.get(symbol)
-        if found is None:
-            found = self._places[symbol] = without_offset(symbol)
-        return found
+        bare = self._places.get(symbol)
+        if bare is None:
+            bare = self._places[symbol] = without_offset(symbol)
+        return bare
 
     def instruction(self, offset: int) -> int:
         """Return the start of the instruction around an offset, caches included."""
         return self.offsets[bisect_right(self.offsets, offset) - 1]
 
 
-def summed_up(found: Loads, loads: Iterable[Load]) -> Loads:
+def summed_up(summary: Loads, loads: Iterable[Load]) -> Loads:
     """Fill in each place once, with its strongest use. Equal symbols become the same object, so
     that its values are looked up once."""
-    known: dict[Symbol, Unique] = {}
+    uniques: dict[Symbol, Unique] = {}
     same: dict[int, Unique] = {}
     """id of a symbol -> the equal symbol."""
 
     def unique(symbol: Symbol) -> Unique:
-        found = same.get(id(symbol))
-        if found is None:
-            found = same[id(symbol)] = of_unique(symbol)
-        return found
+        one = same.get(id(symbol))
+        if one is None:
+            one = same[id(symbol)] = of_unique(symbol)
+        return one
 
     def of_unique(symbol: Symbol) -> Unique:
         base = None if symbol.base is None else unique(symbol.base)
         parts = tuple(map(unique, symbol.parts))
-        made = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
-        return known.get(made) or known.setdefault(made, Unique(*made))
+        bare = Symbol(symbol.kind, base, symbol.key, parts, symbol.offset)
+        return uniques.get(bare) or uniques.setdefault(bare, Unique(*bare))
 
     for load in loads:
         place = of_unique(load.place._replace(offset=-1))  # whose id may be another's later
         base = place.base
-        uses: dict[Any, Use] = found.places
+        uses: dict[Any, Use] = summary.places
         if place.kind == "global":
-            uses = found.globals
+            uses = summary.globals
         elif place.kind == "variable":
-            uses = found.variables
-        elif place.kind == "attribute" and base is not None and found.is_fixed(base):
-            uses = found.arguments.setdefault(base.key, {})
-        key = place if uses is found.places else place.key
-        if uses is found.places:
+            uses = summary.variables
+        elif place.kind == "attribute" and base is not None and summary.is_fixed(base):
+            uses = summary.arguments.setdefault(base.key, {})
+        key = place if uses is summary.places else place.key
+        if uses is summary.places:
             begins = load.place.offset
-            found.begins[place] = min(begins, found.begins.get(place, begins))
+            summary.begins[place] = min(begins, summary.begins.get(place, begins))
         use = Use.NONE if load.stores else load.use
         uses[key] = max(use, uses.get(key, Use.NONE))
-    found.assigned = {
-        name: [unique(s) for s in symbols] for name, symbols in found.assigned.items()
+    summary.assigned = {
+        name: [unique(s) for s in symbols] for name, symbols in summary.assigned.items()
     }
-    found.grown = {place: [unique(s) for s in put] for place, put in found.grown.items()}
-    for place in found.places:
-        if place.kind == "attribute" and place.base is not None and not found.tells(place.base):
-            found.loose.add(place.key)
-    found.calls = list({unique(s): None for s in found.calls})
-    found.opaque = list({unique(s): None for s in found.opaque})
-    return found
+    summary.grown = {place: [unique(s) for s in put] for place, put in summary.grown.items()}
+    for place in summary.places:
+        if place.kind == "attribute" and place.base is not None and not summary.tells(place.base):
+            summary.loose.add(place.key)
+    summary.calls = list({unique(s): None for s in summary.calls})
+    summary.opaque = list({unique(s): None for s in summary.opaque})
+    return summary
 
 
 def _is_of_module(symbol: Symbol) -> bool:

@@ -62,152 +62,152 @@ class Values:
         self._putting = _NONE_YET  # whose contents are being looked for
         self._following = 0
         """Number of variables whose values are being looked for."""
-        self._found = 0
+        self._added = 0
         """Number of values that were found by following assignments."""
         self._so_far: dict[Symbol, tuple[int, list[object]]] = {}
-        """symbol -> (`_found` at that time, values), while variables are being followed."""
-        self._known: dict[Symbol | str, list[object]] = {}
+        """symbol -> (`_added` at that time, values), while variables are being followed."""
+        self._looked_up: dict[Symbol | str, list[object]] = {}
         """symbol, or name of a variable -> its values."""
 
     def _values(self, symbol: Symbol | None) -> list[object]:
         """Return the values that a symbol may have had. Runs no user code."""
         if symbol is None:
             return []
-        known = self._known.get(symbol)
-        if known is not None:
-            return known
+        earlier = self._looked_up.get(symbol)
+        if earlier is not None:
+            return earlier
         kind = symbol.kind
         if kind == "variable":
-            found = self._variable(symbol.key)
+            values = self._variable(symbol.key)
         elif kind == "global":
             spaces = (self._globals, vars(builtins))
-            found = [space[symbol.key] for space in spaces if symbol.key in space][:1]
+            values = [space[symbol.key] for space in spaces if symbol.key in space][:1]
             if self._facts.of_class and symbol.key in self._locals:
-                found = [self._locals[symbol.key], *found]
+                values = [self._locals[symbol.key], *values]
         elif kind == "constant":
-            found = [symbol.key]
+            values = [symbol.key]
         elif kind == "unknown":
-            found = []
+            values = []
         else:
-            before = self._found
+            before = self._added
             so_far = self._so_far.get(symbol)
             if so_far is not None and so_far[0] == before:
                 return so_far[1]
-            found = self._find(symbol)
+            values = self._find(symbol)
             if self._following and not self._loads.is_settled(symbol):
-                if self._found == before and not self._putting:
-                    self._so_far[symbol] = before, found
-                return found
-        self._known[symbol] = found
-        return found
+                if self._added == before and not self._putting:
+                    self._so_far[symbol] = before, values
+                return values
+        self._looked_up[symbol] = values
+        return values
 
     def _find(self, symbol: Symbol) -> list[object]:
         kind = symbol.kind
-        found: list[object] = list(self._results.get(symbol.offset, ())) if self._results else []
+        values: list[object] = list(self._results.get(symbol.offset, ())) if self._results else []
         if kind == "attribute":
             for value in self._values(symbol.base):
-                found += peek(value, symbol.key)
+                values += peek(value, symbol.key)
         elif kind == "namespace":
-            found += namespaces(self._values(symbol.base))
+            values += namespaces(self._values(symbol.base))
         elif kind in ("item", "element"):
             keys = [v for part in symbol.parts for v in self._values(part)]
             inside = self._values(symbol.base)
-            found += self._put_into(symbol.base)
+            values += self._put_into(symbol.base)
             for value in inside:
-                found += items(value, keys)
+                values += items(value, keys)
             if symbol.base and symbol.base.kind in _MADE:  # its values are known by their items
-                found += inside
+                values += inside
         elif kind in ("parts", "either"):
-            found += [v for part in symbol.parts for v in self._values(part)]
+            values += [v for part in symbol.parts for v in self._values(part)]
         elif kind == "call":
-            found += self._returned(symbol)
+            values += self._returned(symbol)
         elif kind == "module":
-            found += self._module(symbol)
+            values += self._module(symbol)
         return (
-            found
-            if len(found) < _MOST_REPEATED
-            else list({id(v): v for v in found}.values())[:MOST]
+            values
+            if len(values) < _MOST_REPEATED
+            else list({id(v): v for v in values}.values())[:MOST]
         )
 
     def _variable(self, name: str) -> list[object]:
         """Return a variable's values: at the call, at the end, and those assigned in between."""
-        if name in self._known:
-            return self._known[name]
-        found = self._known[name] = [
+        if name in self._looked_up:
+            return self._looked_up[name]
+        held = self._looked_up[name] = [
             values[name] for values in (self._arguments, self._locals) if name in values
         ]
         loads = self._loads
-        if name not in loads.assigned or (found and name in loads.once):
-            return found
-        if not found and name not in loads.cleared and name not in loads.free:
-            return found  # no assignment to it ran
-        seen = {id(v) for v in found}
+        if name not in loads.assigned or (held and name in loads.once):
+            return held
+        if not held and name not in loads.cleared and name not in loads.free:
+            return held  # no assignment to it ran
+        seen = {id(v) for v in held}
         assigned = loads.assigned[name]
         again = not all(map(loads.is_settled, assigned))
         before = -1
         self._following += 1
-        while before < len(found) < MOST and (before < 0 or again):
-            before = len(found)
+        while before < len(held) < MOST and (before < 0 or again):
+            before = len(held)
             for symbol in assigned:
                 for value in self._values(symbol):
                     if id(value) not in seen and (has_contents(value) or type(value) in (str, int)):
                         seen.add(id(value))
-                        found.append(value)
-                        self._found += 1
+                        held.append(value)
+                        self._added += 1
         self._following -= 1
-        return found
+        return held
 
     def _returned(self, call: Symbol) -> list[object]:
         """Return the possible results of a call; for unread code, the arguments and their items."""
-        found: list[object] = []
+        results: list[object] = []
         for called in self._values(call.base):
             if type(called) is types.FunctionType and not is_machinery(called.__code__.co_filename):
                 continue  # its results were seen
             function, given = taken_apart(called)
             if is_getattr(function):
                 objects, names, _ = self._of_getattr(given, call)
-                found += [v for o in objects for n in names for v in peek(o, n)]
-                found += [v for o in objects for v in attribute_values(o)] if not names else []
-                found += [v for default in self._given(call)[2:] for v in self._values(default)]
+                results += [v for o in objects for n in names for v in peek(o, n)]
+                results += [v for o in objects for v in attribute_values(o)] if not names else []
+                results += [v for default in self._given(call)[2:] for v in self._values(default)]
             elif function is globals:
-                found.append(self._globals)
+                results.append(self._globals)
             elif function is vars:
-                found += namespaces([*given, *self._arguments_of(call)])
+                results += namespaces([*given, *self._arguments_of(call)])
             elif function is operator.attrgetter:
                 names = [v for v in self._arguments_of(call) if type(v) is str]
-                found += [operator.attrgetter(*names)] if names else []
+                results += [operator.attrgetter(*names)] if names else []
             elif function is type and len(call.parts) == 1:
-                found += map(type, self._values(call.parts[0]))
+                results += map(type, self._values(call.parts[0]))
             elif isinstance(function, weakref.ref):
-                found.append(cast(Any, weakref.ref.__call__(function)))
+                results.append(cast(Any, weakref.ref.__call__(function)))
             elif isinstance(function, operator.attrgetter):
                 arguments = [*given, *self._arguments_of(call)]
-                found += [v for o in arguments for v in attribute_values(o) if has_contents(v)]
+                results += [v for o in arguments for v in attribute_values(o) if has_contents(v)]
             elif isinstance(function, type) and is_called_by_c(function):
-                found += filter(has_contents, self._arguments_of(call))
+                results += filter(has_contents, self._arguments_of(call))
                 if function is functools.partial:
-                    found += self._partials(call)
+                    results += self._partials(call)
             elif is_of_dict(function) and cast(Any, function).__name__ in ITEM_METHODS:
                 holders, keys, _ = self._of_dict(given, call)
                 values = [*self._arguments_of(call), *(v for o in holders for v in items(o, keys))]
-                found += filter(has_contents, values)
+                results += filter(has_contents, values)
             elif is_unread(called):
                 arguments = [*given, *self._arguments_of(call)]
                 full = [v for v in arguments if has_contents(v)]
-                found += full
-                found += [v for v in map(elements, full) for v in v if has_contents(v)]
+                results += full
+                results += [v for v in map(elements, full) for v in v if has_contents(v)]
                 if self._loads.grown:
                     put = [v for part in call.parts for v in self._put_into(part)]
-                    found += filter(has_contents, put)
+                    results += filter(has_contents, put)
         if call.base and call.base.kind == "call" and self._is_made_by_c(call.base):
             arguments = self._arguments_of(call)  # of an `itemgetter("k")`
-            found += [
+            results += [
                 v
                 for o in arguments
                 for v in (*attribute_values(o), *elements(o))
                 if has_contents(v)
             ]
-        return found
+        return results
 
     def _put_into(self, container: Symbol | None) -> list[object]:
         """Return values that the code put into a container. They may be out of it by the end."""
@@ -216,15 +216,15 @@ class Values:
         if place is None or place not in grown or place in self._putting:
             return []
         self._putting |= {place}
-        found = [v for symbol in grown[place] for v in self._values(symbol)]
+        values = [v for symbol in grown[place] for v in self._values(symbol)]
         self._putting -= {place}
-        return found
+        return values
 
     def _partials(self, call: Symbol) -> list[object]:
         """Return the partials that a call may have made of functions, with their first arguments
         as far as they are known."""
         functions, *rest = [self._values(part) for part in call.parts] or [[]]
-        given = [found[0] for found in itertools.takewhile(len, rest)]
+        given = [values[0] for values in itertools.takewhile(len, rest)]
         return [functools.partial(f, *given) for f in functions if callable(f)]
 
     def _module_names(self, symbol: Symbol) -> list[str]:
@@ -238,8 +238,8 @@ class Values:
         return [name, name.partition(".")[0]]
 
     def _module(self, symbol: Symbol) -> list[object]:
-        found = map(sys.modules.get, self._module_names(symbol))
-        return [module for module in found if module is not None]
+        modules = map(sys.modules.get, self._module_names(symbol))
+        return [module for module in modules if module is not None]
 
     def _of_dict(
         self, given: tuple[object, ...], call: Symbol
@@ -270,9 +270,9 @@ class Values:
 
     def _is_made_by_c(self, call: Symbol) -> bool:
         """Return whether a call makes an instance of a C class that may read any attribute."""
-        made = [v for v in self._values(call.base) if isinstance(v, type) and is_called_by_c(v)]
+        classes = [v for v in self._values(call.base) if isinstance(v, type) and is_called_by_c(v)]
         named = all(map(self._loads.tells, call.parts))
-        return any(v is not operator.attrgetter or not named for v in made)
+        return any(v is not operator.attrgetter or not named for v in classes)
 
     def _names(self, name: Symbol) -> tuple[list[str], bool]:
         """Return the known values of a symbol for a name, and whether there are no others."""

@@ -66,7 +66,7 @@ class FrameWatch:
         device: the device of the run: a backward for an accelerator works in a thread of its own.
         step_aside: called before an operator that takes functions runs, to end the modes that watch
             the run: Dynamo never compiles a function that it met under a mode (pytorch#190286).
-        known: frames that were read before, as `Reads.ended`, and are not read again.
+        ended: frames that were read before, as `Reads.ended`, and are not read again.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class FrameWatch:
         reads: Reads,
         device: torch.device = _CPU,
         step_aside: Callable[[], object] | None = None,
-        known: frozenset[tuple[types.CodeType, int]] = frozenset(),
+        ended: frozenset[tuple[types.CodeType, int]] = frozenset(),
     ) -> None:
         self.reads = reads
         self._past: dict[types.CodeType, set[int]] = {}
         """code -> the ends of frames that are not read again."""
-        for code, end in known:
+        for code, end in ended:
             self._past.setdefault(code, set()).add(end)
         self._step_aside = step_aside
         self._device = device
@@ -129,8 +129,8 @@ class FrameWatch:
         try:
             with unwatched():  # the hook of this thread may be on still
                 self._note_ended(traceback)
-                for known in self._codes.values():
-                    self.reads.ended.difference_update((known.code, end) for end in known.singular)
+                for facts in self._codes.values():
+                    self.reads.ended.difference_update((facts.code, end) for end in facts.singular)
                 for kept in (self._arguments, self._results, self._codes):
                     kept.clear()  # another thread may keep this as its hook
                 self.reads.sum_up()
@@ -150,44 +150,44 @@ class FrameWatch:
         """Note the frames that an error ended. An error of a hook ends the hook, too."""
         while traceback is not None:
             frame, traceback = traceback.tb_frame, traceback.tb_next
-            known = self._codes.get(id(frame.f_code))
-            if known is not None and known.met:
-                self._returned(frame, known, None)
+            facts = self._codes.get(id(frame.f_code))
+            if facts is not None and facts.met:
+                self._returned(frame, facts, None)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         if self.failed is not None:
             return
         try:
             code = frame.f_code
-            known = self._codes.get(id(code)) or self._known(code)
-            if known.aside or self._aside:
-                self._note_aside(frame, event, known)
+            facts = self._codes.get(id(code)) or self._facts_of(code)
+            if facts.aside or self._aside:
+                self._note_aside(frame, event, facts)
             elif event == "return":
-                self._returned(frame, known, arg)
+                self._returned(frame, facts, arg)
             else:
-                if known.matters:
+                if facts.matters:
                     self._note_torch(code, frame)
-                if not known.unread:
-                    self._called(frame, known)
-                elif known.standard:
+                if not facts.unread:
+                    self._called(frame, facts)
+                elif facts.standard:
                     self._note_standard(frame, code)
         except Exception as error:  # noqa: BLE001  raised here, it would end the user's frame
             self._fail(error)
 
-    def _note_aside(self, frame: FrameType, event: str, known: CodeFacts) -> None:
-        if known.aside and event == "call":
+    def _note_aside(self, frame: FrameType, event: str, facts: CodeFacts) -> None:
+        if facts.aside and event == "call":
             self._aside.append(frame)
-        elif known.aside and frame in self._aside:
+        elif facts.aside and frame in self._aside:
             self._aside.remove(frame)
 
-    def _known(self, code: types.CodeType) -> CodeFacts:
+    def _facts_of(self, code: types.CodeType) -> CodeFacts:
         unread = is_machinery(code.co_filename) or code in self._unread
-        known = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
-        self._codes[id(code)] = known
-        passes_on = known.standard and code.co_name == "__get__"
-        if known.unread and not (known.aside or known.matters or passes_on):
-            self.matters[id(code)] = Matters.USES if known.standard else Matters.RESULTS
-        return known
+        facts = CodeFacts(code, unread, self._past.get(code, _NO_ENDS) if self._past else _NO_ENDS)
+        self._codes[id(code)] = facts
+        passes_on = facts.standard and code.co_name == "__get__"
+        if facts.unread and not (facts.aside or facts.matters or passes_on):
+            self.matters[id(code)] = Matters.USES if facts.standard else Matters.RESULTS
+        return facts
 
     def _note_torch(self, code: types.CodeType, frame: FrameType) -> None:
         """Note a call that gives work to a thread, or of a backward, a higher-order operator, or a
@@ -217,7 +217,7 @@ class FrameWatch:
         all of their object, as `value` of an enumeration's member."""
         parent = frame.f_back
         while parent is not None:
-            caller = self._codes.get(id(parent.f_code)) or self._known(parent.f_code)
+            caller = self._codes.get(id(parent.f_code)) or self._facts_of(parent.f_code)
             if not (caller.standard and parent.f_code.co_name == "__get__"):
                 break
             parent = parent.f_back  # a descriptor in Python
@@ -233,39 +233,39 @@ class FrameWatch:
         if sys.getprofile() is None:
             self._hook.begin()
 
-    def _meet(self, known: CodeFacts) -> None:
-        known.meet()
-        self.reads.codes.add(known.code)
-        if known.ignores_calls:
-            self.matters[id(known.code)] = Matters.RETURNS
+    def _meet(self, facts: CodeFacts) -> None:
+        facts.meet()
+        self.reads.codes.add(facts.code)
+        if facts.ignores_calls:
+            self.matters[id(facts.code)] = Matters.RETURNS
 
-    def _called(self, frame: FrameType, known: CodeFacts) -> None:
-        if known.depends and known.is_unread(frame):
+    def _called(self, frame: FrameType, facts: CodeFacts) -> None:
+        if facts.depends and facts.is_unread(frame):
             return
-        if not known.met:
-            self._meet(known)
+        if not facts.met:
+            self._meet(facts)
         kept: dict[str, Any] = {}
-        if known.replaced:
+        if facts.replaced:
             values = frame.f_locals
-            kept = {n: v for n in known.replaced if has_contents(v := values.get(n))}
-        if known.is_enclosed:
+            kept = {n: v for n in facts.replaced if has_contents(v := values.get(n))}
+        if facts.is_enclosed:
             kept = _enclosing(frame)
-        if known.iterates:  # at the end it is exhausted
+        if facts.iterates:  # at the end it is exhausted
             kept[ITERATED] = iterated_container(frame.f_locals.get(ITERATED))
         if kept:
-            known.given = True
+            facts.given = True
             self._arguments[id(frame)] = kept
 
-    def _returned(self, frame: FrameType, known: CodeFacts, result: object) -> None:
+    def _returned(self, frame: FrameType, facts: CodeFacts, result: object) -> None:
         arguments, results = _NONE, _NONE
-        if known.given:
+        if facts.given:
             key = id(frame)
             arguments, results = self._arguments.pop(key, _NONE), self._results.pop(key, _NONE)
         if not has_contents(result):
             self.leaves.add(type(result))
         elif (parent := frame.f_back) is not None:
             code = parent.f_code
-            caller = self._codes.get(id(code)) or self._known(code)
+            caller = self._codes.get(id(code)) or self._facts_of(code)
             if not caller.unread:
                 caller.given = True
                 at = self._results.setdefault(id(parent), {}).setdefault(parent.f_lasti, [])
@@ -273,39 +273,39 @@ class FrameWatch:
                     at.append(result)
         make_way_in_hook()
         at = frame.f_lasti
-        if known.unread or (known.depends and known.is_unread(frame)):
+        if facts.unread or (facts.depends and facts.is_unread(frame)):
             return
-        if not known.met:  # the frame may be older than the watch
-            self._meet(known)
-        for store in known.stores:
+        if not facts.met:  # the frame may be older than the watch
+            self._meet(facts)
+        for store in facts.stores:
             if at > store.offset:
                 self._note_store(store, frame.f_locals.get(store.variable))
-        if at in known.past:
+        if at in facts.past:
             return
         with self._lock:
             if self._noting:  # in this thread
                 raise RuntimeError("the watch was called in its own work")
             self._noting = True
-            of_tensors = self._note(frame, known, at, arguments, results)
+            of_tensors = self._note(frame, facts, at, arguments, results)
             self._noting = False
         if of_tensors:
-            known.singular.add(at)
-        elif at not in known.ends:
-            known.ends.add(at)
-            self.reads.ended.add((known.code, at))
+            facts.singular.add(at)
+        elif at not in facts.ends:
+            facts.ends.add(at)
+            self.reads.ended.add((facts.code, at))
 
     def _note(
         self,
         frame: FrameType,
-        known: CodeFacts,
+        facts: CodeFacts,
         at: int,
         arguments: dict[str, Any],
         results: dict[int, list[object]],
     ) -> bool:
         """Note the reads of a frame. Return whether it read what hangs on tensors."""
-        named = None if arguments or results else known.named.get(at)
+        named = None if arguments or results else facts.named.get(at)
         if named is None or not named.note_alike(self.reads, frame.f_globals, frame.f_locals):
-            run = RanFrame(self.reads, frame, known, arguments, results)
+            run = RanFrame(self.reads, frame, facts, arguments, results)
             run.note(at)
             return run.reads_tensor_attributes
         return False
@@ -321,15 +321,15 @@ class FrameWatch:
 def _enclosing(frame: FrameType) -> dict[str, Any]:
     """Return the variables that the body of a class takes from the function around it, which runs
     it. The frame of the body has only the names of the class."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     parent = frame.f_back
-    while parent is not None and len(found) < len(frame.f_code.co_freevars):
+    while parent is not None and len(variables) < len(frame.f_code.co_freevars):
         values = parent.f_locals
         for name in frame.f_code.co_freevars:
             if name in values and parent.f_code.co_flags & inspect.CO_OPTIMIZED:
-                found.setdefault(name, values[name])
+                variables.setdefault(name, values[name])
         parent = parent.f_back
-    return found
+    return variables
 
 
 def run_in_engine(device: torch.device, function: Callable[[], object]) -> None:

@@ -64,11 +64,11 @@ def _built(name: str, source: bytes) -> Path:
         raise LookupError(f"no Python.h in {include}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made, text = Path(scratch) / target.name, Path(scratch) / f"{name}.c"
+        library, text = Path(scratch) / target.name, Path(scratch) / f"{name}.c"
         text.write_bytes(source)
-        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, text]
+        command = [*_compiler(), "-O2", "-shared", "-fPIC", f"-I{include}", "-o", library, text]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        os.replace(made, target)
+        os.replace(library, target)
     return target
 
 
@@ -76,8 +76,8 @@ def _compiler() -> list[str]:
     """Return the compiler that Python was built with, or another that is installed."""
     import shlex  # for this alone, once for each machine
 
-    wanted = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    for candidate in ([wanted[0]], ["cc"], ["gcc"], ["clang"]):
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    for candidate in ([command[0]], ["cc"], ["gcc"], ["clang"]):
         if shutil.which(candidate[0]):
             return candidate
     raise LookupError("no C compiler")

@@ -59,8 +59,7 @@ def why_not(optimizer: Optimizer) -> tuple[str, str] | None:
     kind = type(optimizer).__name__
     if not is_of_torch(optimizer):
         return None
-    found = (_why_not(kind, group) for group in optimizer.param_groups)
-    return next(filter(None, found), None)
+    return next(filter(None, (_why_not(kind, group) for group in optimizer.param_groups)), None)
 
 
 def _why_not(kind: str, group: dict[str, Any]) -> tuple[str, str] | None:
@@ -107,9 +106,9 @@ def _is_complex(group: dict[str, Any]) -> bool:
 
 def refusal(optimizer: Optimizer) -> CaptureError | None:
     """Return the error for an optimizer that is about to step in a callable; None if it may."""
-    found = why_not(optimizer)
-    if found is not None:
-        return error_here("OL120", found[0], fix=found[1])
+    reason = why_not(optimizer)
+    if reason is not None:
+        return error_here("OL120", reason[0], fix=reason[1])
     if _is_scaled(optimizer):
         kind = type(optimizer).__name__
         fix = f"torch.optim.{kind}(..., fused=True)"
@@ -163,9 +162,9 @@ def outlasting(passing: Iterable[weakref.ref[Optimizer]]) -> list[Optimizer]:
     """Return the optimizers of `passing` that outlive a finished run, which stepped them. An
     optimizer is in a cycle with itself, so freeing a dropped one takes a collection: 0.1 s."""
     gc.collect()
-    found = [optimizer for optimizer in (ref() for ref in passing) if optimizer is not None]
-    _outlasting.update(found)
-    return found
+    alive = [optimizer for optimizer in (ref() for ref in passing) if optimizer is not None]
+    _outlasting.update(alive)
+    return alive
 
 
 def lasting(reached: Collection[int]) -> Callable[[Optimizer], bool]:
@@ -337,9 +336,9 @@ def capturable(optimizer: Stepper) -> Stepper:
         what = f"expected an optimizer, got {describe_type(optimizer)}"
         raise ArgumentError("OL401", what, fix="ol.capturable(torch.optim.Adam(...))")
     kind = type(optimizer).__name__
-    known = is_of_torch(optimizer) or kind in _NEVER
+    listed = is_of_torch(optimizer) or kind in _NEVER
     for group in optimizer.param_groups:  # first all of them: an error leaves it as it was
-        refused = _why_not(kind, group) if known else None
+        refused = _why_not(kind, group) if listed else None
         if refused is not None and _option(kind, group) is None:
             raise CaptureError("OL120", refused[0], fix=refused[1])
     for group in optimizer.param_groups:

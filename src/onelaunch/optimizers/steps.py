@@ -155,11 +155,11 @@ class Steps:
     def outlasting(self) -> bool:
         """Return, after the run, whether it stepped an optimizer that unexpectedly outlives it.
         That optimizer is kept alive from now on."""
-        found = outlasting(self._passing) if self._passing else []
+        optimizers = outlasting(self._passing) if self._passing else []
         self._passing.clear()
-        for optimizer in found:
+        for optimizer in optimizers:
             self._hold(optimizer)
-        return bool(found)
+        return bool(optimizers)
 
     @contextmanager
     def watched(self, observer: Observer) -> Generator[None]:
@@ -224,8 +224,8 @@ class Steps:
             if matters(slot)
         ]
 
-    def refuse_schedule(self, found: Sequence[Change], fn: object) -> None:
-        for slot, _, _ in found:
+    def refuse_schedule(self, changes: Sequence[Change], fn: object) -> None:
+        for slot, _, _ in changes:
             if isinstance(slot.owner, LRScheduler):
                 name = type(slot.owner).__name__
                 variable = slot.name.rpartition(".")[0].rpartition(".")[2]
@@ -234,7 +234,7 @@ class Steps:
                 raise CaptureError("OL122", what, where=place)
 
     def moved(
-        self, found: Sequence[Change], before: StateWalk, followed: Collection[tuple[int, object]]
+        self, changes: Sequence[Change], before: StateWalk, followed: Collection[tuple[int, object]]
     ) -> list[Change]:
         """Return the changes of numbers that optimizers in this run read, except mere counts.
         `followed`: ids of the slots whose numbers each replay moves on."""
@@ -247,7 +247,7 @@ class Steps:
                 number = any(is_real(value) or type(value) is tuple for value in (old, new))
             return number and before.use(slot) not in (Use.NONE, Use.GROWS)
 
-        return [change for change in found if change.slot.id not in followed and is_moved(change)]
+        return [change for change in changes if change.slot.id not in followed and is_moved(change)]
 
     def _holders(self) -> tuple[dict[int, Optimizer], set[int]]:
         """Return id -> optimizer for where optimizers keep numbers, and ids of groups."""

@@ -78,10 +78,10 @@ def build_call(captured: CapturedCall, spec: CallSpec, label: str) -> CallPath:
         source.line(f"flight = {source.name('take', captured.pair.take)}()")
         source.miss_if("flight is None")
     title = f"{label} {sizes([t.shape for t in spec.tensors])}".rstrip()
-    made = write_launch(source, title)
+    launch = write_launch(source, title)
     for draw in captured.draws:
         source.line(f"{source.name('draw', draw)}()")
     source.line(
-        f"return {expression(source, captured.tree, [made[n] for n in captured.output_indices])}"
+        f"return {expression(source, captured.tree, [launch[n] for n in captured.output_indices])}"
     )
     return source.compile("args, kwargs", label)

@@ -92,8 +92,8 @@ def _match_other(
     own = mapped(tree, lambda t: Leaf(numbers.index(t.index)) if isinstance(t, Leaf) else t)
     renumbered = source.name("tree", own)
     source.miss_if(f"type({name}) is not {kind}")
-    apart = functools.partial(flatten, objects=kinds_in(tree)) if kinds_in(tree) else flatten
-    source.line(f"{name} = {source.name('flatten', apart)}({name})")
+    flat = functools.partial(flatten, objects=kinds_in(tree)) if kinds_in(tree) else flatten
+    source.line(f"{name} = {source.name('flatten', flat)}({name})")
     source.miss_if(f"{name}.tree != {renumbered}")
     for position, number in enumerate(numbers):
         leaves[number] = f"t{number}"

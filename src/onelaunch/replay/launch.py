@@ -74,16 +74,16 @@ def write_launch(source: GeneratedFunction, title: str) -> list[str]:
     if captured.pair is not None:
         for number in captured.pair.results:
             if number not in names:
-                output = captured.outputs.made[number]
+                output = captured.outputs.tensors[number]
                 names[number] = _caller_result(source, output, names)
         _attach(source, captured.pair, names)
     # Only now: torch hides the node of a chunk after a write to it.
     _bump_written(source)
-    for number, output in enumerate(captured.outputs.made):
+    for number, output in enumerate(captured.outputs.tensors):
         if output.freed and number not in static:  # which has the graph of the capture
             mark = source.name("mark_freed", mark_freed)
             source.line(f"{names[number]} = {mark}({names[number]})")
-    for number, output in enumerate(captured.outputs.made):
+    for number, output in enumerate(captured.outputs.tensors):
         if number not in names:
             names[number] = _caller_result(source, output, names)
     results = [names[number] for number in range(len(names))]
@@ -155,10 +155,10 @@ def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) ->
         source.line(f"{name} = {_empty(source, group.stop - group.start)}", depth)
     else:
         spec = base[1].spec
-        made = source.name("allocate", driver.allocator(spec))
+        allocate = source.name("allocate", driver.allocator(spec))
         sizes = f"{source.name('size', spec.shape)}, {source.name('stride', spec.stride)}"
         sizes = _sizes(base[1]) if base[1].follows else sizes
-        source.line(f"{name} = {made}({sizes})", depth)
+        source.line(f"{name} = {allocate}({sizes})", depth)
     for number, output in members:
         if base is not None and number == base[0]:
             names[number] = name
@@ -233,7 +233,7 @@ def _bump_written(source: GeneratedFunction) -> None:
         source.line("forward.written()", 2)
 
 
-def _rebind_slots(source: GeneratedFunction, made: Sequence[str]) -> None:
+def _rebind_slots(source: GeneratedFunction, values: Sequence[str]) -> None:
     captured = source.captured
     kept = [state for state in captured.state if gradient_in(state, captured) is not None]
     if kept:
@@ -246,7 +246,7 @@ def _rebind_slots(source: GeneratedFunction, made: Sequence[str]) -> None:
             value = f"{source.name('fresh', state.fresh)}()"
             source.line(f"{source.name('rebind', state.slot.write)}({value})")
             continue
-        value = expression(source, state.tree, [made[n] for n in state.output_indices])
+        value = expression(source, state.tree, [values[n] for n in state.output_indices])
         if state.step is not None:
             number = f"{source.name('read', state.slot.reader)}()"
             if isinstance(state.step, int):
@@ -266,7 +266,7 @@ def gradient_in(state: StateOutput, captured: CapturedCall) -> Tensor | None:
     """Return the gradient that each replay writes in place, if the slot is for a gradient."""
     if state.slot.key is not gradient_of or not isinstance(state.tree, Leaf):
         return None
-    memory = captured.outputs.made[state.output_indices[0]].memory
+    memory = captured.outputs.tensors[state.output_indices[0]].memory
     return memory.tensor if isinstance(memory, Lasting) else None
 
 
@@ -337,12 +337,12 @@ def _viewer_of(spec: TensorSpec, offset: int, is_view: bool) -> Callable[[Tensor
             count = -(-(offset % size + spec.extent_bytes) // size)
             base = _as_dtype(base.as_strided((count,), (1,), start), spec.dtype)
             start = base.storage_offset() + offset % size // base.element_size()
-        made = base.as_strided(spec.shape, spec.stride, start)
+        viewed = base.as_strided(spec.shape, spec.stride, start)
         if spec.conj:
-            made = torch._conj(made)
+            viewed = torch._conj(viewed)
         if spec.neg:
-            made = torch._neg_view(made)
-        return made if is_view else made.detach()
+            viewed = torch._neg_view(viewed)
+        return viewed if is_view else viewed.detach()
 
     return view
 

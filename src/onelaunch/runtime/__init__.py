@@ -11,7 +11,7 @@ signature.py  the signatures of calls, which decide what a call can replay
 notices.py    the warnings of a callable, each given once, and calls that no recording serves
 requests.py   objects that a request makes anew and passes to the callable, and their recordings
 changing.py   arguments that differ at each call, so that no signature comes again
-worth.py      whether another recording pays, after some that did not
+patience.py   whether another recording pays, after some that did not last
 varied.py     numbers that the caller varies, and state that it replaces: inputs of a recording
 background.py  captures in a thread of their own, while calls run eagerly
 later.py      compiled recordings that take over from eager's, by a thread

@@ -21,7 +21,7 @@ from onelaunch.call.tree import Flat, Tree, flatten, unflatten
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.rolled_back import rolled_back
 from onelaunch.driver.capture_query import CaptureAnswer
-from onelaunch.driver.distance import apart
+from onelaunch.driver.distance import farthest
 from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.runtime.attempt import Attempt
@@ -127,7 +127,7 @@ class _RunValues(NamedTuple):
     def distance(self, other: _RunValues) -> float:
         """Return the distance to other values; infinity if they differ in more than tensors."""
         alike = self.places == other.places and self.tree == other.tree
-        return apart(other.tensors, self.tensors) if alike else math.inf
+        return farthest(other.tensors, self.tensors) if alike else math.inf
 
 
 class _Answered(NamedTuple):
@@ -140,8 +140,8 @@ class _Answered(NamedTuple):
     def distances(self, other: _Answered) -> tuple[float, float]:
         """Return the distances of the results and of the states, the farthest part of each."""
         mine, others = self.effects, other.effects
-        found = [mine[key].distance(others[key]) for key in mine.keys() & others.keys()]
-        state = max(found, default=0.0) if mine.keys() == others.keys() else math.inf
+        parts = [mine[key].distance(others[key]) for key in mine.keys() & others.keys()]
+        state = max(parts, default=0.0) if mine.keys() == others.keys() else math.inf
         return self.result.distance(other.result), state
 
 
@@ -165,7 +165,7 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
             drawn += [[state.tolist() for state in now], observer.random]
-        found = _RunValues.of(attempt, flat_result(result, reached))
+        values = _RunValues.of(attempt, flat_result(result, reached))
         written = observer.memory.written.items()
         left: dict[object, _RunValues] = {
             key: _RunValues.of(attempt, flatten(t)) for key, t in written
@@ -175,4 +175,4 @@ def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
         callee.note_state_after(reached, flat, result, before, effects.left)
     for change in effects.found:
         left[change.slot.id] = _RunValues.of(attempt, flat_result(change.after, reached))
-    return _Answered(found, drawn, left)
+    return _Answered(values, drawn, left)

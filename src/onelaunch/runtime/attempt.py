@@ -15,10 +15,8 @@ from onelaunch.capture.recording import CapturedCall
 from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.protocol import Driver
 from onelaunch.errors import CaptureError
-from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.replay.call_path import CallPath, build_call
-from onelaunch.runtime.pool import Backoff
-from onelaunch.runtime.worth import Worth
+from onelaunch.runtime.patience import History
 from onelaunch.sizes.dims import SizeLink, Varying
 from onelaunch.state.slots import is_leaf
 from onelaunch.state.snapshot import ReachableState
@@ -41,9 +39,21 @@ class OneWarmup(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
+class StandingRefusal:
+    """The reason for which a signature runs eagerly, or is refused."""
+
+    code: str | None = None  # the code of the reason for running eagerly for good, or None
+    error: CaptureError | None = None
+    """A refusal that stays. Two of several runs that differ may be alike by chance. Other runs
+    leave a mode changed, or give a tensor of the state a graph."""
+    training: bool | None = None
+    """True if the module was training when it was refused; None if it has no such flag."""
+
+
+@dataclass(slots=True, eq=False)
 class SignatureState:
-    """The facts about one signature: what its warm-ups showed, why it may be refused, and how often
-    a recording of it did not pay."""
+    """The facts about one signature that its warm-ups showed; why it may be refused; and its
+    recordings so far."""
 
     warmups: int = 0
     """The warm-up calls since its last recording, or of all time; `Warmup.run` counts them."""
@@ -57,43 +67,22 @@ class SignatureState:
     one_warmup: OneWarmup = OneWarmup.UNASKED
     """The answer to whether one warm-up is enough, as another bucket is recorded."""
     least: int = 0  # fewest warm-up calls, whatever the option says: DDP and FSDP modules need some
-    misfits_in_a_row: int = 0  # recordings in a row that did not fit the very call of their capture
-    eager_code: str | None = None  # the code of the reason for running eagerly for good, or None
     accesses: CompiledAccesses | None = None
     """The reads and writes of a watched run, for code whose operations cannot be watched."""
     ledger: Ledger | None = None  # the operations of the last run, to compare the next capture with
     draws: bool = False  # True if a run drew from the device's default generator
-    differed_in_a_row: int = 0  # captures in a row that differed from the run before them
-    shrinks: bool = False
-    """True if state that it replaces was seen to have other sizes, and not only larger ones."""
-    known_refusal: CaptureError | None = None
-    """A refusal that stays. Two of several runs that differ may be alike by chance. Other runs
-    leave a mode changed, or give a tensor of the state a graph."""
-    training: bool | None = None
-    """True if the module was training when it was refused; None if it has no such flag."""
-    other_mode: SignatureState | None = None
-    """The state for training if inference was refused, or the other way round."""
-    read_more_in_a_row: int = 0  # captures in a row that read more than the runs before them
-    worth: Worth = field(default_factory=Worth)
-    """The recordings that did not pay, of all signatures of similar calls."""
-    why: str | None = None  # the reason for its next recording, if one was dropped
-    launches: list[int] | None = None
-    """The launch counter of a dropped recording, which the next one continues."""
     need_bytes: int = 0
     """The bytes that a recording needs in a pool for itself, estimated in a warm-up; 0 if unknown.
     With buckets a warm-up runs at the size of its call, and shows a lower bound."""
-    backoff: Backoff = field(default_factory=Backoff)
     capture_answer: CaptureAnswer = field(default_factory=CaptureAnswer)
     """The answer to the callable where it asks whether it is being captured."""
-    options: StepOptions | None = None  # options of the optimizers that step in the last recording
+    refusal: StandingRefusal = field(default_factory=StandingRefusal)
+    history: History = field(default_factory=History)
+    other_mode: SignatureState | None = None
+    """The state for training if inference was refused, or the other way round."""
     by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
     """Leaves without a gradient, as flags -> the state for this case. None until a recording is
     dropped because a gradient was replaced."""
-
-    def lost(self, launches: list[int]) -> None:
-        """Keep the launch counter of a dropped recording."""
-        launches[0] += self.launches[0] if self.launches else 0
-        self.launches = launches
 
     def enough_warmups(self, option: int) -> int:
         """Return the number of warm-up calls, where the options ask for `option`."""
@@ -108,40 +97,38 @@ class SignatureState:
     def agreed(self) -> None:
         """Note a capture that did and read no more than the runs before it. The next one may begin
         in another state, so the answer about capturing is found anew."""
-        self.ledger, self.differed_in_a_row, self.read_more_in_a_row = None, 0, 0
-        self.capture_answer = CaptureAnswer()
+        self.ledger, self.capture_answer = None, CaptureAnswer()
+        self.history.differed = self.history.read_more = 0
 
     def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
         """Return the state for training or for inference, as a refusal in one leaves the other; and
         for the leaves that have a gradient now, if that matters. `training`: whether the module is
         training; None if it has no such flag."""
         state = self
-        if self.training is not None and self.training != training:
-            self.other_mode = state = self.other_mode or SignatureState(worth=self.worth)
+        if self.refusal.training not in (None, training):
+            self.other_mode = state = self.other_mode or self._for_case()
         return state if state.by_gradients is None else state._for_gradients(reached.walk())
 
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
-        parts = [] if self.by_gradients is None else list(self.by_gradients.values())
-        parts += [] if self.other_mode is None else [self.other_mode]
-        return sum(part.past_launches() for part in parts) + (
-            self.launches[0] if self.launches else 0
-        )
+        parts = [*(self.by_gradients or {}).values(), *filter(None, [self.other_mode])]
+        own = self.history.launches
+        return sum(part.past_launches() for part in parts) + (own[0] if own else 0)
+
+    def _for_case(self) -> SignatureState:
+        """Return the state for another case of this signature, without any facts yet."""
+        return SignatureState(history=History(self.history.worth))
 
     def _for_gradients(self, walked: StateWalk) -> SignatureState:
         """Return the state for the leaves that have a gradient now."""
         assert self.by_gradients is not None
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.requires_grad and is_leaf(t))
         if empty not in self.by_gradients:  # the first goes on where this one was
-            part = SignatureState(
-                self.warmups,
-                threads=self.threads,
-                why=self.why,
-                launches=self.launches,
-                worth=self.worth,
-            )
+            part, history = self._for_case(), self.history
+            part.warmups, part.threads = self.warmups, self.threads
+            part.history.why, part.history.launches = history.why, history.launches
             self.by_gradients[empty] = part
-            self.warmups, self.launches = 0, None
+            self.warmups, history.launches = 0, None
         return self.by_gradients[empty]
 
 

@@ -115,9 +115,9 @@ class Batcher:
             CaptureError: OL140, a row depends on others, or a call changes state.
         """
         with self._modes.entered():
-            found = self._joining.timed(args, kwargs)
+            times = self._joining.timed(args, kwargs)
         with self._changed:
-            self._times |= found
+            self._times |= times
 
     def close(self, *, cancel: bool = False) -> None:
         """Run the requests that wait, then end the thread. With `cancel` they are cancelled."""
@@ -217,10 +217,10 @@ class Batcher:
             return
         bucket = size, *batch[0].request.others
         with self._changed:
-            known = self._times.get(bucket, milliseconds)
-            self._times[bucket] = known = known + _NEW * (milliseconds - known)
+            mean = self._times.get(bucket, milliseconds)
+            self._times[bucket] = mean = mean + _NEW * (milliseconds - mean)
             for other, before in self._times.items():
-                limit = known * other[0] / size * _BELOW
+                limit = mean * other[0] / size * _BELOW
                 if other[0] > size and other[1:] == bucket[1:] and before > limit:
                     self._times[other] = before + _DOUBT * (limit - before)
 

@@ -36,11 +36,11 @@ def note_newest(
     once: list[tuple[CallSpec, SignatureState]],
     spec: CallSpec,
     paths: Sequence[str],
-    known: SignatureState,
+    signature: SignatureState,
 ) -> ChangingArgument | None:
     """Add a new signature to the newest, as long as each came once. Return the part in which all
-    differ, or None. `known`: its state, now and later."""
-    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, known)]
+    differ, or None. `signature`: its state, now and later."""
+    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, signature)]
     specs = [s for s, _ in once]
     if len(specs) <= MANY:
         return None
@@ -125,7 +125,7 @@ def _grown(a: CallSpec, b: CallSpec) -> tuple[tuple[int, int, int], ...] | None:
     for (_, x), (_, y) in zip(mine, theirs, strict=True):
         if x != y and not (isinstance(x.value, int) and isinstance(y.value, int)):
             return None
-    found: list[tuple[int, int, int]] = []
+    grown: list[tuple[int, int, int]] = []
     for index, (x, y) in enumerate(zip(a.tensors, b.tensors, strict=True)):
         if (x.kind, x.dtype, x.device, len(x.shape)) != (y.kind, y.dtype, y.device, len(y.shape)):
             return None
@@ -133,5 +133,5 @@ def _grown(a: CallSpec, b: CallSpec) -> tuple[tuple[int, int, int], ...] | None:
             if m < n:
                 return None
             if m > n:
-                found.append((index, dim, m - n))
-    return tuple(found)
+                grown.append((index, dim, m - n))
+    return tuple(grown)

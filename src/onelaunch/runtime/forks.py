@@ -12,9 +12,9 @@ _held = threading.local()
 
 def condition() -> threading.Condition:
     """Make a condition that no fork leaves held in the child, where its thread is gone."""
-    made = threading.Condition()
-    _conditions.add(made)
-    return made
+    condition = threading.Condition()
+    _conditions.add(condition)
+    return condition
 
 
 def _hold_all() -> None:

@@ -225,7 +225,7 @@ class Graphed(Service, Generic[P, R]):
             # state the callable is rehearsed: run once more, with everything put back.
             if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
-                if signature.eager_code is not None:  # `_refused` did not raise
+                if signature.refusal.code is not None:  # `_refused` did not raise
                     return MISS
             with no_collection():
                 entry = self._recorder.record(attempt, self)
@@ -255,7 +255,7 @@ class Graphed(Service, Generic[P, R]):
             return self._refused_or_warmed(attempt, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(signature.need_bytes):
-                signature.backoff.defer()  # eager for some calls, then it is tried again
+                signature.history.backoff.defer()  # eager for some calls, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
             return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
@@ -298,7 +298,7 @@ class Graphed(Service, Generic[P, R]):
             if misfit is None:  # for the first time: the next may fit
                 return MISS
             return self._ungraphed(signature, CaptureError("OL307", misfit))
-        signature.misfits_in_a_row = 0
+        signature.history.misfits = 0
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more than the runs before it, or did other work. The next call
@@ -335,8 +335,8 @@ class Graphed(Service, Generic[P, R]):
             # The captured run did not do what the run before it did, or Python drew a random
             # number. Two later runs may be alike by chance, so the next call is not captured anew.
             # A module in its other mode, `train()` or `eval()`, is.
-            signature.known_refusal = copy.copy(error)
-            signature.training = self._callee.training
+            signature.refusal.error = copy.copy(error)
+            signature.refusal.training = self._callee.training
         if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
@@ -345,7 +345,7 @@ class Graphed(Service, Generic[P, R]):
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
         """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
         a backward or grad mode inside, or its recording misfits the call."""
-        signature.eager_code, signature.training = error.code, self._callee.training
+        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))

@@ -10,12 +10,11 @@ import functools
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from onelaunch.beside import begin_run
 from onelaunch.call.ambient import Modes, refresh_mode_flag, runs_inline
@@ -75,7 +74,7 @@ class CompilesLater(Graphed[P, R]):
         call = self._call(args, kwargs)
         flat = call.flat
         example, before = copied(flat), Footprint(self, flat, call.device)
-        known, free = set(map(id, self._table.entries)), False
+        earlier, free = set(map(id, self._table.entries)), False
 
         def learn(result: object) -> None:
             nonlocal free
@@ -83,7 +82,7 @@ class CompilesLater(Graphed[P, R]):
 
         self._capture_ahead(args, kwargs, learn)
         for entry in self._table.entries:
-            if id(entry) not in known:
+            if id(entry) not in earlier:
                 self._want(entry, example, flat, free and not entry.captured.has_effects())
 
     def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
@@ -92,8 +91,8 @@ class CompilesLater(Graphed[P, R]):
         if self._tried[entry.spec] >= _MOST_ATTEMPTS:
             return
         self._tried[entry.spec] += 1
-        apart = self._ranks.several or entry.captured.pair is not None
-        if example is None or apart or not free:
+        unsuited = self._ranks.several or entry.captured.pair is not None
+        if example is None or unsuited or not free:
             self._tell("it changes state, draws random numbers, or has a backward")
             return
         read = Unmoved(self, flat)
@@ -116,9 +115,9 @@ class CompilesLater(Graphed[P, R]):
             with capturing(modes, driver, device, lambda: self._table.running, check):
                 begin_run()
                 compiled.capture(*args, **kwargs)
-                found, made = _replayed(compiled, args, kwargs)
+                result, entry = _replayed(compiled, args, kwargs)
                 begin_run()
-                agrees = _agree(found, fn(*args, **kwargs))
+                agrees = _agree(result, fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
@@ -129,27 +128,27 @@ class CompilesLater(Graphed[P, R]):
             else:
                 self._tell(f"the compiler failed, {type(error).__name__}: {line}")
             return
-        if made is None:
+        if entry is None:
             return  # what it relies on has moved meanwhile
         if not agrees:
-            compiled._table.drop(made)
+            compiled._table.drop(entry)
             self._tell("the compiled result differs from eager's")
             return
         with driver.exclusive():
-            self._take_over(made, spec)
+            self._take_over(entry, spec)
 
-    def _take_over(self, made: Entry, spec: CallSpec) -> None:
+    def _take_over(self, new: Entry, spec: CallSpec) -> None:
         """Put a compiled recording in the place of eager's."""
         table = self._compiled._table
-        if made not in table.entries:  # `reset` meanwhile
+        if new not in table.entries:  # `reset` meanwhile
             return
         with table.lock:
-            table.keep(entry for entry in table.entries if entry is not made)
+            table.keep(entry for entry in table.entries if entry is not new)
         earlier = [entry for entry in self._table.entries if entry.spec == spec]
-        made.signature = earlier[0].signature if earlier else self._signatures.state(spec)
-        made.member.forget = weakref.WeakMethod(self._table.evicted)
-        self._table.counts.captured(made.captured.facts.seconds)
-        self._table.add(made)
+        new.signature = earlier[0].signature if earlier else self._signatures.state(spec)
+        new.member.forget = weakref.WeakMethod(self._table.evicted)
+        self._table.counts.captured(new.captured.facts.seconds)
+        self._table.add(new)
         for entry in earlier:
             self._table.drop(entry)
 
@@ -192,15 +191,13 @@ def _replayed(
     return MISS, None
 
 
-def _agree(found: Any, expected: Any) -> bool:
+def _agree(result: Any, expected: Any) -> bool:
     """Return whether two results agree, but for the rounding of other kernels."""
-    mine, theirs = flatten(found), flatten(expected)
-    return mine.tree == theirs.tree and all(
-        _alike(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True)
-    )
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    same: Sequence[bool] = (a.shape == b.shape, a.dtype == b.dtype, a.device == b.device)
+    mine, theirs = flatten(result), flatten(expected)
+    if mine.tree != theirs.tree:
+        return False
     with torch.no_grad():
-        return all(same) and close(a, b)
+        return all(
+            (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and close(a, b)
+            for a, b in zip(mine.tensors, theirs.tensors, strict=True)
+        )

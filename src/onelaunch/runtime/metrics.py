@@ -87,10 +87,10 @@ class Metrics:
         kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
         for metric, samples in self._samples():
             labels, name = ("callable", *metric.labels), f"onelaunch_{metric.name}"
-            made = kinds[metric.kind](name, metric.text, labels=labels)
+            family = kinds[metric.kind](name, metric.text, labels=labels)
             for values, value in samples:
-                made.add_metric(list(values.values()), value)
-            yield made
+                family.add_metric(list(values.values()), value)
+            yield family
 
     def _samples(self) -> Generator[tuple[_Metric, list[tuple[dict[str, str], float]]]]:
         """Yield each metric with its samples: labels and a value."""

@@ -88,8 +88,8 @@ class Options:
         """The name of an option that ``on_refusal="split"`` does not go with, and the fix."""
         if self.compile == "later":
             return "compile", "compile=True: each piece is compiled"
-        found = ((name, fix) for name, allowed, fix in _SPLIT if getattr(self, name) != allowed)
-        return next(found, None)
+        settings = ((name, fix) for name, allowed, fix in _SPLIT if getattr(self, name) != allowed)
+        return next(settings, None)
 
     @property
     def enough_warmups(self) -> int:

@@ -116,16 +116,16 @@ class Phases:
         incomparable = opaque(flat)
         if incomparable is not None:
             return Unrecorded("OL302", f"{incomparable}: runs eagerly")
-        found = self._signature(call)
-        if isinstance(found, Unrecorded):
-            return found
-        spec, signature = found
+        noted = self._signature(call)
+        if isinstance(noted, Unrecorded):
+            return noted
+        spec, signature = noted
         reached = self._callee.reached(flat)
         signature = signature.part(self._callee.training, reached)
-        if signature.backoff.take_turn():
-            return Unrecorded(reason=signature.eager_code or "OL304")
-        if signature.worth.take_turn() or signature.eager_code is not None:
-            return Unrecorded(reason=signature.eager_code or "OL301")
+        history = signature.history
+        waits = history.take_turn()
+        if reason := signature.refusal.code or waits:
+            return Unrecorded(reason=reason)
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
         alike = [entry for entry in entries if entry.spec == spec]
@@ -153,10 +153,10 @@ class Phases:
         if signature.has_backward and self._table.others_run():
             return Unrecorded()
         if waiting:
-            signature.worth.let_off()
-        if signature.worth.spent(self._signatures.launched(signature.worth, entries)):
-            reason = signature.why or why(entries, spec, flat.tensors)
-            text = recorded_in_vain(self._name, signature.worth.row, signature.worth.used, reason)
+            history.worth.let_off()
+        if history.worth.spent(self._signatures.launched(history.worth, entries)):
+            reason = history.why or why(entries, spec, flat.tensors)
+            text = recorded_in_vain(self._name, history.worth.row, history.worth.used, reason)
             return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
         return Ready(attempt)
 
@@ -204,12 +204,12 @@ class Phases:
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
-        if signature.known_refusal is not None:
-            return copy.copy(signature.known_refusal)
+        if signature.refusal.error is not None:
+            return copy.copy(signature.refusal.error)
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)
-        options = signature.options
+        options = signature.history.options
         moving = None if options is None else options.restless(self._callee.codes)
         if moving is not None and moving.where is None:
             place = line_of(self._callee.fn, r"\.step\(")

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WORTH_LAUNCHES = 32  # the number of eager calls that cost about as much as a capture
-_WAIT = 8 * _WORTH_LAUNCHES
-"""The eager calls between two captures, so that captures take an eighth of the time."""
-
 
 @dataclass(eq=False)
 class Member:
@@ -47,40 +43,6 @@ class Member:
     """Takes the recording off its owner's table, so that nothing refers to its memory."""
     busy: Callable[[], bool] = bool
     """Returns whether something still needs the results of the last launch; then it stays."""
-
-
-@dataclass(slots=True, eq=False)
-class EagerTurns:
-    """The calls that have to run eagerly before the next capture."""
-
-    wait: int = 0
-
-    def take_turn(self) -> bool:
-        """Count a call. Return True while calls still have to run eagerly."""
-        self.wait = max(0, self.wait - 1)
-        return self.wait > 0
-
-
-@dataclass(slots=True, eq=False)
-class Backoff(EagerTurns):
-    """The eager calls of a signature before its next capture. One eviction costs none. From the
-    second in a row, of a recording with little use, a signature waits. Otherwise recordings that do
-    not all fit in the pool would take turns."""
-
-    early: bool = False
-    seen: int = 0
-
-    def evicted(self, launches: int, together: bool = False) -> None:
-        """Note an eviction after `launches` in all; of several `together` only one counts."""
-        if not together:
-            early = launches - self.seen < _WORTH_LAUNCHES
-            self.wait = _WAIT if early and self.early else 0
-            self.early = early
-        self.seen = launches
-
-    def defer(self) -> None:
-        """Run eagerly for a while: there will be room later."""
-        self.wait = _WORTH_LAUNCHES
 
 
 class Pool:
@@ -172,7 +134,7 @@ class PoolManager:
         if max_bytes is not None:
             self.clock = itertools.count(1).__next__
         self._pools: dict[torch.device, DevicePool] = {}
-        self._apart: weakref.WeakSet[DevicePool] = weakref.WeakSet()
+        self._separate: weakref.WeakSet[DevicePool] = weakref.WeakSet()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._users: weakref.WeakSet[Graphed[..., Any]] = weakref.WeakSet()
         self._evicts = True
@@ -193,22 +155,22 @@ class PoolManager:
 
     def _parts(self) -> list[DevicePool]:
         with self._lock:
-            return [*self._pools.values(), *self._apart]
+            return [*self._pools.values(), *self._separate]
 
     def on(self, driver: Driver, device: torch.device) -> DevicePool:
         """Return the pool on one device, made at first use."""
         if device not in self._pools:
-            made = driver.new_pool(device)
+            pool = driver.new_pool(device)
             with self._lock:
-                self._pools[device] = made
+                self._pools[device] = pool
         return self._pools[device]
 
-    def apart(self, driver: Driver, device: torch.device) -> DevicePool:
+    def separate(self, driver: Driver, device: torch.device) -> DevicePool:
         """Return a new device pool for one recording, counted as this pool's. The tensors that a
         forward saves for its backward must outlive every launch in between."""
         pool = driver.new_pool(device, beside=self.on(driver, device))
         with self._lock:
-            self._apart.add(pool)
+            self._separate.add(pool)
         return pool
 
     @contextmanager
@@ -280,8 +242,8 @@ class PoolManager:
         """Return the recordings, the least recently used first."""
         with self._lock:
             members = list(self._members)
-        found = [m for m in members if part is None or m.part is part]
-        return sorted(found, key=lambda m: m.used[1])
+        chosen = [m for m in members if part is None or m.part is part]
+        return sorted(chosen, key=lambda m: m.used[1])
 
     def _make_room(self, driver: Driver, device: torch.device, need_bytes: int) -> bool:
         """Evict until the need fits into free memory of the pool and its remaining limit. Return

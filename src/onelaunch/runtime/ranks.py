@@ -164,15 +164,15 @@ class Ranks:
         last = [self._place(str(self._posted - 1), rank) for rank in self._members]
         seconds = _SOON if self._recorded and not _store().check(last) else _LATE
         own = self._verdict("ready") if error is None else self._refusal(error)
-        found = self._decided(self._at, own, seconds)
-        if found["say"] == "later":
+        decision = self._decided(self._at, own, seconds)
+        if decision["say"] == "later":
             raise NotAllReady
-        if found["say"] == "ready":
+        if decision["say"] == "ready":
             return None
         if error is None:
-            return Elsewhere(found["refusals"])
+            return Elsewhere(decision["refusals"])
         # The others replay, and wait in a collective: this process runs eagerly.
-        return Elsewhere([own | {"raises": False}]) if found["missing"] else error
+        return Elsewhere([own | {"raises": False}]) if decision["missing"] else error
 
     def record(
         self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
@@ -198,14 +198,14 @@ class Ranks:
             self._give_way(at, own)
             return None
         say = "unsettled" if entry.ran_differently else "ready"
-        found = self._decided(at, self._verdict(say), _CAPTURE)
-        if found["say"] in ("ready", "unsettled"):
+        decision = self._decided(at, self._verdict(say), _CAPTURE)
+        if decision["say"] in ("ready", "unsettled"):
             self._recorded = True
-            entry.unsettled_elsewhere = found["say"] == "unsettled"
+            entry.unsettled_elsewhere = decision["say"] == "unsettled"
             return entry
         entry.undo()
         free(entry)
-        raise NotAllReady if found["say"] == "later" else Elsewhere(found["refusals"])
+        raise NotAllReady if decision["say"] == "later" else Elsewhere(decision["refusals"])
 
     def _failure(self, error: Exception) -> Verdict:
         """Return the verdict of this process, whose capture raised."""
@@ -220,16 +220,16 @@ class Ranks:
     def _give_way(self, at: str, own: Verdict) -> None:
         """Tell that this process has no recording. Raise where another process raises: it does not
         come to the collectives of this call."""
-        found = self._decided(at, own, _CAPTURE)
-        if not own["raises"] and any(refusal["raises"] for refusal in found["refusals"]):
-            raise Elsewhere(found["refusals"]) from None
+        decision = self._decided(at, own, _CAPTURE)
+        if not own["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
+            raise Elsewhere(decision["refusals"]) from None
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
         self._at, self._ahead = f"ahead{self._ahead}", self._ahead + 1
-        found = self._decided(self._at, self._verdict("ready"), _AHEAD)
-        if found["say"] != "ready":
-            raise Elsewhere(found["refusals"])
+        decision = self._decided(self._at, self._verdict("ready"), _AHEAD)
+        if decision["say"] != "ready":
+            raise Elsewhere(decision["refusals"])
 
     # The store.
 
@@ -244,8 +244,8 @@ class Ranks:
         self, say: str, what: str = "", where: str | None = None, raises: bool = False
     ) -> Verdict:
         rank, members = torch.distributed.get_rank(), sorted(self._members)
-        found: Verdict = {"say": say, "rank": rank, "with": members}
-        return found | {"what": what, "where": where, "raises": raises}
+        verdict: Verdict = {"say": say, "rank": rank, "with": members}
+        return verdict | {"what": what, "where": where, "raises": raises}
 
     def _refusal(self, error: CaptureError) -> Verdict:
         return self._verdict("no", f"[{error.code}] {error.what}", error.where, self._raises)

@@ -63,14 +63,14 @@ def readiness_of(
 ) -> Readiness:
     """Return the readiness of a callable. `planned`: the calls, each with the reason that it has no
     recording if it has none."""
-    known = set(recorded)
-    places = [numbers for spec in known if (numbers := numbers_read(spec.tree))]
+    specs = set(recorded)
+    places = [numbers for spec in specs if (numbers := numbers_read(spec.tree))]
     captured: list[str] = []
     pending: list[PendingCall] = []
     refused: list[RefusedCall] = []
     for spec, last in list(planned.items()):  # a copy: another thread may be warming up
         forms = [spec, *(replace(spec, tree=any_number(spec.tree, each)) for each in places)]
-        if not known.isdisjoint(forms):
+        if not specs.isdisjoint(forms):
             captured.append(last.call)
         elif isinstance(last, RefusedCall):
             refused.append(last)

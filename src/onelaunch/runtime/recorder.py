@@ -93,8 +93,8 @@ class Recorder:
             strategy.pad_outside()
             entry = self._record_in_pool(attempt, owner)
         if entry is not None:
-            attempt.signature.launches = None
-            attempt.signature.shrinks |= entry.captured.compared.resized
+            attempt.signature.history.launches = None
+            attempt.signature.history.shrinks |= entry.captured.compared.resized
         return entry
 
     def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
@@ -114,7 +114,7 @@ class Recorder:
         attempt.reached.know(self._callee.reads)
         request_tensors = unique(flatten(requests_in(spec.tree), objects=True).tensors)
         uses = memory_uses(request_tensors)
-        reason = signature.why or why(self._table.entries, spec, flat.tensors)
+        reason = signature.history.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following, replaced = CaptureSession(job), job.following, job.replaced
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
@@ -138,8 +138,8 @@ class Recorder:
         self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
     ) -> Entry:
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
-        if signature.launches is not None:
-            captured.launches = signature.launches
+        if signature.history.launches is not None:
+            captured.launches = signature.history.launches
         captured.clock = self._pool.clock
         captured.guard = self._table.shared(captured.guard)
         captured.expected = ExpectedInputs.of(captured)
@@ -155,7 +155,7 @@ class Recorder:
         info = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []  # the caller's
         unguarded = captured.followed.keys | {*captured.stored}
-        signature.options = StepOptions(captured.optimizers, unguarded)
+        signature.history.options = StepOptions(captured.optimizers, unguarded)
         self._table.counts.captured(captured.facts.seconds)
         pair = captured.pair
         busy = (lambda: False) if pair is None else lambda: pair.in_flight
@@ -170,14 +170,14 @@ class Recorder:
         driver, device, signature = attempt.driver, attempt.device, attempt.signature
         callee, options, plain = self._callee, self._options, attempt.strategy is UNPADDED
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
-        apart, forward = functools.partial(self._pool.apart, driver, device), None
+        new_pool, forward = functools.partial(self._pool.separate, driver, device), None
         if signature.has_backward:
             from onelaunch.capture.forward import Forward  # inference needs none of it
 
             direct = options.gradients == "direct" and not distributed.initialized()
             top = callee.state_root
             limit = self._pool.keep_within
-            forward = Forward(driver, device, apart, limit, top, raises, direct, attempt.chain)
+            forward = Forward(driver, device, new_pool, limit, top, raises, direct, attempt.chain)
         following = NumbersToFollow()
         replaced = () if hidden or not plain else self._signatures.replacements.expected()
         if forward is None and not hidden:
@@ -192,7 +192,7 @@ class Recorder:
             driver=driver,
             device=device,
             pool=self._pool.on(driver, device) if forward is None else forward.pool,
-            apart=apart,
+            new_pool=new_pool,
             callee=callee,
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
@@ -200,8 +200,8 @@ class Recorder:
             capture_answer=signature.capture_answer,
             earlier=None if hidden else signature.ledger,
             studied=attempt.studied,
-            differed_in_a_row=signature.differed_in_a_row if attempt.ahead or raises else None,
-            shrinks=signature.shrinks,
+            differed_in_a_row=signature.history.differed if attempt.ahead or raises else None,
+            shrinks=signature.history.shrinks,
             accesses=signature.accesses if hidden else None,
             forward=forward,
             wrap_for_capture=attempt.strategy.captured,
@@ -228,8 +228,8 @@ class Recorder:
         if not present:
             return False
         spec = spec_of(call)
-        known = self._signatures.states.get(spec)
-        refused = known is not None and (known.eager_code or known.known_refusal)
+        state = self._signatures.states.get(spec)
+        refused = state is not None and (state.refusal.code or state.refusal.error)
         if refused or any(e.spec == spec for e in present):
             return False
         entries, spent, objects = take_over(call, present, spec, displaced, self._name)
@@ -242,10 +242,10 @@ class Recorder:
         with self._table.lock:
             self._table.keep(entries.get(id(e), e) for e in self._table.entries)
             recorded = {id(e.signature) for e in self._table.entries}
-            for key, known in list(self._signatures.states.items()):
-                unrecorded = id(known) not in recorded
+            for key, state in list(self._signatures.states.items()):
+                unrecorded = id(state) not in recorded
                 of_old = any(id(value) in old for value in requests_in(key.tree))
-                if known is signature or (unrecorded and of_old):
+                if state is signature or (unrecorded and of_old):
                     del self._signatures.states[key]
             self._signatures.states[spec] = signature
             # What is read of the new objects is not known before a run over them.
@@ -323,7 +323,7 @@ class Recorder:
                 raise backward_inside(signature.kept_graph) from None
             if entry is None:
                 raise no_room(self._name, attempt, self._pool)
-            signature.eager_code = None
+            signature.refusal.code = None
             signature.agreed()
             self._table.add(entry)
 
@@ -361,7 +361,7 @@ class Recorder:
             settings.restore()
         if entry is not None:
             entry.undo()
-            if signature.known_refusal is None:
+            if signature.refusal.error is None:
                 return entry
             self._pool.free(entry.member)
         attempt.reached.forget()

@@ -39,19 +39,19 @@ class Objects:
     would ask them for attributes."""
 
     def __init__(self) -> None:
-        self._found: dict[int, weakref.ref[object]] = {}
+        self._refs: dict[int, weakref.ref[object]] = {}
 
     def add(self, value: object) -> None:
         key = id(value)
-        self._found[key] = weakref.ref(value, lambda _: self._found.pop(key, None))
+        self._refs[key] = weakref.ref(value, lambda _: self._refs.pop(key, None))
 
     def __contains__(self, value: object) -> bool:
-        found = self._found.get(id(value))
-        return found is not None and found() is value
+        ref = self._refs.get(id(value))
+        return ref is not None and ref() is value
 
     def __iter__(self) -> Iterator[object]:
-        found = [ref() for ref in list(self._found.values())]
-        return (value for value in found if value is not None)
+        objects = [ref() for ref in list(self._refs.values())]
+        return (value for value in objects if value is not None)
 
 
 class Requests:
@@ -194,21 +194,20 @@ def take_over(
         with ExitStack() as held:
             for e in group:
                 held.enter_context(e.lock)
-            call.driver.synchronize(
-                call.device
-            )  # launches on other streams may still use this memory
+            # Launches on other streams may still use this memory.
+            call.driver.synchronize(call.device)
             exchange(places)
-        found: dict[int, Entry] = {}
+        taken: dict[int, Entry] = {}
         for old, captured in made:
             captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
             path = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
             info = replace(old.info, spec=spec)
-            found[id(old)] = replace(
+            taken[id(old)] = replace(
                 old, call=path, spec=spec, captured=captured, info=info, shares=own
             )
-        spent += [e for e in group if id(e) not in found]
-        return Taken(found, spent, [old for old, _ in pairs])
+        spent += [e for e in group if id(e) not in taken]
+        return Taken(taken, spent, [old for old, _ in pairs])
     return Taken({}, spent, [])
 
 
@@ -241,7 +240,7 @@ def _exchanged(
 ) -> list[tuple[Tensor, Tensor]] | None:
     """Return the tensors that change places in memory; None if something else refers to it."""
     address = {id(t): at for e in group for t, at in e.captured.guard.places()}
-    found: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for old, new in parts.tensors():
         at = address.get(id(old))
         if at is None or new.data_ptr() == at:
@@ -252,8 +251,8 @@ def _exchanged(
             return None
         if _uses(old) != _own_uses(old, entries) or _uses(new) != _alone(new.device):
             return None
-        found.append((old, new))
-    return found
+        pairs.append((old, new))
+    return pairs
 
 
 def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -292,12 +291,12 @@ def _transferred(captured: CapturedCall, parts: Counterparts) -> CapturedCall:
     """Return the same recording over other objects, once its tensors have changed places."""
     outputs = [
         replace(output, memory=_transferred_memory(output.memory, parts))
-        for output in captured.outputs.made
+        for output in captured.outputs.tensors
     ]
     return replace(
         captured,
         state_input_slots=[parts.slot(slot) for slot in captured.state_input_slots],
-        outputs=replace(captured.outputs, made=outputs),
+        outputs=replace(captured.outputs, tensors=outputs),
         tree=_transferred_tree(captured.tree, parts),
         state=[
             s._replace(slot=parts.slot(s.slot), tree=_transferred_tree(s.tree, parts))
@@ -317,13 +316,13 @@ def _transferred_writes(
     """Return the writes of the same recording. A view of a tensor becomes one of its counterpart:
     the recording keeps as many references to the memory. `homes`: the storage of a tensor, from
     before the exchange -> the tensor's counterpart."""
-    made: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for t in writes.tensors:
         new = parts.of(t)
         home = homes.get(storage(t)) if new is t else None
-        made[id(t)] = new if home is None else home.detach()
-    bumped = [made[id(t)] for t in writes.bumped]
-    return replace(writes, tensors=list(made.values()), bumped=bumped)
+        tensors[id(t)] = new if home is None else home.detach()
+    bumped = [tensors[id(t)] for t in writes.bumped]
+    return replace(writes, tensors=list(tensors.values()), bumped=bumped)
 
 
 def _transferred_memory(memory: Memory, parts: Counterparts) -> Memory:

@@ -108,15 +108,15 @@ class Service:
                     spent = f"the pool is full: {spec} did not fit"
                     self._capture_or_note(*lost, max_bytes)
             tell(len(calls), len(calls), "")
-        found, raises = self.readiness(), self.options.on_refusal == "raise"
+        readiness, raises = self.readiness(), self.options.on_refusal == "raise"
         if raises and refusals and len(refusals) == len(calls):
             raise refusals[0]
-        missed = [*found.pending, *(found.refused if raises else ())]
+        missed = [*readiness.pending, *(readiness.refused if raises else ())]
         if missed:
-            total = len(missed) + len(found.captured)
+            total = len(missed) + len(readiness.captured)
             warning = _warning(f"{len(missed)} of {total} calls of `{self._name}`", missed)
             warnings.warn(warning, stacklevel=levels_to_user())
-        return found
+        return readiness
 
     def _plan(self, examples: Iterable[object]) -> list[Planned]:
         """Return the calls, the largest first, each signature once; note them as planned."""
@@ -205,9 +205,9 @@ class Service:
         Raises:
             ArgumentError: OL401, an argument is not as above, or the callable has no `buckets`.
         """
-        made = Batcher(self._joining(), max_wait_ms, max_waiting)
-        self._batchers.add(made)
-        return made
+        batcher = Batcher(self._joining(), max_wait_ms, max_waiting)
+        self._batchers.add(batcher)
+        return batcher
 
     def _joining(self) -> Any:
         """Return the calls to be joined, with buckets."""

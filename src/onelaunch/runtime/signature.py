@@ -18,10 +18,10 @@ from onelaunch.errors import describe_type
 from onelaunch.runtime.attempt import Call, SignatureState
 from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
+from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, alike
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
 from onelaunch.runtime.varied import Replacements, VaryingNumbers
-from onelaunch.runtime.worth import DROPPED, FEW, UNUSED, Worth, alike
 
 if TYPE_CHECKING:
     from onelaunch.call.tree import Tree
@@ -41,7 +41,7 @@ class Signatures:
         self.newest: list[tuple[CallSpec, SignatureState]] = []  # the newest, if each came once
         self._seen = Objects()
         self._come_again: set[type] = set()
-        self._apart: dict[type, bool] = {}
+        self._takes_apart: dict[type, bool] = {}
         """Class with another object in each call -> whether its objects are taken apart."""
         self._worths: dict[CallSpec, Worth] = {}
         self._name = name
@@ -59,17 +59,18 @@ class Signatures:
         """Return the state of a signature, made if it is new."""
         if spec not in self.states:
             worth = self._worths.setdefault(alike(spec), Worth())
-            self.states[spec] = SignatureState(worth=worth)
+            self.states[spec] = SignatureState(history=History(worth))
         return self.states[spec]
 
     def launched(self, worth: Worth, entries: Iterable[Entry]) -> int:
         """Return the launches of all recordings of similar calls, `entries` and dropped ones."""
-        gone = sum(state.past_launches() for state in self.states.values() if state.worth is worth)
-        return gone + sum(e.captured.launches[0] for e in entries if e.signature.worth is worth)
+        alike = [state for state in self.states.values() if state.history.worth is worth]
+        here = [e for e in entries if e.signature.history.worth is worth]
+        return sum(s.past_launches() for s in alike) + sum(e.captured.launches[0] for e in here)
 
     def note_served(self, entry: Entry, entries: Iterable[Entry]) -> None:
         """Note a new recording, beside `entries`, that has served its own call."""
-        worth = entry.signature.worth
+        worth = entry.signature.history.worth
         captured = entry.captured
         # What differs from the run before it, or moves a number on, is refused after a few.
         dropped = entry.ran_differently and captured.compared.differs is None
@@ -121,7 +122,7 @@ class Signatures:
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         """Flatten the arguments of a call, and take apart objects that are new at each call."""
-        return flatten_call(args, kwargs, self._apart)
+        return flatten_call(args, kwargs, self._takes_apart)
 
     def note_new(
         self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
@@ -132,24 +133,24 @@ class Signatures:
         recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
-        found = note_newest(self.newest, spec, flat.paths, signature)
-        if found is None or (followed and found.kind == "number"):
+        changing = note_newest(self.newest, spec, flat.paths, signature)
+        if changing is None or (followed and changing.kind == "number"):
             return
-        kind = type(found.newest)
-        if found.kind == "object" and kind not in self._apart and is_ordinary(kind):
-            self._apart[kind] = True
+        kind = type(changing.newest)
+        if changing.kind == "object" and kind not in self._takes_apart and is_ordinary(kind):
+            self._takes_apart[kind] = True
             self.newest.clear()
         else:
-            self._warn_changing(found)
+            self._warn_changing(changing)
 
     def _passed_once(self, spec: CallSpec) -> bool:
         """Take a class apart if each earlier call had an object of it that is gone since. Batches
         of a loader are such objects. Return whether there is such a class."""
         kinds = {type(c.value) for _, c in call_constants(spec.tree) if is_request(c)}
-        kinds -= self._come_again | self._apart.keys()
+        kinds -= self._come_again | self._takes_apart.keys()
         once = [s for s, state in self.states.items() if s is not spec and state.warmups == 1]
         gone = self._drop_dead(once) & kinds if kinds else set[type]()
-        self._apart.update(dict.fromkeys(gone, True))
+        self._takes_apart.update(dict.fromkeys(gone, True))
         if gone:
             self.newest.clear()
         return bool(gone)
@@ -157,19 +158,19 @@ class Signatures:
     def stop_taking_apart(self, before: Flat, after: Flat) -> None:
         """Stop taking apart objects that the callable changes: a replay would not change them."""
         changed = changed_kinds(before, after)
-        names = " and ".join(sorted(kind.__name__ for kind in changed if self._apart.get(kind)))
-        self._apart.update(dict.fromkeys(changed, False))
+        names = " and ".join(sorted(k.__name__ for k in changed if self._takes_apart.get(k)))
+        self._takes_apart.update(dict.fromkeys(changed, False))
         if names:
             what = f"`{self._name}` is called with another {names} each time, and changes it"
             fix = "return what it stores there, or give it the same object at each call"
             self._notices.warn("OL302", f"{what}: such calls run eagerly", "object", fix)
 
-    def _warn_changing(self, found: ChangingArgument) -> None:
+    def _warn_changing(self, changing: ChangingArgument) -> None:
         code, end = "OL301", ""
-        if found.kind == "object":
+        if changing.kind == "object":
             code, end = "OL302", ": such calls run eagerly"
-        text = f"`{self._name}` was called with {found.text}{end}"
-        self._notices.warn(code, text, found.kind, found.fix)
+        text = f"`{self._name}` was called with {changing.text}{end}"
+        self._notices.warn(code, text, changing.kind, changing.fix)
 
 
 def spec_of(call: Call) -> CallSpec:
@@ -187,7 +188,7 @@ def opaque(flat: Flat) -> str | None:
     """Describe an argument that cannot be compared with another call's, or return None."""
     for path, constant in call_constants(flat.tree):
         value = constant.value
-        known = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
-        if not known and not hasattr(value, "__dict__"):
+        comparable = constant.is_plain or is_code(value) or isinstance(value, nn.Module)
+        if not comparable and not hasattr(value, "__dict__"):
             return f"`{path}` is {describe_type(value)}"
     return None

@@ -51,7 +51,7 @@ class Entry:
     def ran_differently(self) -> bool:
         """True if the captured run did or read something new, compared with the runs before it."""
         compared = self.captured.compared
-        new = compared.reads_more and self.signature.read_more_in_a_row < TRIES
+        new = compared.reads_more and self.signature.history.read_more < TRIES
         return new or compared.differs is not None or self.unsettled_elsewhere
 
     def figures(self) -> Recording:
@@ -116,8 +116,8 @@ class Table:
 
     def shared(self, guard: StateGuard) -> StateGuard:
         """Return an earlier recording's guard that checks the same; else this one."""
-        known = {id(e.captured.guard): e.captured.guard for e in self.entries}
-        return next((earlier for earlier in known.values() if earlier.agrees(guard)), guard)
+        guards = {id(e.captured.guard): e.captured.guard for e in self.entries}
+        return next((earlier for earlier in guards.values() if earlier.agrees(guard)), guard)
 
     def add(self, entry: Entry) -> None:
         entry.undo = bool  # the replaced function holds the former contents of the state
@@ -161,7 +161,7 @@ class Table:
         with self.lock:
             self.keep(e for e in self.entries if e is not entry)
             self._gone += entry.captured.launches[0]
-            entry.signature.lost(entry.captured.launches)
+            entry.signature.history.lost(entry.captured.launches)
         self._pool.free(entry.member)
 
     def drop_unsettled(self, entry: Entry) -> bool:
@@ -170,19 +170,19 @@ class Table:
         signature, compared = entry.signature, entry.captured.compared
         self.drop(entry)
         signature.ledger = compared.ledger
-        signature.read_more_in_a_row += compared.reads_more
-        signature.differed_in_a_row += compared.differs is not None
+        signature.history.read_more += compared.reads_more
+        signature.history.differed += compared.differs is not None
         signature.warmups = signature.enough_warmups(self._enough_warmups)
-        return compared.differs is None or signature.differed_in_a_row < compared.differs.tries
+        return compared.differs is None or signature.history.differed < compared.differs.tries
 
     def drop_misfit(self, entry: Entry, attempt: Attempt) -> str | None:
         """Free a recording that does not fit the call of its capture, and undo the captured run.
         Return the difference if it is the second in a row."""
-        attempt.signature.misfits_in_a_row += 1
+        attempt.signature.history.misfits += 1
         changed = why((entry,), attempt.spec, attempt.flat.tensors)
         self.drop(entry)
         entry.undo()
-        if attempt.signature.misfits_in_a_row < 2:
+        if attempt.signature.history.misfits < 2:
             return None
         return (
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
@@ -195,13 +195,13 @@ class Table:
             if entry is None:
                 return
             self.counts.evictions += 1
-            signature = entry.signature
-            together = signature.launches is not None  # with another one, since the last capture
+            signature, history = entry.signature, entry.signature.history
+            together = history.launches is not None  # with another one, since the last capture
             self.drop(entry)
-            signature.why = "evicted"
-            signature.worth.let_off()
+            history.why = "evicted"
+            history.worth.let_off()
             signature.warmups = signature.enough_warmups(self._enough_warmups)
-            signature.backoff.evicted(signature.past_launches(), together)
+            history.backoff.evicted(signature.past_launches(), together)
 
     def drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
         """Free recordings of this signature that cannot fit again. Parameters moved, or a library
@@ -210,12 +210,12 @@ class Table:
             lost = entry.captured.graph.lost if entry.spec == spec else None
             if lost is not None:
                 self.drop(entry)
-                signature.why = lost
+                signature.history.why = lost
                 signature.warmups = signature.enough_warmups(self._enough_warmups) - 1
                 continue
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
-                signature.why = f"{moved} moved"
+                signature.history.why = f"{moved} moved"
                 if moved.endswith(".grad") and signature.by_gradients is None:
                     signature.by_gradients = {}
                 self.drop(entry)
@@ -237,8 +237,8 @@ def refuse_moving(
         return None
     these = ", ".join(f"`{name}`" for name in dict.fromkeys(s.name for m in moving for s in m))
     what = f"`{name}` reads {these} and moves it on, to another value at each call"
-    found = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
-    place = next((place for place in found if place is not None), None)
+    places = (changed_at(codes, slot.word, slot.is_item) for slots in moving for slot in slots)
+    place = next((place for place in places if place is not None), None)
     return CaptureError("OL118", what, where=place)
 
 

@@ -38,7 +38,7 @@ class _Family:
     """The positions of numbers that no recording follows."""
     own: set[tuple[Constant, ...]] = field(default_factory=set)
     """Numbers of calls that get a recording of their own."""
-    known: list[SignatureState] = field(default_factory=list)  # the signatures of the first calls
+    signatures: list[SignatureState] = field(default_factory=list)  # of the first calls
 
 
 class VaryingNumbers:
@@ -55,10 +55,10 @@ class VaryingNumbers:
     def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
         """Return the signature to use for a call whose own is new: numbers that vary are replaced
         by a placeholder for any number."""
-        found = self._family(spec)
-        if found is None:
+        of_family = self._family(spec)
+        if of_family is None:
             return spec
-        numbers, family = found
+        numbers, family = of_family
         for seen, number in zip(family.values, numbers, strict=True):
             if len(seen) <= FEW:
                 seen.add(number)
@@ -66,25 +66,25 @@ class VaryingNumbers:
         places = [i for i in places if i not in family.constant]
         if tuple(numbers) in family.own:
             return spec
-        if not places or any(state.has_backward for state in family.known):
+        if not places or any(state.has_backward for state in family.signatures):
             return spec
         read = replace(spec, tree=any_number(spec.tree, places))
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
     def note(self, spec: CallSpec, signature: SignatureState) -> None:
         found = self._family(spec)
-        if found is not None and len(found[1].known) <= FEW:
-            found[1].known.append(signature)
+        if found is not None and len(found[1].signatures) <= FEW:
+            found[1].signatures.append(signature)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with
         their values in this call, where others are followed."""
-        found = self._family(spec)
-        assert found is not None
+        of_family = self._family(spec)
+        assert of_family is not None
         if not error.only_this_call:
-            found[1].constant.update(error.positions)
-        elif len(found[1].own) < _MOST_OWN:
-            found[1].own.add(tuple(numbers_in(tree)))
+            of_family[1].constant.update(error.positions)
+        elif len(of_family[1].own) < _MOST_OWN:
+            of_family[1].own.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[Entry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that
@@ -124,10 +124,10 @@ class VaryingNumbers:
             return changed <= {slot.id for slot in followed.slots}
         return False
 
-    def note_recorded(self, wanted: NumbersToFollow, followed: NumbersToFollow) -> None:
+    def note_recorded(self, expected: NumbersToFollow, followed: NumbersToFollow) -> None:
         """Take numbers that a recording should have followed, and does not, for constants from now
         on."""
-        self._constant.update({*wanted.names()} - {*followed.names()})
+        self._constant.update({*expected.names()} - {*followed.names()})
 
     def _family(self, spec: CallSpec) -> tuple[list[Constant], _Family] | None:
         numbers = numbers_in(spec.tree)
@@ -207,11 +207,13 @@ class Replacements:
 
     def expected(self) -> tuple[ReplacedSlot, ...]:
         """Return the slots whose contents the next recording takes as inputs."""
-        return tuple(found for found, count, _ in self._seen.values() if count >= _OFTEN)
+        return tuple(slot for slot, count, _ in self._seen.values() if count >= _OFTEN)
 
-    def note_recorded(self, wanted: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]) -> None:
+    def note_recorded(
+        self, expected: Iterable[ReplacedSlot], taken: Iterable[ReplacedSlot]
+    ) -> None:
         """Leave slots alone that a recording should have taken as inputs, and could not."""
-        left = {b.slot.id for b in wanted} - {b.slot.id for b in taken}
+        left = {b.slot.id for b in expected} - {b.slot.id for b in taken}
         self._constant |= left
         for key in left:
             self._seen.pop(key, None)

@@ -216,7 +216,7 @@ class Warmup:
             error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
-            elif signature.eager_code is None:
+            elif signature.refusal.code is None:
                 refuse(signature, error)
 
         return watching_steps(before)
@@ -230,10 +230,7 @@ class Warmup:
         return accesses is not None and accesses.holds_for(attempt.reached.walk())
 
     def rehearse(
-        self,
-        attempt: Attempt,
-        refuse: Refuse,
-        then: Callable[[Any], object] = lambda result: None,
+        self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object] = lambda result: None
     ) -> list[Change]:
         """Warm up without a call, and restore everything. Return the changes of the run.
 
@@ -263,8 +260,8 @@ class Warmup:
                         result, need = self._pool.run_and_estimate(
                             driver, device, run, flat.tensors
                         )
-                if signature.known_refusal is not None:
-                    refuse(signature, signature.known_refusal)
+                if signature.refusal.error is not None:
+                    refuse(signature, signature.refusal.error)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
                 signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
@@ -357,8 +354,8 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
     """Flatten the result of a run, and objects in it that the run made."""
     flat = flatten(result, "result")
     if any(is_ordinary(type(c.value)) for _, c in constants(flat.tree) if c.by_identity):
-        known = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
-        flat = flatten(result, "result", objects="made", known=known)
+        whole = {id(v): Same(v, None) for _, v in reached.walk().all_slots.values()}
+        flat = flatten(result, "result", objects="made", whole=whole)
     return flat
 
 
@@ -368,22 +365,22 @@ def watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
     before = attempt.reached.walk()
-    made = [(slot.name, t) for slot, t in before.tensors() if not t._is_view()]
-    leaves = [(name, ref(t)) for name, t in made if is_leaf(t)]
-    iterators, known = iterators_of(before), attempt.reached.reads
+    tensors = [(slot.name, t) for slot, t in before.tensors() if not t._is_view()]
+    leaves = [(name, ref(t)) for name, t in tensors if is_leaf(t)]
+    iterators, reads = iterators_of(before), attempt.reached.reads
     del before
     yield
-    if iterators and known is None:  # the first run: not all that was reached is read
+    if iterators and reads is None:  # the first run: not all that was reached is read
         read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
-        iterators = [found for found in iterators if found[0].id in read]
+        iterators = [iterator for iterator in iterators if iterator[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
-        attempt.signature.known_refusal = CaptureError("OL119", f"it leaves changed: {names}")
+        attempt.signature.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
-        attempt.signature.known_refusal = CaptureError("OL113", what, fix=_DETACHED)
+        attempt.signature.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
     elif error := advanced(iterators, callee.codes):
-        attempt.signature.known_refusal = error
+        attempt.signature.refusal.error = error
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:
@@ -407,17 +404,17 @@ def _trains(attempt: Attempt) -> bool:
     """Return whether a call seems to be a forward whose backward will run outside."""
     if not torch.is_grad_enabled():
         return False
-    found = attempt.reached.walk()
-    if found.runs_backward():
+    walked = attempt.reached.walk()
+    if walked.runs_backward():
         return False
-    tensors = [*attempt.flat.tensors, *(t for _, t in found.tensors())]
+    tensors = [*attempt.flat.tensors, *(t for _, t in walked.tensors())]
     return any(t.requires_grad for t in tensors)
 
 
 def _steps(attempt: Attempt) -> bool:
     """Return whether a call is known to run its backward itself, or to have none."""
-    found = attempt.reached.walk()
-    return not torch.is_grad_enabled() or (found.reads is not None and found.runs_backward())
+    walked = attempt.reached.walk()
+    return not torch.is_grad_enabled() or (walked.reads is not None and walked.runs_backward())
 
 
 def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState) -> bool:
@@ -439,14 +436,14 @@ def wants_grad(driver: Driver, result: Any, flat: Flat, reached: ReachableState)
     return any(driver.storage(t) not in storages or not is_pure_view(t, ends) for t in tensors)
 
 
-def _creates_state(found: Sequence[Change]) -> bool:
+def _creates_state(changes: Sequence[Change]) -> bool:
     """Return whether a slot that was empty now holds a tensor other than a gradient. A container in
     the place of another has slots of its own, which do not count."""
-    replaced = {change.slot.id for change in found if change.before is not MISSING}
+    replaced = {change.slot.id for change in changes if change.before is not MISSING}
     return any(
         isinstance(after, torch.Tensor)
         and before is MISSING
         and slot.key is not gradient_of
         and not is_replaced(slot, replaced)
-        for slot, before, after in found
+        for slot, before, after in changes
     )

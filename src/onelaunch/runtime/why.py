@@ -16,7 +16,7 @@ from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.fit import fit
 from onelaunch.source import user_line
 from onelaunch.state.host_values import bytes_of
-from onelaunch.state.parts import ContainerPart, apart
+from onelaunch.state.parts import ContainerPart, flat_content
 
 if TYPE_CHECKING:
     from onelaunch.runtime.table import Entry
@@ -78,7 +78,7 @@ def _other_build(entry: Entry) -> str | None:
     for slot in entry.captured.state_input_slots:
         if isinstance(slot.key, ContainerPart):
             whole = slot.key.whole
-            now = apart(whole.read(), slot.key.kept, whole.name).tree
+            now = flat_content(whole.read(), slot.key.kept, whole.name).tree
             if now != slot.key.tree:
                 where, how = tree_difference(slot.key.tree, now, whole.name)
                 return f"{where}: {how}"
@@ -148,12 +148,12 @@ def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
 def _sizes(specs: Collection[CallSpec], spec: CallSpec) -> dict[tuple[int, int], set[int]]:
     """Return (tensor, dimension) -> sizes, of calls that differ from `spec` in sizes alone."""
     alike = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
-    found = {
+    sizes = {
         (index, dim): {tensors[index].shape[dim] for tensors in alike}
         for index, t in enumerate(spec.tensors)
         for dim in range(len(t.shape))
     }
-    return {place: seen for place, seen in found.items() if len(seen) > 1}
+    return {place: seen for place, seen in sizes.items() if len(seen) > 1}
 
 
 def _form(spec: CallSpec) -> tuple[object, ...]:

@@ -156,8 +156,8 @@ class Buckets:
         several = _listed(dim)
         observed = _by_dimension(histogram, several)
         most = None if max_sizes is None else positive("max_sizes", max_sizes)
-        found = [fit(rows, len(rows) if most is None else most) for rows in observed]
-        chosen = found[0] if several is None else found
+        each = [fit(rows, len(rows) if most is None else most) for rows in observed]
+        chosen = each[0] if several is None else each
         return Buckets(dim, chosen, **options)
 
     def best(
@@ -191,20 +191,20 @@ class Buckets:
 
     def choose(self, sizes: Sizes) -> Sizes | None:
         """Return the smallest bucket that serves `sizes`, or None above the largest."""
-        found: list[int] = []
-        for size, known, spare in zip(sizes, self.sizes, self.spare, strict=True):
-            place = bisect_left(known, size + spare)
-            if place == len(known):
+        chosen: list[int] = []
+        for size, listed, spare in zip(sizes, self.sizes, self.spare, strict=True):
+            place = bisect_left(listed, size + spare)
+            if place == len(listed):
                 return None
-            found.append(known[place])
-        return tuple(found)
+            chosen.append(listed[place])
+        return tuple(chosen)
 
     def smallest(self, bucket: Sizes) -> Sizes:
         """Return the smallest sizes, 1 or more in each dimension, that a bucket serves."""
-        places = [known.index(size) for known, size in zip(self.sizes, bucket, strict=True)]
+        places = [listed.index(size) for listed, size in zip(self.sizes, bucket, strict=True)]
         return tuple(
-            1 if place == 0 else max(known[place - 1] + 1 - spare, 1)
-            for known, place, spare in zip(self.sizes, places, self.spare, strict=True)
+            1 if place == 0 else max(listed[place - 1] + 1 - spare, 1)
+            for listed, place, spare in zip(self.sizes, places, self.spare, strict=True)
         )
 
     def most(self, bucket: Sizes) -> Sizes:
@@ -260,11 +260,11 @@ def _by_dimension(histogram: object, several: Sequence[object] | None) -> list[d
             what = f"the histogram has size {given!r}, and {count} dimensions are bucketed"
             dims = f"dim={tuple(range(len(sizes)))}, one for each number of a size"
             raise ArgumentError("OL401", what, fix=dims)
-        found = [n for n in map(integer, (given,) if several is None else sizes) if n is not None]
-        if len(found) < count or min(found) < 0 or not _is_amount(times):
+        numbers = [n for n in map(integer, (given,) if several is None else sizes) if n is not None]
+        if len(numbers) < count or min(numbers) < 0 or not _is_amount(times):
             raise ArgumentError("OL401", f"histogram has {given!r}: {times!r}", fix=fix)
-        if times and 0 not in found:  # for size 0 nothing is computed
-            for one, n in zip(each, found, strict=True):
+        if times and 0 not in numbers:  # for size 0 nothing is computed
+            for one, n in zip(each, numbers, strict=True):
                 one[n] = one.get(n, 0) + cast(float, times)
     if not all(each):
         raise ArgumentError("OL401", "the histogram has no size above 0", fix=fix)
@@ -289,28 +289,28 @@ def _is_amount(value: object) -> bool:
 
 def positive(name: str, value: object) -> int:
     """Return an integer of at least 1 as an int. Raises `ArgumentError`: OL401, it is none."""
-    found = integer(value)
-    if found is None or found < 1:
+    number = integer(value)
+    if number is None or number < 1:
         raise ArgumentError("OL401", f"{name}={value!r}", fix=f"{name} is an int of at least 1")
-    return found
+    return number
 
 
 def _places(dim: object, several: list[object] | None) -> Sizes:
     """Return the bucketed dimensions, checked."""
-    found = [integer(d) for d in ([dim] if several is None else several)]
-    places = tuple(d for d in found if d is not None and d >= 0)
-    if not places or len(set(places)) < len(found):
+    numbers = [integer(d) for d in ([dim] if several is None else several)]
+    places = tuple(d for d in numbers if d is not None and d >= 0)
+    if not places or len(set(places)) < len(numbers):
         raise ArgumentError("OL401", f"dim={dim!r}", fix="dim=0, or dim=(0, 1)")
     return places
 
 
 def _ascending(sizes: object) -> Sizes:
     listed = [integer(size) for size in _listed(sizes) or ()]
-    found = {size for size in listed if size is not None and size > 0}
-    if not listed or not all(size in found for size in listed):
+    positive = {size for size in listed if size is not None and size > 0}
+    if not listed or not all(size in positive for size in listed):
         fix = "sizes=(1, 4, 16), each an int of at least 1"
         raise ArgumentError("OL401", f"sizes={sizes!r:.60}", fix=fix)
-    return tuple(sorted(found))
+    return tuple(sorted(positive))
 
 
 def _listed(value: object) -> list[object] | None:
@@ -350,7 +350,7 @@ def _by_argument(
     """Return argument or result -> a value of the option for each dimension."""
     if not isinstance({} if given is None else given, Mapping):
         raise ArgumentError("OL401", f"{name}={given!r:.60}", fix=_EXAMPLES[name])
-    found: dict[Any, tuple[Any, ...]] = {}
+    by_argument: dict[Any, tuple[Any, ...]] = {}
     for key, value in cast("Mapping[object, object]", given or {}).items():
         several = isinstance(value, tuple | list)
         each = tuple(cast("Sequence[object]", value)) if several else (value,) * count
@@ -361,5 +361,5 @@ def _by_argument(
         named = type(key) is int or (isinstance(key, str) and name != "outputs")
         if not named or not all(map(allowed, each)):
             raise ArgumentError("OL401", what, fix=_EXAMPLES[name])
-        found[key] = each
-    return found
+        by_argument[key] = each
+    return by_argument

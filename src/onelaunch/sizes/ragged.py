@@ -104,5 +104,5 @@ def _dims(names: Sequence[str], key: Key, value: object) -> tuple[tuple[int, ...
     several = isinstance(value, tuple | list)
     shape = list(cast("Sequence[object]", value)) if several else [value]
     places = [None if name is None else _place(names, "dims", key, name) for name in shape]
-    found = [tuple(d for d, p in enumerate(places) if p == place) for place in range(len(names))]
-    return tuple(dims or None for dims in found)
+    by_place = [tuple(d for d, p in enumerate(places) if p == place) for place in range(len(names))]
+    return tuple(dims or None for dims in by_place)

@@ -30,8 +30,8 @@ class ModuleForward:
         if "forward" not in self.module.__dict__:
             return self.module.forward
         kind = type(self.module)
-        found: Any = inspect.getattr_static(kind, "forward")
-        return found.__get__(self.module, kind) if hasattr(found, "__get__") else found
+        forward: Any = inspect.getattr_static(kind, "forward")
+        return forward.__get__(self.module, kind) if hasattr(forward, "__get__") else forward
 
     def is_of(self, module: nn.Module, own: Any) -> bool:
         return self.module is module and self.own is own

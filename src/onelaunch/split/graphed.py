@@ -47,7 +47,7 @@ class SplitGraphed(InPieces[P, R]):
         """id of a child -> its graphed forward in the last run in pieces."""
         self._whole = weakref.ref(whole or self)
         self._lock = threading.Lock()
-        self._known: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
+        self._shared: weakref.WeakValueDictionary[int, SplitGraphed[..., Any]] = (
             weakref.WeakValueDictionary()
         )
         """id of a module -> its graphed forward, shared by its parents; in the whole alone."""
@@ -58,21 +58,21 @@ class SplitGraphed(InPieces[P, R]):
     # After a refusal.
 
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        found = self._replacements()
-        with in_place(found):
+        forwards = self._replacements()
+        with in_place(forwards):
             result = self.fn(*args, **kwargs)
         if self._runs < _OPENING:
-            self._open(found)
+            self._open(forwards)
         return result
 
-    def _open(self, found: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
+    def _open(self, forwards: Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]) -> None:
         """Look for children that the module reaches through without a call, as in
         `self.encoder.layers[0](x)`. Their own children are graphed from now on."""
         self._runs += 1
         called = {
-            id(module) for module, piece in found if piece._signatures.states or piece._refusals
+            id(module) for module, piece in forwards if piece._signatures.states or piece._refusals
         }
-        self._opened |= {id(module): module for module, _ in found if id(module) not in called}
+        self._opened |= {id(module): module for module, _ in forwards if id(module) not in called}
         if self._runs == _OPENING:
             self._opened = {
                 key: module
@@ -82,12 +82,12 @@ class SplitGraphed(InPieces[P, R]):
 
     def _replacements(self) -> Sequence[tuple[nn.Module, SplitGraphed[..., Any]]]:
         """Return (module, graphed forward) for the forwards to replace."""
-        found = [
+        forwards = [
             (child, self._piece(child, name))
             for name, child in members(self._forward.module, self._name, self._opened)
         ]
-        self._pieces = {id(child): piece for child, piece in found}
-        return found
+        self._pieces = {id(child): piece for child, piece in forwards}
+        return forwards
 
     def _piece(self, module: nn.Module, name: str) -> SplitGraphed[..., Any]:
         """Return the graphed form of a module's present forward, shared with other parents."""
@@ -96,12 +96,12 @@ class SplitGraphed(InPieces[P, R]):
             return last
         own, whole = own_forward(module), self._user
         with whole._lock:
-            known = whole._known.get(id(module))
-            if known is None or not known._forward.is_of(module, own):
+            piece = whole._shared.get(id(module))
+            if piece is None or not piece._forward.is_of(module, own):
                 forward = ModuleForward(module, own, name)
-                known = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
-                whole._known[id(module)] = known
-            return known
+                piece = SplitGraphed(forward, self.options, self._pool, ("", module), whole=whole)
+                whole._shared[id(module)] = piece
+            return piece
 
     @property
     def _user(self) -> SplitGraphed[..., Any]:

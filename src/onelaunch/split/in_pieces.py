@@ -64,7 +64,7 @@ class InPieces(Graphed[P, R]):
         return phase
 
     def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        signature.eager_code, signature.training = error.code, self._callee.training
+        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         self._split(error)
         return MISS

@@ -1,7 +1,7 @@
 """The state behind the arguments: finding it, restoring it, and checking that it is unchanged.
 
 walk.py         the search for the state that a callable reaches
-found.py        StateWalk: what a walk found
+walked.py       StateWalk: what a walk found
 contents.py     the slots of one object, as far as they were touched
 attributes.py   the attributes of modules, of which most need no slots
 outside.py      the slots of arrays in host memory, and of TorchScript modules

@@ -47,15 +47,15 @@ class Counterparts:
     """
 
     def __init__(self, pairs: Iterable[tuple[object, object]]) -> None:
-        self._found: dict[int, tuple[object, object]] = {}
+        self._pairs: dict[int, tuple[object, object]] = {}
         self._taken: dict[int, object] = {}
         for old, new in pairs:
             self._pair(old, new)
-        self.replaced = frozenset(i for i, (old, new) in self._found.items() if old is not new)
+        self.replaced = frozenset(i for i, (old, new) in self._pairs.items() if old is not new)
         """ids of the parts whose counterpart is another object."""
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = self._found.values()
+        pairs = self._pairs.values()
         return [
             (old, new)
             for old, new in pairs
@@ -64,9 +64,9 @@ class Counterparts:
 
     def of(self, value: Any) -> Any:
         """Return the counterpart of a value, or the value itself if it is no part."""
-        found = self._found.get(id(value))
-        if found is not None:
-            return found[1]
+        pair = self._pairs.get(id(value))
+        if pair is not None:
+            return pair[1]
         kind: type = type(value)
         if kind is tuple:
             parts = tuple(map(self.of, cast(tuple[Any, ...], value)))
@@ -85,16 +85,16 @@ class Counterparts:
     def _pair(self, old: Any, new: Any) -> None:
         if is_plain(old) and is_plain(new):
             return
-        known = self._found.get(id(old))
-        if known is not None and known[1] is new:
+        pair = self._pairs.get(id(old))
+        if pair is not None and pair[1] is new:
             return
         if (
-            known is not None
+            pair is not None
             or self._taken.get(id(new), old) is not old
             or type(old) is not type(new)
         ):
             raise Unlike
-        self._found[id(old)] = old, new
+        self._pairs[id(old)] = old, new
         self._taken[id(new)] = old
         if old is new:
             return

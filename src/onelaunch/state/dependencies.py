@@ -37,7 +37,7 @@ from onelaunch.state.walk import SMALL, Change, StateWalk, is_replaced
 
 def dependencies(
     before: StateWalk,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     rebound: set[tuple[int, object]],
     inputs: set[tuple[int, object]],
     external: Collection[int],
@@ -53,7 +53,7 @@ def dependencies(
 
     Args:
         before: the state that the callable reached before the capture.
-        found: the changes that the capture made.
+        changes: the changes that the capture made.
         rebound: ids of the slots that each replay writes, or that are inputs.
         inputs: ids of the slots that are inputs, or whose containers' tensors are.
         external: the storages that the capture read or wrote by address.
@@ -62,7 +62,7 @@ def dependencies(
         replaced: ids of the slots that are inputs because the caller replaces their contents.
         gone: ids of the caller's former objects in those slots, and of their `__dict__`s.
     """
-    now = {change.slot.id: change.after for change in found}
+    now = {change.slot.id: change.after for change in changes}
     again = _stored_again(before, now)
     reached = [*passed_on, *again.values()]
     fixed = {*external, *(driver.storage(t) for t in reached if lies_on(t, device))}
@@ -112,11 +112,11 @@ def dependencies(
                     left is MISSING and use is not None  # it may have been there, and deleted
                 ):
                     guarded.append((slot, value if left is MISSING else left))
-    guarded += _stored_once(before, found, rebound)
+    guarded += _stored_once(before, changes, rebound)
     guarded += orders(before, now)
-    guarded += _gradients(before, found, guarded)
+    guarded += _gradients(before, changes, guarded)
     guarded += _versions(before, guarded)
-    guarded = _completed(before, found, rebound, guarded)
+    guarded = _completed(before, changes, rebound, guarded)
     return [
         (slot, value)
         for slot, value in guarded
@@ -126,20 +126,20 @@ def dependencies(
 
 def _completed(
     before: StateWalk,
-    found: Sequence[Change],
+    changes: Sequence[Change],
     rebound: Collection[tuple[int, object]],
     guarded: list[tuple[Slot, object]],
 ) -> list[tuple[Slot, object]]:
     """Add the paths to slots and to places of stores, the classes of objects, and their bases."""
-    now = {change.slot.id for change in found}
+    now = {change.slot.id for change in changes}
     # A replay stores where the capture did.
     places = {key: before.slots[key][0] for key in rebound if key in before.slots}
-    places |= {change.slot.id: change.slot for change in found if change.slot.id in rebound}
+    places |= {change.slot.id: change.slot for change in changes if change.slot.id in rebound}
     stored = [slot for slot in places.values() if not is_replaced(slot, now)]
     leaf_attributes = before.leaf_attributes.values()
     vias = [*(slot.via for slot in stored), *(attributes.via for attributes in leaf_attributes)]
     guarded = _with_paths(guarded, vias, before)
-    touched = _apart([*(slot.owner for slot, _ in guarded), *before.touched()])
+    touched = _unrepeated([*(slot.owner for slot, _ in guarded), *before.touched()])
     owners = {id(owner): owner for owner in (*touched, *(a.module for a in leaf_attributes))}
     guarded.extend(before.paths(owners.values()))
     values = classed(before, [value for _, value in guarded])
@@ -169,14 +169,14 @@ def _stored_again(
 
 
 def _stored_once(
-    before: StateWalk, found: Sequence[Change], rebound: Collection[tuple[int, object]]
+    before: StateWalk, changes: Sequence[Change], rebound: Collection[tuple[int, object]]
 ) -> list[tuple[Slot, object]]:
     """Return the slots that no replay can store, with the contents that the callable left there: a
     replay needs the same. A container that only grows is left out (`growing_containers`)."""
-    now = {change.slot.id for change in found}
+    now = {change.slot.id for change in changes}
     return [
         (change.slot, change.after)
-        for change in found
+        for change in changes
         if before.use(change.slot) is Use.NONE
         and change.slot.id not in rebound
         and not (is_replaced(change.slot, now) or isinstance(change.after, Tensor))
@@ -191,17 +191,16 @@ def classed(before: StateWalk, values: Iterable[object]) -> Iterable[object]:
     for _, held in before.holding(lambda kind: issubclass(kind, (set, frozenset, dict))):
         if 0 < len(cast(Collection[object], held)) <= SMALL:
             reached.extend(cast(Iterable[object], held))
-    known: dict[type, bool] = {}
-    found: dict[int, object] = {}
+    changeable: dict[type, bool] = {}
+    objects: dict[int, object] = {}
     for value in reached:
         kind = type(value)
-        may = known.get(kind)
+        may = changeable.get(kind)
         if may is None:
-            may = _may_change(kind)
-            known[kind] = may
+            may = changeable[kind] = _may_change(kind)
         if may and not (kind is types.ModuleType and is_library_module(cast(Any, value))):
-            found[id(value)] = value
-    return found.values()
+            objects[id(value)] = value
+    return objects.values()
 
 
 def bases(before: StateWalk) -> list[tuple[Slot, object]]:
@@ -267,7 +266,7 @@ def _has_order(value: dict[Any, object]) -> bool:
 
 
 def _gradients(
-    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, changes: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[tuple[Slot, object]]:
     """Return the slots of gradients that must be absent, or present.
 
@@ -276,7 +275,7 @@ def _gradients(
     gradients or reads `.grad`; a present gradient to a callable that reads `.grad`, where no kernel
     reads it.
     """
-    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    touched = [change.slot for change in changes] + [slot for slot, _ in guarded]
     backward = torch.is_grad_enabled() and before.runs_backward()
     asks = before.asks("grad")
     if not (backward or asks or any(slot.key is gradient_of for slot in touched)):
@@ -287,13 +286,13 @@ def _gradients(
         for slot, t in before.tensors()
         if is_leaf(t) and (t.requires_grad or isinstance(t, nn.Parameter) or id(t) in read)
     }
-    known = {slot.id for slot in touched}
+    ids = {slot.id for slot in touched}
     gradients: list[tuple[Slot, object]] = []
     for slot, t in leaves.values():
         name = f"{slot.name}.grad"
         if (id(t), gradient_of) not in before.slots:
             gradients.append((Slot("contents", t, gradient_of, name, None, slot), MISSING))
-        elif asks and (id(t), gradient_of) not in known:
+        elif asks and (id(t), gradient_of) not in ids:
             gradients.append((Slot("contents", t, has_gradient, name, None, slot), True))
     return gradients
 
@@ -318,10 +317,10 @@ _ORDERED: dict[type, Kind] = {
 
 
 def hooked(
-    before: StateWalk, found: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
+    before: StateWalk, changes: Sequence[Change], guarded: Sequence[tuple[Slot, object]]
 ) -> list[Tensor]:
     """Return the tensors whose hooks a backward in the call may run."""
-    touched = [change.slot for change in found] + [slot for slot, _ in guarded]
+    touched = [change.slot for change in changes] + [slot for slot, _ in guarded]
     may = torch.is_grad_enabled() or before.runs_backward()
     if not may and not any(slot.key is gradient_of for slot in touched):
         return []
@@ -332,17 +331,17 @@ def _with_paths(
     guarded: list[tuple[Slot, object]], vias: Sequence[Slot | None], before: StateWalk
 ) -> list[tuple[Slot, object]]:
     """Add the slots on the paths to slots, and `vias`: replacing a list replaces its items."""
-    known, held = {slot.id for slot, _ in guarded}, before.slots
-    ways = _apart([*(slot.via for slot, _ in guarded), *vias])
+    ids, held = {slot.id for slot, _ in guarded}, before.slots
+    ways = _unrepeated([*(slot.via for slot, _ in guarded), *vias])
     for via in ways:
-        while via is not None and (key := via.id) not in known and key in held:
-            known.add(key)
+        while via is not None and (key := via.id) not in ids and key in held:
+            ids.add(key)
             guarded.append((via, held[key][1]))
             via = via.via
     return guarded
 
 
-def _apart(values: Sequence[Any]) -> list[Any]:
+def _unrepeated(values: Sequence[Any]) -> list[Any]:
     """Return values without None, and each run of one value once."""
     others = itertools.chain((None,), values)
     return [v for v, other in zip(values, others, strict=False) if v is not other and v is not None]

@@ -150,22 +150,25 @@ class StateGuard:
         division = self._division
         if division is None or not division.fixed_ids.isdisjoint(parts.replaced):
             division = self._divided(parts)
-        made = copy.copy(self)
-        made._division = division
-        made._slots, made._values = self._slots.copy(), self._values.copy()
+        other = copy.copy(self)
+        other._division = division
+        other._slots, other._values = self._slots.copy(), self._values.copy()
         for i in division.slots:
-            made._slots[i], made._values[i] = parts.slot(self._slots[i]), parts.of(self._values[i])
-        made.tensors, made._sized = self.tensors.copy(), self._sized.copy()
+            other._slots[i], other._values[i] = (
+                parts.slot(self._slots[i]),
+                parts.of(self._values[i]),
+            )
+        other.tensors, other._sized = self.tensors.copy(), self._sized.copy()
         for i in division.tensors:
-            made.tensors[i] = parts.of(self.tensors[i])
+            other.tensors[i] = parts.of(self.tensors[i])
         for i in division.sized:
             container, size = self._sized[i]
-            made._sized[i] = parts.of(container), size
-        own = made._part(division.slots, division.tensors, division.sized, [])
+            other._sized[i] = parts.of(container), size
+        own = other._part(division.slots, division.tensors, division.sized, [])
         fixed, own_check = division.fixed.check, own.check
-        made.check = lambda: fixed() and own_check()
-        made._own = own
-        return made
+        other.check = lambda: fixed() and own_check()
+        other._own = own
+        return other
 
     def _divided(self, parts: Counterparts) -> _Division:
         """Divide the checks by whether they change with the objects of a request."""
@@ -253,11 +256,11 @@ class StateGuard:
 
         hooks_kept = self._same_hooks
         if not not_in_c and not others and hooks_kept is None:
-            return lambda: (found := check_in_c()) is True or (found is None and settle())
+            return lambda: (verdict := check_in_c()) is True or (verdict is None and settle())
 
         def check() -> bool:
-            found = check_in_c()
-            if found is not True and (found is False or not settle()):
+            verdict = check_in_c()
+            if verdict is not True and (verdict is False or not settle()):
                 return False
             return (
                 gradients_kept()
@@ -361,8 +364,7 @@ class StateGuard:
         return describe_type(container)
 
     def _name(self, t: Tensor, index: int) -> str:
-        found = (slot.name for slot, value in self.held() if value is t)
-        return next(found, f"tensor {index}")
+        return next((slot.name for slot, value in self.held() if value is t), f"tensor {index}")
 
     def untraced(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors that no guarded slot holds."""
@@ -388,7 +390,7 @@ class _Division(NamedTuple):
 
 def _split(ids: Sequence[Sequence[int]], parts: Counterparts) -> tuple[list[int], list[int]]:
     """Return the indices of the entries with an id that `parts` replaces, and the other indices."""
-    changed = [not parts.replaced.isdisjoint(found) for found in ids]
+    changed = [not parts.replaced.isdisjoint(own) for own in ids]
     return [i for i, c in enumerate(changed) if c], [i for i, c in enumerate(changed) if not c]
 
 

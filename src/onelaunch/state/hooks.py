@@ -118,15 +118,15 @@ class Hooked:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._handles = self._put_on_nodes = -1
-        self._found = self._found_on_nodes = False
+        self._any = self._any_on_nodes = False
 
     def __call__(self) -> bool:
         if handles_made() != self._handles:
             self._handles, put = handles_made(), node_hooks_put()
             if put != self._put_on_nodes:
-                self._put_on_nodes, self._found_on_nodes = put, any(node_hooks(self._tensors))
-            self._found = self._found_on_nodes or any(map(has_hooks, self._tensors))
-        return self._found
+                self._put_on_nodes, self._any_on_nodes = put, any(node_hooks(self._tensors))
+            self._any = self._any_on_nodes or any(map(has_hooks, self._tensors))
+        return self._any
 
 
 def has_hooks(t: Tensor) -> bool:
@@ -150,18 +150,18 @@ def _nothing(*_: object) -> None:
 
 def _nodes(tensors: Sequence[Tensor]) -> list[Any]:
     """Return the nodes behind tensors; behind a leaf is the node that accumulates its gradient."""
-    wanted = [t for t in tensors if t.requires_grad and (t.is_leaf or node_of(t) is not None)]
-    if not wanted:
+    graded = [t for t in tensors if t.requires_grad and (t.is_leaf or node_of(t) is not None)]
+    if not graded:
         return []
     with torch.enable_grad():
         # One node behind all tensors, which torch's modes do not see.
-        first = _C._functions.DelayedError("", len(wanted))(*wanted)
+        first = _C._functions.DelayedError("", len(graded))(*graded)
     first = first[0] if isinstance(first, tuple) else first
-    found: dict[Any, None] = {}
+    nodes: dict[Any, None] = {}
     stack = [node for node, _ in first.grad_fn.next_functions][::-1]
     while stack:
         node = stack.pop()
-        if node is not None and node not in found:
-            found[node] = None
+        if node is not None and node not in nodes:
+            nodes[node] = None
             stack.extend(following for following, _ in node.next_functions)
-    return list(found)
+    return list(nodes)

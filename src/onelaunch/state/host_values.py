@@ -63,16 +63,16 @@ def is_comparable(t: Tensor) -> bool:
 
 
 def slots_of(
-    read: Iterable[Tensor], known: Iterable[tuple[Slot, Tensor]]
+    read: Iterable[Tensor], tensors: Iterable[tuple[Slot, Tensor]]
 ) -> Iterator[tuple[Slot, object]]:
     """Return the slots of host tensors that were read, and slots of their values, for a guard.
 
     Args:
-        known: the callable's slots that hold tensors.
+        tensors: the callable's slots that hold tensors.
     """
-    found = list(read)
-    places = {id(t): slot for slot, t in reversed(list(known))} if found else {}
-    for t in found:
+    hosted = list(read)
+    places = {id(t): slot for slot, t in reversed(list(tensors))} if hosted else {}
+    for t in hosted:
         slot = places.get(id(t))
         if slot is not None:
             yield slot, t

@@ -16,8 +16,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.stack import Use
 from onelaunch.identity import id
 from onelaunch.source import loaded_at
-from onelaunch.state.found import StateWalk
 from onelaunch.state.slots import Slot
+from onelaunch.state.walked import StateWalk
 
 _EXAMPLES: tuple[Iterator[Any], ...] = (
     *(iter(()), iter([]), iter(range(0)), iter(range(2**70)), iter(""), iter(b"")),
@@ -37,12 +37,12 @@ _DEEPEST = 8
 """The most iterators over iterators that are followed."""
 
 
-def iterators_of(found: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
+def iterators_of(walked: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
     """Return the iterators that a callable reads, with where each stands."""
     return [
         (slot, value, _standing(value))
-        for slot, value in found.holding(KINDS.__contains__)
-        if found.used.get(slot.id) is Use.READ
+        for slot, value in walked.holding(KINDS.__contains__)
+        if walked.used.get(slot.id) is Use.READ
         for value in (cast(Iterator[Any], value),)
     ]
 

@@ -71,10 +71,10 @@ def _dicts_report_changes(guard: Any) -> bool:
         o: Any = _Object()
         o.a = value = object()
         watched = vars(o)
-        made = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
-        known = made.check() is True
+        guarded = guard((), (), (watched,), ("a",), [value], 1, (watched,), [1], 1, (), ())
+        works = guarded.check() is True
         exec(change, {"o": o})
-        return known and made.check() is not True
+        return works and guarded.check() is not True
 
     return all(seen(change) for change in _CHANGES for _ in range(_WARM))
 
@@ -96,8 +96,8 @@ def _pointer_offset() -> int:
         size = type(t).__basicsize__ // 8
         words = (ctypes.c_uint64 * size).from_address(id(t))
         # Without the head: a reference count and a type.
-        found = {8 * i for i in range(2, size) if words[i] == t._cdata}
-        offsets = found if offsets is None else offsets & found
+        places = {8 * i for i in range(2, size) if words[i] == t._cdata}
+        offsets = places if offsets is None else offsets & places
     if not offsets:
         raise LookupError("this torch keeps its tensors in another way")
     return min(offsets)

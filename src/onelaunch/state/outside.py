@@ -59,11 +59,11 @@ def of_script(
     Args:
         read: the attributes that the code of its parents names.
     """
-    inner, known = module._c, vars(module).get("_concrete_type")
+    inner, concrete = module._c, vars(module).get("_concrete_type")
     tensors: tuple[Any, ...] = (torch._C.ParameterDict(inner), torch._C.BufferDict(inner))
     keys = [*(key for held in tensors for key in dict(held.items())), "training"]
-    if known is not None:
-        keys += known.get_attributes()
+    if concrete is not None:
+        keys += concrete.get_attributes()
     else:  # a traced or loaded module tells no more than its code
         methods = [inner._get_method(name) for name in inner._method_names()]
         read |= {name for method in methods for name in _NAMED.findall(method.code)}

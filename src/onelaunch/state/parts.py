@@ -29,7 +29,7 @@ Kept = Mapping[int, Constant]
 """id of an object -> the object."""
 
 
-def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
+def flat_content(value: object, kept: Kept | None, root: str = "") -> Flat:
     """Flatten the content of a slot.
 
     Args:
@@ -37,7 +37,7 @@ def apart(value: object, kept: Kept | None, root: str = "") -> Flat:
             flattened, too. None: only containers are flattened.
         root: the beginning of paths.
     """
-    return flatten(value, root, objects=kept is not None, known=kept or {})
+    return flatten(value, root, objects=kept is not None, whole=kept or {})
 
 
 class SlotPart:
@@ -46,7 +46,7 @@ class SlotPart:
     Args:
         whole: the slot.
         what: tells it from other readers of its class.
-        kept: see `apart`.
+        kept: see `flat_content`.
     """
 
     __slots__ = ("_read", "kept", "what", "whole")
@@ -56,9 +56,9 @@ class SlotPart:
         self._read: Callable[[], Any] = whole.reader
 
     def at(self, place: Callable[[Slot], Slot]) -> SlotPart:
-        made = copy.copy(self)
-        SlotPart.__init__(made, place(self.whole), self.what, self.kept)
-        return made
+        part = copy.copy(self)
+        SlotPart.__init__(part, place(self.whole), self.what, self.kept)
+        return part
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SlotPart) or type(other) is not type(self):
@@ -97,12 +97,12 @@ class ContainerPart(SlotPart):
         if self._flat:
             assert isinstance(self.tree, Container)
             return value if type(value) is self.tree.kind and len(value) == self._flat else None
-        flat = apart(value, self.kept)
+        flat = flat_content(value, self.kept)
         return flat.tensors if flat.tree == self.tree else None
 
     def write(self, holder: object, value: object) -> None:
         """Put a container into the slot that has another tensor here."""
-        flat = apart(self._read(), self.kept)
+        flat = flat_content(self._read(), self.kept)
         tensors = [value if i == self.what else t for i, t in enumerate(flat.tensors)]
         self.whole.write(unflatten(flat.tree, tensors))
 
@@ -114,7 +114,7 @@ class ContainerBuild(SlotPart):
     __slots__ = ()
 
     def __call__(self, holder: object) -> bool:
-        return apart(self._read(), self.kept).tree == self.what
+        return flat_content(self._read(), self.kept).tree == self.what
 
     def __hash__(self) -> int:
         return hash(self.whole.id)  # a tree's takes long
@@ -139,14 +139,14 @@ def item_slot(whole: Slot, item: Slot) -> Slot:
 
 def build_slot(slot: Slot, container: object, kept: Kept | None = None) -> Slot:
     """Return a slot that is true while a slot holds a container that is built like this one."""
-    build = ContainerBuild(slot, apart(container, kept).tree, kept)
+    build = ContainerBuild(slot, flat_content(container, kept).tree, kept)
     return Slot("contents", slot.holder, build, f"the build of `{slot.name}`", None)
 
 
 def parts_of_slot(slot: Slot, value: object, kept: Kept | None = None) -> list[Slot]:
     """Return a slot for each tensor in the container that a slot holds. There are none if it holds
-    what no other call can have alike: an object, or a function; see `apart` for `kept`."""
-    flat = apart(value, kept, slot.name)
+    what no other call can have alike: an object, or a function; see `flat_content` for `kept`."""
+    flat = flat_content(value, kept, slot.name)
     if kept is None and not all(constant.is_plain for _, constant in constants(flat.tree)):
         return []
     return [

@@ -19,7 +19,7 @@ from onelaunch.call.spec import TensorSpec, has_strides
 from onelaunch.call.tree import Constant, Flat
 from onelaunch.frames.peek import attributes_of
 from onelaunch.identity import id
-from onelaunch.state.parts import Kept, apart, build_slot, item_slot, parts_of_slot
+from onelaunch.state.parts import Kept, build_slot, flat_content, item_slot, parts_of_slot
 from onelaunch.state.slots import Slot, is_leaf
 
 
@@ -41,7 +41,7 @@ class ReplacedSlot(NamedTuple):
         return parts_of_slot(self.slot, value, self.kept)
 
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in apart(self.slot.read(), self.kept).tensors)
+        return sum(t.nbytes for t in flat_content(self.slot.read(), self.kept).tensors)
 
     def objects(self, value: object) -> list[object]:
         """Return the containers and objects that differ from one content to the next."""
@@ -63,12 +63,12 @@ def replaced_alike(
     inside = {id(part) for part in composites_in([before])}
     kept = {id(part): Constant(part) for part in composites_in([now]) if id(part) in inside}
     kept.pop(id(now), None)
-    found = ReplacedSlot(slot, kept)
-    old, new = apart(before, kept), apart(now, kept)
+    replaced = ReplacedSlot(slot, kept)
+    old, new = flat_content(before, kept), flat_content(now, kept)
     if old.tree != new.tree or not all(map(_is_free, (*old.tensors, *new.tensors))):
         return None
     alike = [*map(TensorSpec.of, old.tensors)] == [*map(TensorSpec.of, new.tensors)]
-    return found if alike and not any(map(written, old.tensors)) else None
+    return replaced if alike and not any(map(written, old.tensors)) else None
 
 
 def _holds_any(slot: Slot) -> bool:
@@ -121,18 +121,18 @@ class Staged:
             for part in objects:
                 if owners.setdefault(id(part), b.slot.id) != b.slot.id:
                     self.changed |= {b.slot.id, owners[id(part)]}
-            owners.update((id(t), b.slot.id) for t in apart(value, b.kept).tensors)
+            owners.update((id(t), b.slot.id) for t in flat_content(value, b.kept).tensors)
         own = {b.slot.id for b in replaced}
         for slot, value in held if owners else ():
-            known = owners.get(id(value))
-            if known is not None and slot.id not in own and id(slot.holder) not in self.gone:
-                self.changed.add(known)
+            owner = owners.get(id(value))
+            if owner is not None and slot.id not in own and id(slot.holder) not in self.gone:
+                self.changed.add(owner)
 
     def begin(self) -> None:
         """Note the contents for the run, which the slots hold now."""
-        found = [(b, b.slot.read()) for b, _ in self._originals]
-        self._empty = {id(v): b.slot for b, v in found if type(v) is dict and not v}
-        self._staged = [(value, apart(value, b.kept)) for b, value in found]
+        contents = [(b, b.slot.read()) for b, _ in self._originals]
+        self._empty = {id(v): b.slot for b, v in contents if type(v) is dict and not v}
+        self._staged = [(value, flat_content(value, b.kept)) for b, value in contents]
 
     def put_back(self) -> None:
         for (b, original), (staged, flat) in zip(self._originals, self._staged, strict=False):
@@ -141,7 +141,7 @@ class Staged:
                 continue
             if id(staged) in self._empty and all(isinstance(v, Tensor) for v in staged.values()):
                 continue
-            now = apart(staged, b.kept)
+            now = flat_content(staged, b.kept)
             same = all(t is was for t, was in zip(now.tensors, flat.tensors, strict=False))
             if now.tree != flat.tree or not same:
                 self.changed.add(b.slot.id)
@@ -165,5 +165,5 @@ class Staged:
         return [
             (build_slot(b.slot, value, b.kept), True)
             for b, value in self._originals
-            if not apart(value, b.kept).tensors
+            if not flat_content(value, b.kept).tensors
         ]

@@ -40,32 +40,32 @@ class Rollback:
     Costs a copy of the references in each container. No method of a user's class is called.
 
     Args:
-        found: the walk, of the state as it is now.
+        walked: the walk, of the state as it is now.
         each: True to keep each item of a dict, too. Then `restore` can put back only the items
             that its walk has found, as of a module's globals.
     """
 
-    def __init__(self, found: StateWalk, each: bool = False) -> None:
+    def __init__(self, walked: StateWalk, each: bool = False) -> None:
         if each:
-            found.expand()
-        self._containers = {id(c): (c, _contents(c)) for c in _containers(found)}
-        self._empty = [*found.empty, *found.hooks]
-        self._members = [(c, dict(vars(c))) for c in found.classes if not is_library_class(c)]
-        self._slots = list(self._others(found, each))
-        owners, tensors = list(found.owners), [t for _, t in found.tensors()]
+            walked.expand()
+        self._containers = {id(c): (c, _contents(c)) for c in _containers(walked)}
+        self._empty = [*walked.empty, *walked.hooks]
+        self._members = [(c, dict(vars(c))) for c in walked.classes if not is_library_class(c)]
+        self._slots = list(self._others(walked, each))
+        owners, tensors = list(walked.owners), [t for _, t in walked.tensors()]
         self._facts: list[tuple[Kind, Callable[[Any], object], list[Any], list[object]]] = [
-            ("of", type, owners, list(found.kinds)),
+            ("of", type, owners, list(walked.kinds)),
             ("of", attributes_of, owners, list(map(attributes_of, owners))),
             ("contents", requires_grad, tensors, list(map(requires_grad, tensors))),
         ]
         """(kind and reader of a slot, objects, contents)."""
 
-    def _others(self, found: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
+    def _others(self, walked: StateWalk, each: bool) -> Iterator[tuple[Slot, object]]:
         """Return the slots outside of the kept containers and classes, with their contents. Those
         of leaf attributes are in kept dicts."""
         own = {id(kind) for kind, _ in self._members}
         containers = self._containers
-        for (holder, _), (slot, value) in found.slots.items():
+        for (holder, _), (slot, value) in walked.slots.items():
             of_tuple, item = type(slot.holder) is tuple, slot.kind == "item"
             if item and (of_tuple or (not each and holder in containers)):
                 continue  # nearly all
@@ -74,14 +74,14 @@ class Rollback:
             whole = fixed or (holder in containers and not alone)
             if not (item and whole) and id(slot.owner) not in own:
                 yield slot, value
-        yield from ((slot, slot.read()) for slot in found.unset)
-        for reader, holder, value in found.facts:
+        yield from ((slot, slot.read()) for slot in walked.unset)
+        for reader, holder, value in walked.facts:
             if is_attribute(reader):
                 yield Slot("of", holder, reader, "", None), value
-        for t, had in found.leaves:
+        for t, had in walked.leaves:
             if not had:
                 yield new_slot(("contents", t, gradient_of, "", None, None)), MISSING
-        for fn in found.functions:
+        for fn in walked.functions:
             yield Slot("of", fn, defaults_of, "", None), fn.__defaults__
             yield Slot("of", fn, keyword_defaults_of, "", None), fn.__kwdefaults__
 
@@ -125,13 +125,13 @@ class RunRollback:
     """The rollback of a run in which code may run, and read state, for the first time.
 
     Args:
-        found: the walk of the state that earlier runs read.
+        walked: the walk of the state that earlier runs read.
     """
 
-    def __init__(self, found: StateWalk) -> None:
-        self._found = found
-        self._read = Rollback(found)
-        self._unread = Rollback(walk_unread(found), each=True)
+    def __init__(self, walked: StateWalk) -> None:
+        self._walked = walked
+        self._read = Rollback(walked)
+        self._unread = Rollback(walk_unread(walked), each=True)
 
     def holders(self) -> set[int]:
         return self._read.holders() | self._unread.holders()
@@ -143,28 +143,33 @@ class RunRollback:
         if is_beside():
             return None
         self._read.restore()
-        before = self._found.reads
-        if reads is None or before is None or not reads.exceeds(before, self._found.ids()):
+        before = self._walked.reads
+        if reads is None or before is None or not reads.exceeds(before, self._walked.ids()):
             return None
         for _ in range(_DEPTH):  # a restored object may lead to more that was changed
-            found = walk(roots, reads)
-            if not self._unread.restore(found):
-                return found
+            walked = walk(roots, reads)
+            if not self._unread.restore(walked):
+                return walked
         return None
 
 
-def _objects(found: StateWalk) -> set[object]:
-    objects = (*found.owners, *found.classes, *found.functions, *(t for _, t in found.tensors()))
-    return {*found.all_slots, *map(id, objects), *map(id, _containers(found))}
+def _objects(walked: StateWalk) -> set[object]:
+    objects = (
+        *walked.owners,
+        *walked.classes,
+        *walked.functions,
+        *(t for _, t in walked.tensors()),
+    )
+    return {*walked.all_slots, *map(id, objects), *map(id, _containers(walked))}
 
 
-def _containers(found: StateWalk) -> Iterator[Any]:
-    for container, _, _ in found.contents.containers.values():
+def _containers(walked: StateWalk) -> Iterator[Any]:
+    for container, _, _ in walked.contents.containers.values():
         if not isinstance(container, types.MappingProxyType):
             yield container
-    for dicts in found.dicts:
+    for dicts in walked.dicts:
         yield from dicts
-    yield from map(vars, found.functions)
+    yield from map(vars, walked.functions)
 
 
 def _contents(container: Any) -> tuple[list[object], Any]:

@@ -37,15 +37,15 @@ class LastWalk:
         self._kept: tuple[StateWalk, bool] | None = None
 
     @no_collection()
-    def keep(self, found: StateWalk) -> None:
+    def keep(self, walked: StateWalk) -> None:
         """Keep a walk, which the caller must not use any longer."""
         self._kept = None
-        if found.reads is None or found.strays:
+        if walked.reads is None or walked.strays:
             return
-        slots = (slot for slot, _ in found.tensors() if slot.key is not gradient_of)
-        fits = found.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
-        if fits and found.let_go():
-            self._kept = found, torch.is_grad_enabled()
+        slots = (slot for slot, _ in walked.tensors() if slot.key is not gradient_of)
+        fits = walked.weak is not None or all(isinstance(slot.owner, nn.Module) for slot in slots)
+        if fits and walked.let_go():
+            self._kept = walked, torch.is_grad_enabled()
 
     @no_collection()
     def take(self, reads: Reads | None) -> StateWalk | None:
@@ -101,25 +101,25 @@ class ReachableState:
             self._now = before
             return before, []
         after = walk(self.roots, self.reads)
-        found = changes(before, after)
-        self._now = None if found else after  # changes will be undone
-        return after, found
+        changed = changes(before, after)
+        self._now = None if changed else after  # changes will be undone
+        return after, changed
 
     def restored(self, before: StateWalk) -> None:
         """Keep the walk `before` as the present one, if the state is again as it was then."""
         self._now = before if before.reads is self.reads and before.is_current() else None
 
     def know(
-        self, reads: Reads | None, last: LastWalk | None = None, found: StateWalk | None = None
+        self, reads: Reads | None, last: LastWalk | None = None, walked: StateWalk | None = None
     ) -> None:
         """Take the reads of the callable. If they are new, the next use walks again.
 
         Args:
             last: the last walk, if it is another now.
-            found: a walk by the new reads, of the present state.
+            walked: a walk by the new reads, of the present state.
         """
         if self.reads is not reads:
-            self.reads, self._now = reads, found
+            self.reads, self._now = reads, walked
         if last is not None and self._last is not None and self._last is not last:
             self._last, self._now = last, None
 
@@ -129,11 +129,11 @@ class ReachableState:
 
 
 def tensors_by_storage(
-    driver: Driver, device: torch.device, found: StateWalk
+    driver: Driver, device: torch.device, walked: StateWalk
 ) -> dict[int, list[Tensor]]:
     """Return the reached tensors on the device, by storage."""
     held: dict[int, list[Tensor]] = {}
-    for _, t in found.tensors():
+    for _, t in walked.tensors():
         if lies_on(t, device):
             held.setdefault(driver.storage(t), []).append(t)
     return held
@@ -155,12 +155,12 @@ class StateSnapshot:
 
     @staticmethod
     def of(driver: Driver, device: torch.device, reached: ReachableState) -> StateSnapshot:
-        found = reached.walk()
-        held = tensors_by_storage(driver, device, found)
+        walked = reached.walk()
+        held = tensors_by_storage(driver, device, walked)
         tensors = [local(t) for tensors in held.values() for t in tensors]
         kept = [(t, t.detach(), Layout.of(t, grads_matter=False)) for t in tensors]
-        orders = {id(value): tuple(value) for _, value in ordered(found, ())}
-        return StateSnapshot(reached, found, held, orders, RunRollback(found), kept)
+        orders = {id(value): tuple(value) for _, value in ordered(walked, ())}
+        return StateSnapshot(reached, walked, held, orders, RunRollback(walked), kept)
 
     def values(self, tree: Tree) -> list[tuple[str, object]]:
         """Return (name, value) for the objects that a call reaches; `tree` holds its arguments."""
@@ -182,9 +182,9 @@ class StateSnapshot:
     def objects(self) -> dict[int, Same]:
         """Return id -> reached object that a call may return as it is: its own list, a cache."""
         held = [value for _, value in self._objects()]
-        found = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
-        found += self.walk.hooks
-        return {id(value): tuple.__new__(Same, (value, None)) for value in found}
+        objects = [v for v in (*self.walk.owners, *held) if not isinstance(v, (Tensor, tuple))]
+        objects += self.walk.hooks
+        return {id(value): tuple.__new__(Same, (value, None)) for value in objects}
 
     def _objects(self) -> list[tuple[Slot, object]]:
         """Return the slots that hold neither tensors nor numbers and the like, nor empty hooks."""
@@ -208,11 +208,11 @@ class StateSnapshot:
 
         return restore
 
-    def undo(self, found: Sequence[Change], reads: Reads | None, again: bool) -> None:
+    def undo(self, changes: Sequence[Change], reads: Reads | None, again: bool) -> None:
         """Roll back the changes of a failed capture to the callable's state.
 
         Args:
-            found: the changes; if empty, they are looked for.
+            changes: the changes; if empty, they are looked for.
             reads: the reads of the capture's run.
             again: True if the callable runs again in place of this run. Else the run stands, and
                 only changes that involve tensors or stand-ins are undone.
@@ -223,18 +223,15 @@ class StateSnapshot:
         if again:
             self.rollback.restore(self.reached.roots, reads)
         else:
-            restore(
-                c
-                for c in found or self.reached.changed(self.walk)[1]
-                if isinstance(c.before, Tensor)
-                or flatten(c.after).tensors
-                or _holds_stand_in(c.after)
-            )
+            every = changes or self.reached.changed(self.walk)[1]
+            restore(c for c in every if isinstance(c.before, Tensor) or _is_of_capture(c.after))
         for t, alias, layout in self._kept:
             if layout.moved(t):
                 t.data = alias
         self.reached.restored(self.walk)
 
 
-def _holds_stand_in(value: object) -> bool:
-    return any(isinstance(c.value, StandIn) for _, c in constants(flatten(value).tree))
+def _is_of_capture(value: object) -> bool:
+    """Return whether a value holds tensors or stand-ins."""
+    flat = flatten(value)
+    return bool(flat.tensors) or any(isinstance(c.value, StandIn) for _, c in constants(flat.tree))

@@ -215,7 +215,7 @@ def ordinary() -> Arena:
 
 
 @contextmanager
-def apart() -> Generator[Arena]:
+def own_arena() -> Generator[Arena]:
     """Have this thread allocate in an arena of its own meanwhile, to see how much that takes."""
     before, arena = ordinary(), Arena()
     _of_thread.arena = arena

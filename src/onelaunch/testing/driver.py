@@ -24,7 +24,7 @@ from onelaunch.driver.select import register
 from onelaunch.driver.substitutes import refusing_events
 from onelaunch.errors import CaptureError
 from onelaunch.source import user_frame
-from onelaunch.testing.arena import NAME, apart, host_over
+from onelaunch.testing.arena import NAME, host_over, own_arena
 from onelaunch.testing.graph import TapeGraph, TapePool
 from onelaunch.testing.lanes import TapeLanes, region
 from onelaunch.testing.memory import HostMemory
@@ -140,7 +140,7 @@ class TapeDriver:
         """See `Driver.foresee`. Plain memory of the host is not watched."""
         if device.type != NAME:
             return run(), 0
-        with apart() as arena:
+        with own_arena() as arena:
             buffers = [arena.allocate(nbytes) for nbytes in staged]
             result = run()
             del buffers

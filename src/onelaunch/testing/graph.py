@@ -215,7 +215,7 @@ class TapeScalarPatch:
         calls = [(call, call.numbers()) for call in steps if isinstance(call, TapeCall)]
         self._calls = [call for call, held in calls if not held.isdisjoint(numbers)]
         every = {number for _, held in calls for number in held}
-        self.found = frozenset(i for i, number in enumerate(numbers) if number in every)
+        self.held = frozenset(i for i, number in enumerate(numbers) if number in every)
 
     def write(self, numbers: Sequence[float]) -> None:
         patched = dict(zip(self._numbers, numbers, strict=True))

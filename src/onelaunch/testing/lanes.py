@@ -62,7 +62,7 @@ class TapeLanes:
             self.groups.append(NodeGroup(self._first, len(self._steps), touched, call.op.base))
             self._dealer.ran(call, self._lane)
             if self._lane is None:
-                self._kept.keep(t for t, _ in call.made)
+                self._kept.keep(t for t, _ in call.with_memory)
 
     def reorder(self) -> Schedule | None:
         """Put the steps into another order that is as good. Return the lanes; None for a chain."""

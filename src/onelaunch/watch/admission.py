@@ -48,8 +48,8 @@ class Admission:
     _displaced: Collection[int]
     _constants: DeviceConstants | None
     _read_on_host: Callable[[Tensor], None]
-    wanted: set[int] = field(default_factory=set[int])
-    """Storages on the device whose values the host wanted."""
+    read_by_host: set[int] = field(default_factory=set[int])
+    """Storages on the device whose values the host asked for."""
     draws: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Draws from the host's default generator, which each call advances."""
     host_state: Tensor | None = None
@@ -74,12 +74,12 @@ class Admission:
             device = [*device, *held]
             host = [t for t in host if not any(t is other for other in held)]
         if device or not tensors:
-            found = refusal(op, args, kwargs)
-            if found is not None:
-                self.wanted.update(map(self._driver.storage, device[:1]))
-                what = found.what or f"{readable(op.base)} needs the value of {named(device[0])}"
-                what, fix = CHECKED.get(self._reads.calling, (what, found.fix))
-                raise error_here(found.code, what, fix=fix)
+            refused = refusal(op, args, kwargs)
+            if refused is not None:
+                self.read_by_host.update(map(self._driver.storage, device[:1]))
+                what = refused.what or f"{readable(op.base)} needs the value of {named(device[0])}"
+                what, fix = CHECKED.get(self._reads.calling, (what, refused.fix))
+                raise error_here(refused.code, what, fix=fix)
         target = kwargs.get("device")
         if op.random and (device or self._is_ours(target)) and op.draws(args, kwargs):
             self.has_drawn = True
@@ -90,7 +90,8 @@ class Admission:
         to_copy = self._copies(call, device, host)
         if op.random and not device and self._memory.here.kind != "cpu":
             self._note_host_draw(call)
-        self._check_host_operands(call, device, [t for t in host if not _is_in(t, to_copy)])
+        rest = [t for t in host if not any(t is other for other in to_copy)]
+        self._check_host_operands(call, device, rest)
         return to_copy
 
     def _copies(
@@ -102,7 +103,8 @@ class Admission:
         to_copy = self._constant_copies(name, call.args, call.kwargs)
         if to_copy or name not in _COPIES or self.is_number(call.args):
             return to_copy
-        to_host = device and target is not None and self._holds_elsewhere(target)
+        kind = None if target is None else torch.device(target).type
+        to_host = device and kind not in (None, self._memory.here.kind, "meta")
         if (device and host) or to_host or (host and self._is_ours(target)):
             source = call.tensors[-1]
             what = f"{readable(name)} copies {named(source)} across"
@@ -125,7 +127,8 @@ class Admission:
     ) -> None:
         """Refuse host tensors beside those on the device, unless kernels hold their values."""
         name = call.op.base
-        uses = bool(device) or (self._is_ours(call.kwargs.get("device")) and not _is_like(name))
+        is_like = name.endswith("_like") or name.startswith("aten::new_")  # its layout alone
+        uses = bool(device) or (self._is_ours(call.kwargs.get("device")) and not is_like)
         for t in host:
             if uses and not t.dim() and self._is_fixed(t):
                 continue  # kernels hold its value
@@ -147,8 +150,8 @@ class Admission:
         if self._constants is None or (name == "aten::copy_" and self.is_number(args)):
             return []
         copied = copied_to_device(name, args, kwargs, self._memory.here.kind)
-        found = [t for t in copied if not self._host.is_held_on_device(t)]
-        return found if all(map(self._is_fixed, found)) else []
+        copies = [t for t in copied if not self._host.is_held_on_device(t)]
+        return copies if all(map(self._is_fixed, copies)) else []
 
     def is_number(self, args: Sequence[Any]) -> bool:
         """Return whether a copy is ``x[0] = 5``: a 0-dim host constant, which a fill writes too."""
@@ -192,24 +195,11 @@ class Admission:
     def _is_ours(self, device: torch.device | str | None) -> bool:
         return device is not None and torch.device(device).type == self._memory.here.kind
 
-    def _holds_elsewhere(self, device: torch.device | str) -> bool:
-        """Return whether a device is of another type than the run's, and holds values."""
-        return torch.device(device).type not in (self._memory.here.kind, "meta")
-
 
 def _refuse_layouts(call: OpCall) -> None:
     for t in call.tensors:
         if not has_strides(t):
             raise error_here("OL109", f"{readable(call.op.base)} on {layout_of(t)}")
-
-
-def _is_in(t: Tensor, tensors: Sequence[Tensor]) -> bool:
-    return any(t is other for other in tensors)
-
-
-def _is_like(name: str) -> bool:
-    """Return whether an operation takes an argument for its layout alone."""
-    return name.endswith("_like") or name.startswith("aten::new_")
 
 
 def readable(name: str) -> str:

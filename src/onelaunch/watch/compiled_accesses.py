@@ -114,11 +114,11 @@ _noting = threading.local()
 def note_host_inputs(args: Iterable[object], written: Iterable[Tensor]) -> None:
     """Note the host values among the arguments of a compiled graph, and the arguments that it
     writes to. A replay would freeze a host value that differs in two runs of a call."""
-    found: HostInputs | None = getattr(_noting, "here", None)
-    if found is not None:
-        found.written += written
+    inputs: HostInputs | None = getattr(_noting, "here", None)
+    if inputs is not None:
+        inputs.written += written
         with unwatched(), no_functions():
-            found.notes += map(_noted, args)
+            inputs.notes += map(_noted, args)
 
 
 def _noted(value: object) -> object:
@@ -184,16 +184,16 @@ class CompiledAccesses:
         unmoved = self.written.keys() - self.version_bumped
         silent = [t for storage in unmoved for t in self._now(storage, now)]
         now.clear()
-        known = {place for storage in self.written for place in self.places.get(storage, ())}
+        expected = {place for storage in self.written for place in self.places.get(storage, ())}
         versions = torch.autograd._unsafe_preserve_version_counter(tuple(silent))
-        with HostInputs(device, None).noting(bool(self.copied_to_device)) as found, versions:
+        with HostInputs(device, None).noting(bool(self.copied_to_device)) as inputs, versions:
             yield
-        for t in found.written:
+        for t in inputs.written:
             places = standing.get(driver.storage(t)) if has_strides(t) else None
-            if places and known.isdisjoint(places):
+            if places and expected.isdisjoint(places):
                 self.refused = self.refused or _written_if_compiled(places)
-        self.host_inputs = found.notes
-        self.copied_to_device = found.copied or self.copied_to_device
+        self.host_inputs = inputs.notes
+        self.copied_to_device = inputs.copied or self.copied_to_device
 
     def holds_for(self, now: StateWalk) -> bool:
         """Return whether a run from this state reads and writes the same.
@@ -212,14 +212,14 @@ class CompiledAccesses:
             return False
         holders = {slot[0] for slot in began if isinstance(slot, tuple)}
         new = [slot for slot in contents.keys() - began.keys() if isinstance(slot, tuple)]
-        known = not any(slot[0] in holders or isinstance(contents[slot], str) for slot in new)
-        return known and gradients.isdisjoint(began.keys() - contents.keys())
+        alike = not any(slot[0] in holders or isinstance(contents[slot], str) for slot in new)
+        return alike and gradients.isdisjoint(began.keys() - contents.keys())
 
     def note_contents(self, after: StateWalk) -> None:
         """Note the contents of slots that only this run was seen to read, as they are after it.
         Tensors are left out, as their places before the run are not known."""
-        found = contents_of(after).items()
-        self.began = {s: value for s, value in found if not isinstance(value, str)} | self.began
+        contents = contents_of(after).items()
+        self.began = {s: value for s, value in contents if not isinstance(value, str)} | self.began
 
     def refuse_unseen(self) -> None:
         """Refuse memory that the run read, that has no place and that is gone by now. A replay
@@ -227,18 +227,16 @@ class CompiledAccesses:
         loose = [tensors for s, tensors in self.external.items() if s not in self.places]
         memory = [StorageWeakRef(local(tensors[0]).untyped_storage()) for tensors in loose]
         for tensors, ref in zip(loose, memory, strict=True):
-            known = [weakref.ref(t) for t in tensors]
+            refs = [weakref.ref(t) for t in tensors]
             tensors.clear()
             if not ref.expired():
-                tensors += [t for t in (r() for r in known) if t is not None] or [_bytes_of(ref)]
+                tensors += [t for t in (r() for r in refs) if t is not None] or [_bytes_of(ref)]
         if any(ref.expired() for ref in memory):
             self.refused = self.refused or of_made_memory().refusal()
 
     @staticmethod
     def of(
-        observer: Observer,
-        places: Iterable[tuple[object, Tensor]],
-        began: dict[object, object],
+        observer: Observer, places: Iterable[tuple[object, Tensor]], began: dict[object, object]
     ) -> CompiledAccesses:
         """Return the accesses of a watched run, with the places before it."""
         by_storage: dict[int, list[object]] = {}
@@ -316,7 +314,7 @@ def refuse_handed_on(
     device: torch.device,
     capture: Capture,
     tensors: Iterable[Tensor],
-    known: Iterable[Tensor],
+    given: Iterable[Tensor],
 ) -> None:
     """Refuse what compiled code returned or stored, if it is neither known nor of the recording.
 
@@ -325,9 +323,9 @@ def refuse_handed_on(
     """
     if device.type == "cpu":
         return  # plain memory of the host has no history
-    storages = {driver.storage(t) for t in known if lies_on(t, device)}
-    made = (t for t in tensors if lies_on(t, device) and t.numel())
-    for t in (t for t in made if driver.storage(t) not in storages):
+    storages = {driver.storage(t) for t in given if lies_on(t, device)}
+    handed = (t for t in tensors if lies_on(t, device) and t.numel())
+    for t in (t for t in handed if driver.storage(t) not in storages):
         if capture.provenance(local(t).untyped_storage()) is not Provenance.CAPTURE:
             raise of_handed_on().refusal()
 
@@ -339,7 +337,7 @@ def _in_places(places: Iterable[object], now: Mapping[object, Tensor]) -> list[T
 def contents_of(walk: StateWalk) -> dict[object, object]:
     """Return the contents of a state's slots, and the lengths of its containers and of its objects'
     dicts of attributes, for `CompiledAccesses.began`. Dynamo's own marks are left out."""
-    found: dict[object, object] = {
+    contents: dict[object, object] = {
         key: _described(value) if isinstance(value, Tensor) else content_of(value)
         for key, (_, value) in walk.all_slots.items()
         if not is_mark_of_dynamo(key[1])
@@ -348,7 +346,7 @@ def contents_of(walk: StateWalk) -> dict[object, object]:
         id(inside): length - sum(mark in inside for mark in MARKS_OF_DYNAMO)
         for inside, length in walk.sizes
     }
-    return found | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
+    return contents | lengths | {key: count for key, (_, _, count) in walk.containers.items()}
 
 
 def _described(t: Tensor) -> str:

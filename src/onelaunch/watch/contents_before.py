@@ -47,7 +47,7 @@ class ContentsBefore:
     def __init__(self, walked: StateWalk, values: bool) -> None:
         self._values = values
         self._held: dict[object, object] = {}
-        self._known: list[Mapping[object, object]] = []
+        self._pending: list[Mapping[object, object]] = []
         """Contents that `by_id` does not have yet."""
         self._leaf_attributes: list[tuple[int, dict[str, object]]] = []
         """(id of a module's `__dict__`, its leaf attributes), likewise."""
@@ -65,7 +65,7 @@ class ContentsBefore:
         """Add the contents of a walk, before `finish`."""
         if walked.noted is None:
             walked.noted = _contents(walked)
-        self._known += [walked.noted, _further_contents(walked, self._values)]
+        self._pending += [walked.noted, _further_contents(walked, self._values)]
         self._leaf_attributes += [
             (at, attributes.values) for at, attributes in walked.leaf_attributes.items()
         ]
@@ -80,20 +80,20 @@ class ContentsBefore:
     def by_id(self) -> dict[object, object]:
         """id of a slot -> its content before the run: a plain value, or the id of an object. Also
         the lengths and orders of containers that the run leaves as they are."""
-        for contents in self._known:
+        for contents in self._pending:
             self._held.update(contents)
         for at, values in self._leaf_attributes:
             self._held.update(((at, key), content_of(value)) for key, value in values.items())
         for key, kind, facts in self._described:
             self._held[description_id(key, kind)] = content_of(text_of_facts(facts))
-        for noted in (self._known, self._leaf_attributes, self._described):
+        for noted in (self._pending, self._leaf_attributes, self._described):
             noted.clear()
         return self._held
 
     def finish(self) -> None:
         """Keep the lengths and orders of the containers that the run has left as they were."""
         shapes = self._shapes
-        self._known.append({k: then for k, of, then in shapes if then == content_of(k[1](of))})
+        self._pending.append({k: then for k, of, then in shapes if then == content_of(k[1](of))})
         self.without_hooks -= {id(hooks) for hooks in self._hooks_of_modules if hooks}
         self._hooks_of_modules.clear()
         self._shapes.clear()
@@ -124,8 +124,8 @@ def _contents(walked: StateWalk) -> dict[object, object]:
 def _further_contents(walked: StateWalk, values: bool) -> dict[object, object]:
     """Return the contents of slots beside those of the walk: the classes of objects, and the bases
     of classes. With `values`, those of host tensors too."""
-    found = classed(walked, [value for _, value in walked.slots.values()])
-    held: dict[object, object] = {(id(value), type): id(type(value)) for value in found}
+    objects = classed(walked, [value for _, value in walked.slots.values()])
+    held: dict[object, object] = {(id(value), type): id(type(value)) for value in objects}
     held.update((slot.id, content_of(order)) for slot, order in bases(walked))
     for _, t in walked.tensors() if values else ():
         if has_memory(t) and t.device.type == "cpu":
@@ -138,10 +138,10 @@ def _shapes_in(walked: StateWalk) -> list[tuple[tuple[int, Any], Any, object]]:
     """Return the lengths of containers, and the keys of dicts in their order, each with the reader
     in the key."""
     containers = walked.contents.containers.items()
-    found: list[tuple[tuple[int, Any], Any]]
-    found = [((key, len), inside) for key, (inside, _, _) in containers]
-    found += [((id(inside), tuple), inside) for _, inside in ordered(walked, ())]
-    return [(key, inside, content_of(key[1](inside))) for key, inside in found]
+    shapes: list[tuple[tuple[int, Any], Any]]
+    shapes = [((key, len), inside) for key, (inside, _, _) in containers]
+    shapes += [((id(inside), tuple), inside) for _, inside in ordered(walked, ())]
+    return [(key, inside, content_of(key[1](inside))) for key, inside in shapes]
 
 
 def content_of(value: object) -> object:

@@ -55,7 +55,7 @@ class DeviceMemory:
         """The storages whose version counters the writes advanced: not BatchNorm's statistics."""
         self.made_tensors: list[weakref.ref[Tensor]] = []
         """Tensors made in the run, over memory of the recording."""
-        self._made: dict[int, CodePoint | None] = {}
+        self._new: dict[int, CodePoint | None] = {}
         """storage that the run allocated -> the line that did."""
         # ids of the run's views of external memory.
         self._views: set[int] = set()
@@ -71,22 +71,22 @@ class DeviceMemory:
         """Return the storage of a tensor on the device; None for other tensors."""
         return self._storage(t) if self.on_device(t) and has_strides(t) else None
 
-    def made(self, t: Tensor) -> bool:
-        return self._storage(t) in self._made
+    def is_new(self, t: Tensor) -> bool:
+        return self._storage(t) in self._new
 
-    def known(self, t: Tensor) -> bool:
+    def is_own(self, t: Tensor) -> bool:
         """Return whether the recording made this memory, or it is an input."""
         storage = self._storage(t)
-        return storage in self._made or storage in self.inputs
+        return storage in self._new or storage in self.inputs
 
     def note_filled(self, t: Tensor) -> None:
         """Note new memory that was filled from Python, without the dispatcher."""
-        self._made.setdefault(self._storage(t))
+        self._new.setdefault(self._storage(t))
 
     def note_reads(self, call: OpCall) -> None:
         """Note the tensors that a kernel gets by address."""
         for t, storage in zip(call.on_device, call.read, strict=True):
-            if storage in self._made or storage in self.inputs:
+            if storage in self._new or storage in self.inputs:
                 continue
             held = self.external.setdefault(storage, [])
             if id(t) not in self._views and not any(t is other for other in held):
@@ -94,7 +94,7 @@ class DeviceMemory:
 
     def note_written(self, t: Tensor) -> None:
         """Note that an operation is about to write into a tensor."""
-        if self._storage(t) in self._made:
+        if self._storage(t) in self._new:
             return
         region = self._driver.region(t)
         self.written.setdefault(region.storage, t)
@@ -120,9 +120,9 @@ class DeviceMemory:
             self._kept.append(t)
             return
         if storage not in self.inputs:
-            self._made.setdefault(storage)
+            self._new.setdefault(storage)
             if locate and storage not in arguments:
-                self._made[storage] = user_point()
+                self._new[storage] = user_point()
         self.made_tensors.append(weakref.ref(t))
 
     def note_reshaped(self, t: Tensor) -> None:
@@ -131,7 +131,7 @@ class DeviceMemory:
 
     def made_at(self, t: Tensor) -> str | None:
         """Return the user's line that allocated a tensor's memory, for a message."""
-        point = self._made.get(self._storage(t))
+        point = self._new.get(self._storage(t))
         return str(point.place()) if point else None
 
     def reshaped_at(self, t: Tensor) -> str | None:
@@ -161,5 +161,5 @@ class DeviceMemory:
         self.made_tensors.clear()
         self._kept.clear()
         self._views.clear()
-        self._made.clear()
+        self._new.clear()
         self._reshaped_at.clear()

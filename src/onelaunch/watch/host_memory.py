@@ -20,7 +20,7 @@ class HostTensors:
     """The host tensors of one run."""
 
     def __init__(self) -> None:
-        self._made: dict[int, _Origin] = {}
+        self._origins: dict[int, _Origin] = {}
         """storage that the call made -> the origin of its values."""
         self._random: set[int] = set()
         # Storage from before the call -> a tensor over it; the host has used the values of `_read`.
@@ -32,13 +32,14 @@ class HostTensors:
         # Kept so that no other tensor gets their addresses during the run.
         self._kept: list[Tensor] = []
 
-    def hold_on_device(self, found: Iterable[Tensor]) -> None:
+    def hold_on_device(self, tensors: Iterable[Tensor]) -> None:
         """Take host tensors that a capture has on the device: numbers among the arguments, and
         seeds that an operator makes for its backward."""
-        for storage in map(_storage, found):
+        for storage in map(_storage, tensors):
             self._held_on_device.add(storage)
-            if isinstance(self._made.get(storage), frozenset):  # results computed from it name it
-                self._made[storage] = frozenset({storage})
+            # Results computed from it name it.
+            if isinstance(self._origins.get(storage), frozenset):
+                self._origins[storage] = frozenset({storage})
 
     def is_held_on_device(self, t: Tensor) -> bool:
         """Return whether a tensor comes from a tensor that a capture has on the device."""
@@ -60,15 +61,15 @@ class HostTensors:
     def note_constant(self, t: Tensor) -> None:
         """Note a tensor made from a constant in the code."""
         self._kept.append(t)
-        self._made[_storage(t)] = "constant"
+        self._origins[_storage(t)] = "constant"
 
-    def used(self, t: Tensor) -> None:
+    def note_argument(self, t: Tensor) -> None:
         """Note an argument of an operation."""
         storage = _storage(t)
-        if storage not in self._made:
+        if storage not in self._origins:
             self._outside.setdefault(storage, t)
 
-    def made(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
+    def note_result(self, t: Tensor, sources: Sequence[int], random: bool, idle: bool) -> None:
         """Note a result of an operation.
 
         Args:
@@ -79,8 +80,8 @@ class HostTensors:
         if storage in sources:
             return
         self._kept.append(t)
-        if all(self._made.get(source) == "constant" for source in sources) and not random:
-            self._made[storage] = "blank" if idle else "constant"
+        if all(self._origins.get(source) == "constant" for source in sources) and not random:
+            self._origins[storage] = "blank" if idle else "constant"
         else:
             self._depend(storage, sources, random)
 
@@ -91,26 +92,26 @@ class HostTensors:
             given: the host tensors that the values come from.
         """
         storage = _storage(t)
-        if storage not in self._made:
+        if storage not in self._origins:
             return False
         sources = {_storage(other) for other in given} - {storage}
         if random or not all(map(self._is_known, sources)):
             self._depend(storage, sources, random)
-        elif self._made[storage] == "blank":
-            self._made[storage] = "constant"
+        elif self._origins[storage] == "blank":
+            self._origins[storage] = "constant"
         return True
 
     def _depend(self, storage: int, sources: Collection[int], random: bool) -> None:
         if random or not self._random.isdisjoint(sources):
             self._random.add(storage)
-        known = self._made.get(storage)
-        before = known if isinstance(known, frozenset) else frozenset[int]()
-        self._made[storage] = before.union(*map(self._roots, sources))
+        roots = self._origins.get(storage)
+        before = roots if isinstance(roots, frozenset) else frozenset[int]()
+        self._origins[storage] = before.union(*map(self._roots, sources))
 
     def _roots(self, storage: int) -> frozenset[int]:
         """Return the storages from before the call that the values of a storage come from."""
-        made = self._made.get(storage, frozenset({storage}))
-        return made if isinstance(made, frozenset) else frozenset()
+        roots = self._origins.get(storage, frozenset({storage}))
+        return roots if isinstance(roots, frozenset) else frozenset()
 
     def varies(self, t: Tensor) -> bool:
         """Return whether a tensor's values may differ in another call that the recording fits."""
@@ -149,7 +150,7 @@ class HostTensors:
             return
         if storage in self._random:
             raise error_here("OL104", f"the host reads random numbers, {named(t)}", fix=DRAWN)
-        self.used(t)
+        self.note_argument(t)
         for root in self._roots(storage):
             outside = self._outside[root]
             if root in self._read:
@@ -164,17 +165,17 @@ class HostTensors:
             self._read[root] = outside
 
     def _is_known(self, storage: int) -> bool:
-        return isinstance(self._made.get(storage), str)
+        return isinstance(self._origins.get(storage), str)
 
     def _arguments_over(self, storage: int) -> list[Tensor]:
         return [a for a in self._arguments.values() if has_strides(a) and _storage(a) == storage]
 
     def made_here(self, t: Tensor) -> bool:
-        return _storage(t) in self._made
+        return _storage(t) in self._origins
 
     def is_constant(self, t: Tensor) -> bool:
         """Return whether a tensor was made in the run from constants alone."""
-        return self._made.get(_storage(t)) == "constant"
+        return self._origins.get(_storage(t)) == "constant"
 
     def read_arguments(self) -> dict[int, bytes]:
         """Return the bytes of the arguments that the host read, by number."""

@@ -167,11 +167,11 @@ class Ledger:
         plain = [] if tree is None else [(p, p, c) for p, c in constants(tree, "result")]
         plain += [(slot.id, slot.name, Constant(slot.read())) for slot in self._stored]
         self.handed_on_values = {key: (name, value) for key, name, value in plain if value.is_plain}
-        found: list[Tensor] = []
+        earlier: list[Tensor] = []
         for t in (t for t in tensors if has_memory(t) and t.numel()):
             met = self.origins.of_result(t, len(self.entries))
-            found += [t] if met is not None and met.provenance is Provenance.BEFORE else []
-        return found
+            earlier += [t] if met is not None and met.provenance is Provenance.BEFORE else []
+        return earlier
 
     def finish(self) -> None:
         """Finish the comparison after the run.
@@ -196,8 +196,8 @@ class Ledger:
             for key, now in self.handed_on_values.items():
                 was = self._earlier.handed_on_values.get(key, now)
                 if was != now:
-                    found = of_handed_on_value(now[0], was[1], now[1])
-                    self.difference = self.difference or found
+                    difference = of_handed_on_value(now[0], was[1], now[1])
+                    self.difference = self.difference or difference
         self._earlier = None
         self.contents.finish()
         self.origins.finish()

@@ -65,8 +65,8 @@ class DeviceConstants:
 
     def __init__(self, device: torch.device, foreseen: Iterable[Tensor] = ()) -> None:
         self._device = device
-        self._made: dict[Key, Tensor] = {}
-        self.known: list[Tensor] = []
+        self._copies: dict[Key, Tensor] = {}
+        self.copied: list[Tensor] = []
         """The host tensors that have copies."""
         self._misses = 0
         # The values that this attempt copies, in order; and the attempt before, if it failed.
@@ -82,14 +82,14 @@ class DeviceConstants:
         """Return the device's copy of a host tensor; None if there is none yet."""
         key, place = bits_of(t), len(self._order)
         self._order.append(key)
-        found = self._made.get(key)
+        copy = self._copies.get(key)
         if place < len(self._before) and key != self._before[place]:
-            found, self._misses = None, MISSES  # it varies: more attempts are of no use
-        if found is None:
+            copy, self._misses = None, MISSES  # it varies: more attempts are of no use
+        if copy is None:
             self.missing[key] = t.detach().clone()
         else:
-            self.used[key] = found
-        return found
+            self.used[key] = copy
+        return copy
 
     def swapped(self, name: str, args: Any, host: Sequence[Tensor]) -> Any:
         """Return the arguments of an operation with the device's copies of host tensors.
@@ -119,11 +119,11 @@ class DeviceConstants:
 
     def make(self) -> None:
         """Make the copies that are missing, outside of a capture."""
-        wanted, self.missing, self.used, self._order = self.missing, {}, {}, []
+        missing, self.missing, self.used, self._order = self.missing, {}, {}, []
         with torch.inference_mode(False), torch.no_grad():
-            for key, t in wanted.items():
-                self._made[key] = t.to(self._device)
-                self.known.append(t)
+            for key, t in missing.items():
+                self._copies[key] = t.to(self._device)
+                self.copied.append(t)
 
 
 FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})

@@ -160,7 +160,7 @@ class Observer(Watching):
             self._defer(call)
         self.memory.note_reads(call)
         for t in call.on_host:
-            self.host.used(t)
+            self.host.note_argument(t)
         if op.writes:
             for t in op.written(args, kwargs):
                 if self._on_device(t):
@@ -215,12 +215,12 @@ class Observer(Watching):
         """Keep the refusal and the copied host values of an operation, for compiled code."""
         op, args, kwargs = call.op, call.args, call.kwargs
         try:
-            found = self.admission.check(call)
+            copied = self.admission.check(call)
             if op.base == "aten::copy_" and self.admission.is_number(args):
-                found = [args[1]]  # compiled code has no `fill_` in its place
-            if found and self._constants is not None:
-                self.tentative_refusal = self.tentative_refusal or _copies(op, found)
-                for t in found:
+                copied = [args[1]]  # compiled code has no `fill_` in its place
+            if copied and self._constants is not None:
+                self.tentative_refusal = self.tentative_refusal or _copies(op, copied)
+                for t in copied:
                     self._constants.of(t)
         except CaptureError as error:  # its frames would hold all that the run made
             host: Sequence[Tensor] = ()
@@ -253,16 +253,16 @@ class Observer(Watching):
         what = f"`random.{method}` draws a number in a capture"
         return self.note_refusal(error_here("OL117", what, fix=DRAWN))
 
-    def refuse_taken(self, found: set[Any]) -> CaptureError | None:
+    def refuse_taken(self, taken: set[Any]) -> CaptureError | None:
         """Return the error for an element taken from a set of the state in the run, or None."""
-        name = self.filled_sets.get(id(found))
-        if name is None or len(found) == 1:  # the run put all there, or there is no choice
+        name = self.filled_sets.get(id(taken))
+        if name is None or len(taken) == 1:  # the run put all there, or there is no choice
             return None
         what = f"an element is taken from the set `{name}` in a capture"
         return self.note_refusal(error_here("OL117", what, fix=_TAKEN_BEFORE))
 
     def _refuse_read(self, code: str, what: str, t: Tensor, fix: str | None) -> None:
-        self.admission.wanted.add(self._storage(t))
+        self.admission.read_by_host.add(self._storage(t))
         refusals = [self.note_refusal(error_here(code, what, fix=fix))]
         if not self._keeps:
             raise refusals.pop()  # no frame may hold what it raises: see `note_refusal`
@@ -298,35 +298,35 @@ class Observer(Watching):
 
     def _note_results(self, call: OpCall) -> None:
         op = call.op
-        whole = len(call.made) == len(call.results)
+        whole = len(call.with_memory) == len(call.results)
         if not whole and self._refuses and any(t.is_nested for t in call.results):
             raise error_here("OL109", f"{readable(op.name)} makes a nested tensor")
         if op.random:
             self.random.append((op.func, [(t.shape, t.dtype) for t in call.results]))
         arguments = call.storages.values()
-        for t, storage in call.made:
+        for t, storage in call.with_memory:
             if self._on_device(t):
                 self.memory.note_made(t, storage, arguments, locate=self._refuses)
             else:
                 host = [i.untyped_storage()._cdata for i in call.tensors if not self._on_device(i)]
                 from_device = self._keeps and bool(call.on_device)
-                self.host.made(t, host, op.random or from_device, op.idle)
+                self.host.note_result(t, host, op.random or from_device, op.idle)
 
     def _note_seeds(self, call: OpCall, result: Any) -> None:
         if self.seeds:  # a new tensor may have the memory of a seed that was freed
-            self.seeds -= {storage for _, storage in call.made} - {*call.storages.values()}
+            self.seeds -= {storage for _, storage in call.with_memory} - {*call.storages.values()}
         places = seeds_of(call.op).results
         if places:
-            found = [result[place] for place in places]
-            self.seeds.update(map(self._storage, found))
-            self.host.hold_on_device(t for t in found if not self._on_device(t))
+            seeds = [result[place] for place in places]
+            self.seeds.update(map(self._storage, seeds))
+            self.host.hold_on_device(t for t in seeds if not self._on_device(t))
 
     def _note_host_scalars(self, call: OpCall) -> None:
         """Note the results of an operation on host numbers alone, unless it moves them."""
         inputs = call.read
         roots = [self.host_scalars[s] for s in inputs if s in self.host_scalars]
         stays = call.kwargs.get("device") is None
-        for storage in (storage for t, storage in call.made if self._on_device(t)):
+        for storage in (storage for t, storage in call.with_memory if self._on_device(t)):
             if stays and roots and len(roots) == len(inputs):
                 self.host_scalars[storage] = frozenset().union(*roots)
             elif storage not in inputs:  # it may have the memory of a scalar that was freed

@@ -118,13 +118,13 @@ class OpCall:
         read: the storages of those on the device.
         storages: id of a tensor with memory among the arguments -> its storage.
         results: the tensors among the results.
-        made: the results with memory, with their storages.
+        with_memory: the results with memory, with their storages.
         to_copy: host tensors whose constants on the device the operation gets instead.
     """
 
     __slots__ = (
-        *("_storage", "args", "kwargs", "made", "on_device", "on_host", "op"),
-        *("read", "results", "storages", "tensors", "to_copy"),
+        *("_storage", "args", "kwargs", "on_device", "on_host", "op"),
+        *("read", "results", "storages", "tensors", "to_copy", "with_memory"),
     )
 
     def __init__(
@@ -144,25 +144,25 @@ class OpCall:
         self.storages: dict[int, int] = {}
         for t in self.tensors:
             if has_memory(t):
-                self.storages[id(t)] = found = storage(t)
+                self.storages[id(t)] = own = storage(t)
                 if here[t.device]:
                     self.on_device.append(t)
-                    self.read.append(found)
+                    self.read.append(own)
                 else:
                     self.on_host.append(t)
         self.results: Sequence[Tensor] = ()
-        self.made: list[tuple[Tensor, int]] = []
+        self.with_memory: list[tuple[Tensor, int]] = []
         self.to_copy: Sequence[Tensor] = ()
 
     def returned(self, result: Any) -> None:
         """Take the result apart, once the operation has run."""
-        self.results = found = tensors(result)
-        self.made = [(t, self._storage(t)) for t in found if has_memory(t)]
+        self.results = results = tensors(result)
+        self.with_memory = [(t, self._storage(t)) for t in results if has_memory(t)]
 
     def storage(self, t: Tensor) -> int | None:
         """Return the storage of an argument; None for a tensor without memory of its own."""
-        found = self.storages.get(id(t))
-        return self._storage(t) if found is None and has_memory(t) else found
+        noted = self.storages.get(id(t))
+        return self._storage(t) if noted is None and has_memory(t) else noted
 
 
 def has_memory(t: Tensor) -> bool:

@@ -87,7 +87,7 @@ class Origins:
         self._arguments: dict[int, list[tuple[Region, str, int]]] = {}
         """storage -> (region, name, bytes to the first element) of the arguments in it. A capture
         keeps arguments apart that do not overlap: `f(z[:4], z[4:])` is the call `f(x, y)`."""
-        self._made: dict[int, StorageWeakRef] = {}
+        self._of_run: dict[int, StorageWeakRef] = {}
         """The storages that operations made. A reference keeps a storage's id taken, and not its
         memory: a storage that a compiled kernel makes unseen is not mistaken for a freed one."""
         self.unseen: list[UnseenMemory] = []
@@ -123,7 +123,7 @@ class Origins:
         """Forget the memory of the run."""
         self._capture = None  # it holds tensors of its call
         self._origins.clear()
-        self._made.clear()
+        self._of_run.clear()
 
     def note_lifted(self, t: Tensor, number: int) -> None:
         """Note a tensor that operation `number` takes as a constant."""
@@ -137,11 +137,11 @@ class Origins:
     def note_made(self, call: OpCall, number: int) -> None:
         """Note the results of operation `number`, which names new memory."""
         arguments = call.storages.values()
-        for place, (t, storage) in enumerate(call.made):
+        for place, (t, storage) in enumerate(call.with_memory):
             if storage not in arguments:
                 self._origins[storage] = number, place
                 self._starts[storage] = _offset_bytes(t)
-                self._made[storage] = StorageWeakRef(local(t).untyped_storage())
+                self._of_run[storage] = StorageWeakRef(local(t).untyped_storage())
 
     def of_result(self, t: Tensor, number: int) -> UnseenMemory | None:
         """Return the memory of a result, if its origin is unknown. `number`: of the operations."""
@@ -183,8 +183,8 @@ class Origins:
     def _origin(self, storage: int) -> object:
         origin = self._origins.get(storage)
         if type(origin) is tuple:
-            made = self._made.get(storage)
-            if made is not None and made.expired():
+            of_run = self._of_run.get(storage)
+            if of_run is not None and of_run.expired():
                 origin = None  # other memory, at an address that was free again
                 self._starts.pop(storage, None)
         return origin
@@ -211,9 +211,9 @@ class Origins:
             if met.storage == storage and not met.reference.expired():
                 return number
         memory = local(t).untyped_storage()
-        found = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
+        when = Provenance.BEFORE if self._capture is None else self._capture.provenance(memory)
         place = user_frame()
-        self.unseen.append(UnseenMemory(storage, StorageWeakRef(memory), found, at, place))
+        self.unseen.append(UnseenMemory(storage, StorageWeakRef(memory), when, at, place))
         return len(self.unseen) - 1
 
 

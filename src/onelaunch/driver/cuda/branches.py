@@ -103,8 +103,8 @@ class Branches:
             executables = [self.graph.raw_cuda_graph_exec()]
             for order in orders:
                 self._connect(order)
-                made = nodes.instantiated(self.graph.raw_cuda_graph())
-                executables.append(stack.enter_context(made))
+                executable = nodes.instantiated(self.graph.raw_cuda_graph())
+                executables.append(stack.enter_context(executable))
             ports = [node for node in self._handles if node in self.ports]
             chain, *others = trial.times(executables, ports, self.index)
         best = min(others)
@@ -121,20 +121,20 @@ class Branches:
             return None
         spans = {(a.start, a.stop) for g in others for a in g.touched() if a.writes}
         own = joined((start, start + nbytes) for start, nbytes in self.blocks)
-        found = [
+        lasting = [
             (start, stop)
             for start, stop in sorted(spans)
             if LEAST_ADDRESS <= start < stop and not own.contains(start, stop)
         ]
-        return found if all(nodes.is_device_memory(start) for start, _ in found) else None
+        return lasting if all(nodes.is_device_memory(start) for start, _ in lasting) else None
 
 
 def _narrowed(order: Dependencies) -> list[Dependencies]:
     """Return orders with fewer lanes and not a much longer chain: many take the host longer to
     launch. No node is known to last longer than another."""
     width = order.schedule().width
-    found = [order.narrowed(fewer) for fewer in _WIDTHS if fewer < width]
-    return [narrow for narrow in found if narrow.longest <= _LONGER * order.longest]
+    orders = [order.narrowed(fewer) for fewer in _WIDTHS if fewer < width]
+    return [narrow for narrow in orders if narrow.longest <= _LONGER * order.longest]
 
 
 def _worth(order: Dependencies) -> bool:

@@ -90,14 +90,14 @@ def point(prepared: Sequence[Bundled], tensors: Sequence[Tensor]) -> None:
 
 def bundles(copies: Sequence[Copy], index: int, stream: int) -> list[tuple[nodes.KernelNode, int]]:
     """Capture the nodes of these copies, in any order; returns each copy's node and place in it."""
-    found: list[tuple[nodes.KernelNode, int]] = []
+    placed: list[tuple[nodes.KernelNode, int]] = []
     for start in range(0, len(copies), _MOST_TENSORS):
         some = copies[start : start + _MOST_TENSORS]
         _launch(kernel.on(index), some, stream)
         node = nodes.KernelNode.read(nodes.latest(stream))
         assert node is not None
-        found += [(node, place) for place in range(len(some))]
-    return found
+        placed += [(node, place) for place in range(len(some))]
+    return placed
 
 
 def _launch(compiled: Any, copies: Sequence[Copy], stream: int) -> None:

@@ -68,7 +68,7 @@ def _allocated(index: int) -> set[tuple[int, int]]:
     streams: their owner may have destroyed them."""
     ours = (0, capture_stream(index).cuda_stream)
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
-    found = {
+    blocks = {
         (segment["stream"], block["address"])
         for segment in segments
         if segment["device"] == index
@@ -77,7 +77,7 @@ def _allocated(index: int) -> set[tuple[int, int]]:
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }
-    return {at for at in found if at[0] in _streams(index)} if found else found
+    return {at for at in blocks if at[0] in _streams(index)} if blocks else blocks
 
 
 _A_POOL = 32  # number of streams that torch hands out in turn, of each priority

@@ -139,8 +139,8 @@ class CudaRecorder:
         stream = bindings._cuda_getCurrentRawStream(self.index)
         copies = [copy for _, copy in self._waiting]
         if len(copies) > 1:
-            made = bundles(copies, self.index, stream)
-            for (port, _), bundle in zip(self._waiting, made, strict=True):
+            placed = bundles(copies, self.index, stream)
+            for (port, _), bundle in zip(self._waiting, placed, strict=True):
                 port.bundle = bundle
         else:
             for port, copy in self._waiting:
@@ -158,12 +158,12 @@ class CudaRecorder:
         self.branches.chain()
 
     def _nodes(self) -> set[int]:
-        found: set[int] = set()
+        ours: set[int] = set()
         for port in (*self.inputs, *self.outputs):
             rows = [] if port.rows is None else [port.rows.kernel.node]
             shared = [] if port.bundle is None else [port.bundle[0].node]
-            found.update([*rows, *shared] or [port.node])
-        return found
+            ours.update([*rows, *shared] or [port.node])
+        return ours
 
     def _copy(self, port: CudaPort, target: int, source: int) -> None:
         copy = Copy(target, source, port.nbytes)
@@ -220,8 +220,8 @@ def record(
     plans = Plans(index)
     # A launch that draws random numbers waits until the capture is over: beginning it overwrites
     # the tensors that such a launch reads.
-    apart, allocated = no_shared_caches(index), allocations(index)
-    with torch.cuda.device(index), order.lock, no_collection(), apart, allocated as pool.allocated:
+    own, allocated = no_shared_caches(index), allocations(index)
+    with torch.cuda.device(index), order.lock, no_collection(), own, allocated as pool.allocated:
         if caller.cuda_stream != order.last:
             order.move(caller.cuda_stream)
         stream.wait_stream(caller)

@@ -123,7 +123,7 @@ class CudaDriver:
         can be counted. Unused memory then goes back to the device, which waits for the GPU."""
         index = device_index(device)
 
-        with no_shared_caches(index), memory.apart(index) as seen:
+        with no_shared_caches(index), memory.own_segments(index) as seen:
             buffers = [memory.empty(nbytes, torch.device("cuda", index)) for nbytes in staged]
             result = run()
             del buffers

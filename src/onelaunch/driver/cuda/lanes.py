@@ -73,7 +73,7 @@ class CudaLanes:
         if self._noted(call.op.base, accesses_of(call, region), before, stream):
             self._dealer.ran(call, self._lane)
             if self._lane is None or call.op.outs:
-                self._kept.keep(t for t, _ in call.made)
+                self._kept.keep(t for t, _ in call.with_memory)
 
     def launched(self, launch: Launched) -> Any:
         """Launch a kernel of Triton's, and note what it touched."""
@@ -130,7 +130,7 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
     before: dict[int, list[int]] = {}
     for first, then in nodes.edges(graph):
         before.setdefault(then, []).append(first)
-    found: list[NodeGroup] = []
+    groups: list[NodeGroup] = []
     for name, accesses, tail, last in ran:
         first, count = last, 1
         while (earlier := before.get(first, [])) != ([] if tail is None else [tail]):
@@ -139,9 +139,9 @@ def _groups(ran: Sequence[_Ran], graph: int, handles: Sequence[int]) -> list[Nod
             first, count = earlier[0], count + 1
         else:
             start, stop = numbers[first], numbers[last] + 1
-            if stop - start == count and (not found or start >= found[-1].last):
-                found.append(NodeGroup(start, stop, accesses, name))
-    return found
+            if stop - start == count and (not groups or start >= groups[-1].last):
+                groups.append(NodeGroup(start, stop, accesses, name))
+    return groups
 
 
 def _whole(t: Tensor) -> Access:
@@ -168,21 +168,21 @@ class _Blocks:
         self._starts = [start for start, _ in self._blocks]
         ends = (start + nbytes for start, nbytes in self._blocks)
         self._reach = [*accumulate(ends, max)]  # block number -> the end of all up to it
-        self._known: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self.others: set[int] = set()
 
     def around(self, word: int) -> tuple[int, int] | None:
         """Return the addresses of everything that was around an address; None for another word."""
-        found = self._known.get(word)
-        if found is None and word not in self.others:
-            found = self._found(word)
-            if found is None:
+        span = self._spans.get(word)
+        if span is None and word not in self.others:
+            span = self._span_of(word)
+            if span is None:
                 self.others.add(word)
             else:
-                self._known[word] = found
-        return found
+                self._spans[word] = span
+        return span
 
-    def _found(self, word: int) -> tuple[int, int] | None:
+    def _span_of(self, word: int) -> tuple[int, int] | None:
         first, last = word, word
         number = bisect_right(self._starts, word) - 1
         while number >= 0 and self._reach[number] > word:
@@ -195,19 +195,19 @@ class _Blocks:
 
 def _add_hidden(group: NodeGroup, handles: Sequence[int], blocks: _Blocks) -> None:
     """Find all memory that a group's nodes point at besides its tensors."""
-    known = group.accesses
-    if known is None:
+    accesses = group.accesses
+    if accesses is None:
         return
     words: set[int] = set()
     for node in handles[group.first : group.last]:
-        found = _words(node)
-        if found is None:
+        pointers = _words(node)
+        if pointers is None:
             group.accesses = None
             return
-        words.update(found)
-    own = joined((a.start, a.stop) for a in known)
+        words.update(pointers)
+    own = joined((a.start, a.stop) for a in accesses)
     hidden: set[tuple[int, int]] = set()
-    for word in words - blocks.others - {a.start for a in known}:
+    for word in words - blocks.others - {a.start for a in accesses}:
         if word >= LEAST_ADDRESS and not own.contains(word, word + 1):
             around = blocks.around(word)
             if around is not None:

@@ -40,9 +40,9 @@ class Ranges:
         self._bounds: tuple[list[int], list[int]] = [], []
 
     def copy(self) -> Ranges:
-        made = Ranges()
-        made.nbytes, made._bounds = self.nbytes, self._bounds
-        return made
+        ranges = Ranges()
+        ranges.nbytes, ranges._bounds = self.nbytes, self._bounds
+        return ranges
 
     def set(self, ranges: Sequence[tuple[int, int]]) -> None:
         ordered = sorted(ranges)
@@ -64,15 +64,15 @@ class Ranges:
 
 def joined(spans: Iterable[tuple[int, int]]) -> Ranges:
     """Make ranges of spans that may overlap."""
-    found, last = list[tuple[int, int]](), 0
+    bounds, last = list[tuple[int, int]](), 0
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
-        if found and start < last:
-            found[-1] = found[-1][0], (last := max(last, stop))
+        if bounds and start < last:
+            bounds[-1] = bounds[-1][0], (last := max(last, stop))
         else:
-            found.append((start, last := stop))
-    made = Ranges()
-    made.set(found)
-    return made
+            bounds.append((start, last := stop))
+    ranges = Ranges()
+    ranges.set(bounds)
+    return ranges
 
 
 class PooledRecording(Protocol):
@@ -160,13 +160,13 @@ class Allocated:
     def blocks(self) -> list[tuple[int, int]]:
         """List the (address, bytes) of each, freed ones too. Copies the allocator's history."""
         snapshot: Any = torch.cuda.memory._snapshot()
-        mark, found = self._mark.data_ptr(), list[tuple[int, int]]()
+        mark, spans = self._mark.data_ptr(), list[tuple[int, int]]()
         for entry in reversed(snapshot["device_traces"][self._index]):
             if entry["action"] == "alloc":
                 if entry["addr"] == mark:
                     break
-                found.append((entry["addr"], entry["size"]))
-        return found
+                spans.append((entry["addr"], entry["size"]))
+        return spans
 
 
 def live_blocks(index: int) -> list[tuple[int, int]]:
@@ -221,13 +221,13 @@ def give_back() -> None:
 
 
 @contextlib.contextmanager
-def apart(index: int) -> Generator[Ranges]:
+def own_segments(index: int) -> Generator[Ranges]:
     """Have this thread allocate in memory of its own, whose addresses are known at the end. Tensors
     that outlive this stay where they are, and their memory is given back once it is free."""
-    found = Ranges()
+    ranges = Ranges()
     with _pool_in_use(index) as pool_id:
-        yield found
-        found.set(_segments(pool_id))
+        yield ranges
+        ranges.set(_segments(pool_id))
 
 
 @contextlib.contextmanager
@@ -270,10 +270,11 @@ def storage(t: Tensor) -> int:
     """See `Driver.storage`: the address, which storages over the same memory share. It is the
     storage's handle where the program frees the memory and allocates it again."""
     t = local(t)
-    found = t.untyped_storage()
-    address = 0 if t._is_zerotensor() else found.data_ptr()  # the one without memory: torch raises
-    if not address or (_resized and found._cdata in _resized):
-        return found._cdata
+    storage = t.untyped_storage()
+    # Torch raises for the one kind without memory.
+    address = 0 if t._is_zerotensor() else storage.data_ptr()
+    if not address or (_resized and storage._cdata in _resized):
+        return storage._cdata
     return address
 
 
@@ -295,11 +296,11 @@ def alias(
 ) -> Tensor:
     """See `Driver.alias`. About 3 us of host time."""
     base = local(base)
-    made = torch.empty(0, dtype=dtype, device=base.device)
+    view = torch.empty(0, dtype=dtype, device=base.device)
     start = base.storage_offset() * base.itemsize + offset
     if start % dtype.itemsize:
         raise ValueError(f"{dtype} at byte {start} of a storage, not a multiple of its size")
-    return made.set_(base.untyped_storage(), start // dtype.itemsize, tuple(size), tuple(stride))
+    return view.set_(base.untyped_storage(), start // dtype.itemsize, tuple(size), tuple(stride))
 
 
 def borrowed(t: Tensor) -> Tensor:
@@ -308,11 +309,11 @@ def borrowed(t: Tensor) -> Tensor:
     over = bindings._construct_storage_from_data_pointer(
         storage.data_ptr(), t.device, storage.nbytes()
     )
-    made = torch.empty(0, dtype=t.dtype, device=t.device)
-    made.set_(over, t.storage_offset(), tuple(t.shape), t.stride())
-    bindings._set_conj(made, t.is_conj())
-    bindings._set_neg(made, t.is_neg())
-    return made
+    view = torch.empty(0, dtype=t.dtype, device=t.device)
+    view.set_(over, t.storage_offset(), tuple(t.shape), t.stride())
+    bindings._set_conj(view, t.is_conj())
+    bindings._set_neg(view, t.is_neg())
+    return view
 
 
 def empty(nbytes: int, device: torch.device) -> Tensor:

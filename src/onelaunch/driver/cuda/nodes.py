@@ -71,16 +71,16 @@ def is_address(word: int) -> bool:
 def is_device_memory(word: int) -> bool:
     """Tell whether an address is of a device's memory, and not the host's."""
     kind = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    code, found = _cu().cuPointerGetAttribute(kind, word)
-    return int(code) == 0 and int(found) == int(_cu().CUmemorytype.CU_MEMORYTYPE_DEVICE)
+    code, memory = _cu().cuPointerGetAttribute(kind, word)
+    return int(code) == 0 and int(memory) == int(_cu().CUmemorytype.CU_MEMORYTYPE_DEVICE)
 
 
 def address_range(word: int) -> tuple[int, int] | None:
     """Find the allocation around an address that the driver knows, by its first and last."""
-    code, *found = _cu().cuMemGetAddressRange(word)
+    code, *ends = _cu().cuMemGetAddressRange(word)
     if int(code) != 0:
         return None
-    start, nbytes = map(int, found)
+    start, nbytes = map(int, ends)
     return start, start + nbytes
 
 
@@ -140,10 +140,10 @@ def latest(stream: int) -> int:
 def last(stream: int) -> int | None:
     """Find the node that later work of a stream under capture waits for; None: none, or several.
     By the driver itself, as it is asked twice for each operation: 2 us, by the bindings 60."""
-    status, found, edges, count = (kind() for kind in _CAPTURE_INFO)
-    given = (ctypes.byref(one) for one in (found, edges, count))
+    status, ends, edges, count = (kind() for kind in _CAPTURE_INFO)
+    given = (ctypes.byref(one) for one in (ends, edges, count))
     _direct("cuStreamGetCaptureInfo_v3", stream, ctypes.byref(status), None, None, *given)
-    return found[0] if count.value == 1 else None
+    return ends[0] if count.value == 1 else None
 
 
 _CAPTURE_INFO: Any = (
@@ -239,14 +239,14 @@ def handles(graph: int) -> list[int]:
     _, number = _call("cuGraphGetNodes", handle, 0)
     if not number:
         return []
-    found, _ = _call("cuGraphGetNodes", handle, number)
-    return [int(node) for node in found[:number]]
+    listed, _ = _call("cuGraphGetNodes", handle, number)
+    return [int(node) for node in listed[:number]]
 
 
 def kind(node: int) -> str:
     """Name the kind of a node: ``"KERNEL"``, ``"MEMCPY"``, ``"MEMSET"``, ``"EMPTY"`` and so on."""
-    found = _call("cuGraphNodeGetType", _node(node))
-    return str(_cu().CUgraphNodeType(int(found)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
+    number = _call("cuGraphNodeGetType", _node(node))
+    return str(_cu().CUgraphNodeType(int(number)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
 
 
 def kernel_names(graph: int) -> Iterator[str | None]:
@@ -268,10 +268,10 @@ def edges(graph: int) -> dict[tuple[int, int], int]:
     asked: the bindings would return pointers to data that they have freed."""
     room = _LEAST_ROOM
     while True:
-        found, number = [(ctypes.c_uint64 * room)() for _ in range(3)], ctypes.c_size_t(room)
-        _direct("cuGraphGetEdges_v2", graph, *found, ctypes.byref(number))
+        arrays, number = [(ctypes.c_uint64 * room)() for _ in range(3)], ctypes.c_size_t(room)
+        _direct("cuGraphGetEdges_v2", graph, *arrays, ctypes.byref(number))
         if number.value < room:
-            before, after, data = (array[: number.value] for array in found)
+            before, after, data = (array[: number.value] for array in arrays)
             return dict(zip(zip(before, after, strict=True), data, strict=True))
         room *= 8
 
@@ -322,11 +322,11 @@ def memset_address(node: int) -> int:
 def memset_setter(executable: int | None, node: int, by: int) -> Setter:
     """Prepare the call that moves the target of a memset node in an executable graph by some bytes;
     with None in the graph itself."""
-    cu, found = _cu(), _call("cuGraphMemsetNodeGetParams", _node(node))
-    found.dst = int(found.dst) + by
+    cu, parameters = _cu(), _call("cuGraphMemsetNodeGetParams", _node(node))
+    parameters.dst = int(parameters.dst) + by
     if executable is None:
-        return Setter(cu.cuGraphMemsetNodeSetParams, (_node(node), found), None)
-    arguments = (cu.CUgraphExec(executable), _node(node), found, _call("cuCtxGetCurrent"))
+        return Setter(cu.cuGraphMemsetNodeSetParams, (_node(node), parameters), None)
+    arguments = (cu.CUgraphExec(executable), _node(node), parameters, _call("cuCtxGetCurrent"))
     return Setter(cu.cuGraphExecMemsetNodeSetParams, arguments, None)
 
 
@@ -448,13 +448,13 @@ def packed_arguments(extra: int) -> bytes:
     """Copy the arguments of a kernel that was launched with a buffer of arguments."""
     # Pairs of a key and a pointer: 1 is the buffer, 2 the place of its size, 0 the end.
     array = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     position = 0
     while (key := array[position]) is not None:
-        found[key] = array[position + 1] or 0
+        offsets[key] = array[position + 1] or 0
         position += 2
-    size = ctypes.c_size_t.from_address(found[2]).value
-    return ctypes.string_at(found[1], size)
+    size = ctypes.c_size_t.from_address(offsets[2]).value
+    return ctypes.string_at(offsets[1], size)
 
 
 def apply(setters: Iterable[Setter]) -> None:

@@ -85,7 +85,7 @@ def moving_words(mine: bytes, other: bytes, spans: dict[int, PortSpan]) -> Itera
 
 
 @dataclass
-class Found:
+class Matches:
     """The arguments to re-point in one recording. Outputs count on from the inputs."""
 
     graph: CudaGraph
@@ -117,17 +117,17 @@ def rebind(
     stream: torch.cuda.Stream | None = None,
 ) -> None:
     """Let kernels directly reach every port with a proof; see `Driver.rebind`."""
-    found = Found(graph, _wanted(graph, in_place))
-    if not found.ports:
+    matches = Matches(graph, _wanted(graph, in_place))
+    if not matches.ports:
         return
     index = graph.pool.index
     with torch.cuda.device(index):
         try:
-            examples = _compare(found, body, generators, stream)
+            examples = _compare(matches, body, generators, stream)
             candidates = {
                 number
-                for number in found.words.keys() - found.refused
-                if number >= len(examples) or _can_tell(examples[number], found.ports[number])
+                for number in matches.words.keys() - matches.refused
+                if number >= len(examples) or _can_tell(examples[number], matches.ports[number])
             }
             if not candidates:
                 return
@@ -135,9 +135,9 @@ def rebind(
             if graph.draws:
                 drawn.append(torch.cuda.default_generators[index])
             with graph.pool.order.lock, torch.inference_mode():
-                trial = _TrialLaunches(found, examples, state, filled, drawn)
+                trial = _TrialLaunches(matches, examples, state, filled, drawn)
                 proven = _largest_proven(trial, candidates)
-                _direct(found, proven)
+                _direct(matches, proven)
         except torch.cuda.OutOfMemoryError:
             return  # no room for the proof: the copies stay
         except CaptureError as error:
@@ -180,13 +180,13 @@ def _largest_proven(trial: _TrialLaunches, candidates: set[int]) -> set[int]:
 
 
 def _compare(
-    found: Found,
+    matches: Matches,
     body: Callable[[Capture], object],
     generators: Sequence[torch.Generator],
     stream: torch.cuda.Stream | None,
 ) -> list[Tensor]:
     """Record again in other memory, and compare. Return the source of each input."""
-    graph, index = found.graph, found.graph.pool.index
+    graph, index = matches.graph, matches.graph.pool.index
     elsewhere = CudaPool(torch.device("cuda", index))
     bundled = bool(graph.wiring.gathers or graph.wiring.scatters)
     crowded: list[int] = []
@@ -204,11 +204,11 @@ def _compare(
                 allocated = history.blocks()
             try:
                 outputs = dict(enumerate(recorded.outputs, len(recorded.inputs)))
-                alone = {n for n in found.outputs if _is_alone(outputs[n], allocated)}
-                if crowded or len(alone) == len(found.outputs):
-                    _search(found, recorded, alone, allocated)
+                alone = {n for n in matches.outputs if _is_alone(outputs[n], allocated)}
+                if crowded or len(alone) == len(matches.outputs):
+                    _search(matches, recorded, alone, allocated)
                     return recorded.examples
-                crowded = [found.ports[n].nbytes for n in found.outputs if n not in alone]
+                crowded = [matches.ports[n].nbytes for n in matches.outputs if n not in alone]
             finally:
                 recorded.graph.reset()
     finally:
@@ -226,9 +226,9 @@ def _rooms(sizes: list[int], index: int) -> list[Tensor]:
 
 
 def _search(
-    found: Found, recorded: Recorded, alone: set[int], allocated: Sequence[tuple[int, int]]
+    matches: Matches, recorded: Recorded, alone: set[int], allocated: Sequence[tuple[int, int]]
 ) -> None:
-    graph, starts = found.graph, {start for start, _ in allocated}
+    graph, starts = matches.graph, {start for start, _ in allocated}
     mine = nodes.handles(graph.raw[0])
     others = nodes.handles(recorded.graph.raw_cuda_graph())
     kinds = [nodes.kind(node) for node in mine]
@@ -236,8 +236,8 @@ def _search(
         return
     moved = [*recorded.inputs, *recorded.outputs]
     spans: dict[int, PortSpan] = {}
-    for number, port in found.ports.items():
-        is_output = number in found.outputs
+    for number, port in matches.ports.items():
+        is_output = number in matches.outputs
         if not is_output or number in alone:
             start, there = port.address, moved[number].address
             shared = is_output and there + port.nbytes in starts
@@ -251,17 +251,17 @@ def _search(
         if node in copies:
             continue
         if kind == "KERNEL":
-            if not _search_kernel(found, node, other, spans):
-                found.refused |= everything
+            if not _search_kernel(matches, node, other, spans):
+                matches.refused |= everything
         elif kind == "MEMCPY" and node in own:
             continue
         elif kind == "MEMCPY":
-            _search_memcpy(found, node, outputs.get(node), spans)
+            _search_memcpy(matches, node, outputs.get(node), spans)
         elif kind == "MEMSET":
-            found.refused |= _inside(nodes.memset_address(node), spans)
+            matches.refused |= _inside(nodes.memset_address(node), spans)
 
 
-def _search_kernel(found: Found, node: int, other: int, spans: dict[int, PortSpan]) -> bool:
+def _search_kernel(matches: Matches, node: int, other: int, spans: dict[int, PortSpan]) -> bool:
     a, b = nodes.KernelNode.read(node), nodes.KernelNode.read(other)
     if a is None or b is None or (a.name, a.shape) != (b.name, b.shape):
         return False
@@ -271,20 +271,20 @@ def _search_kernel(found: Found, node: int, other: int, spans: dict[int, PortSpa
         for word in moving_words(x.raw, y.raw, spans)
     ]
     if hits:
-        found.setters[node] = a.setter(found.graph.raw[1])
+        matches.setters[node] = a.setter(matches.graph.raw[1])
     for number, word in hits:
         if word.distance is None:
-            found.refused.add(word.port)
-        elif spans[word.port].is_output and word.distance == found.ports[word.port].nbytes:
+            matches.refused.add(word.port)
+        elif spans[word.port].is_output and word.distance == matches.ports[word.port].nbytes:
             if not spans[word.port].has_neighbour:  # the end of the output
-                found.refused.add(word.port)
+                matches.refused.add(word.port)
         else:
-            found.note(word.port, node, a.word(number, word.offset), word.distance)
+            matches.note(word.port, node, a.word(number, word.offset), word.distance)
     return True
 
 
 def _search_memcpy(
-    found: Found, node: int, output: CopyEnd | None, spans: dict[int, PortSpan]
+    matches: Matches, node: int, output: CopyEnd | None, spans: dict[int, PortSpan]
 ) -> None:
     copy = nodes.CopyNode(node) if output is None else output.node
     fields = copy.fields
@@ -292,16 +292,16 @@ def _search_memcpy(
     writable = set[int]()
     if output is None:
         writable = _inside(fields.dstDevice, spans)
-        found.refused |= {port for port in writable if not spans[port].is_output}
+        matches.refused |= {port for port in writable if not spans[port].is_output}
     if not copy.linear:
-        found.refused |= readable | writable
+        matches.refused |= readable | writable
     elif readable or writable:
-        setter = copy.setter(found.graph.raw[1]) if output is None else output.setter
-        found.setters[node] = setter
+        setter = copy.setter(matches.graph.raw[1]) if output is None else output.setter
+        matches.setters[node] = setter
         for port in readable:
-            found.note(port, node, copy.source(), fields.srcDevice - spans[port].start)
+            matches.note(port, node, copy.source(), fields.srcDevice - spans[port].start)
         for port in writable:
-            found.note(port, node, copy.target(), fields.dstDevice - spans[port].start)
+            matches.note(port, node, copy.target(), fields.dstDevice - spans[port].start)
 
 
 def _is_alone(port: CudaPort, allocated: Sequence[tuple[int, int]]) -> bool:
@@ -319,26 +319,26 @@ def _inside(address: int, spans: dict[int, PortSpan]) -> set[int]:
     return {port for port, span in spans.items() if span.start <= address < span.stop}
 
 
-def _direct(found: Found, ports: set[int]) -> None:
+def _direct(matches: Matches, ports: set[int]) -> None:
     """Let kernels reach these ports directly from the next launch on, and copy the others."""
-    graph, wiring = found.graph, found.graph.wiring
+    graph, wiring = matches.graph, matches.graph.wiring
     nodes.apply(wiring.rest())
     executable, first = graph.raw[1], len(graph.inputs)
-    for port in found.words:
-        nodes.set_enabled(executable, found.ports[port].node, port not in ports)
+    for port in matches.words:
+        nodes.set_enabled(executable, matches.ports[port].node, port not in ports)
     wiring.reads[:] = [end.prepared for p, end in wiring.read_ends.items() if p not in ports]
     writes = [end.prepared for p, end in wiring.write_ends.items() if p + first not in ports]
     wiring.writes[:] = writes
-    wiring.directs[:] = [_direct_port(found, p, p) for p in sorted(ports) if p < first]
-    wiring.places[:] = [_direct_port(found, p, p - first) for p in sorted(ports) if p >= first]
-    readers = {node for port in ports for node in found.readers[port]}
-    wiring.patches[:] = [found.setters[node] for node in sorted(readers)]
+    wiring.directs[:] = [_direct_port(matches, p, p) for p in sorted(ports) if p < first]
+    wiring.places[:] = [_direct_port(matches, p, p - first) for p in sorted(ports) if p >= first]
+    readers = {node for port in ports for node in matches.readers[port]}
+    wiring.patches[:] = [matches.setters[node] for node in sorted(readers)]
 
 
-def _direct_port(found: Found, number: int, place: int) -> Direct:
-    port = found.ports[number]
+def _direct_port(matches: Matches, number: int, place: int) -> Direct:
+    port = matches.ports[number]
     aligned = min(port.address & -port.address, _MOST_ALIGNED)
-    words = found.words[number]
+    words = matches.words[number]
     return Direct(place, port.displacement, port.address, port.nbytes, aligned - 1, words)
 
 
@@ -366,8 +366,8 @@ def poison(data: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _storage_bytes(t: Tensor) -> Tensor:
     """Return all memory that `t` is a part of: the callable may write other parts, too."""
-    made = torch.empty(0, dtype=torch.uint8, device=t.device)
-    return made.set_(t.untyped_storage())  # pyright: ignore[reportArgumentType]
+    view = torch.empty(0, dtype=torch.uint8, device=t.device)
+    return view.set_(t.untyped_storage())  # pyright: ignore[reportArgumentType]
 
 
 def _can_tell(example: Tensor, port: CudaPort) -> bool:
@@ -382,14 +382,14 @@ class _TrialLaunches:
 
     def __init__(
         self,
-        found: Found,
+        matches: Matches,
         examples: Sequence[Tensor],
         state: Sequence[Tensor],
         filled: Sequence[Tensor],
         drawn: Sequence[torch.Generator],
     ) -> None:
-        self._found = found
-        self._graph = found.graph
+        self._matches = matches
+        self._graph = matches.graph
         self._examples = examples
         self._state = [_storage_bytes(t) for t in state]
         self._saved = [t.clone() for t in self._state]
@@ -398,12 +398,12 @@ class _TrialLaunches:
 
     def passes(self, ports: set[int]) -> bool:
         """Tell whether the recording does the same with and without copies of these ports."""
-        _direct(self._found, set())
+        _direct(self._matches, set())
         sizes = [port.nbytes for port in self._graph.outputs]
         zeros = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in sizes]
         expected, state, _ = self._run(set(), zeros)
         filled = [t.clone() for t in self._filled]
-        _direct(self._found, ports)
+        _direct(self._matches, ports)
         got, changed, inputs = self._run(ports, [~t for t in expected])
         _, untouched = self._sources()
         pairs = zip((*expected, *state, *filled), (*got, *changed, *self._filled), strict=True)
@@ -418,7 +418,7 @@ class _TrialLaunches:
         sources, data = self._sources()
         stream = torch.cuda.current_stream().cuda_stream
         for number in poisoned:
-            port = self._found.ports[number]
+            port = self._matches.ports[number]
             if number < len(self._examples):
                 bad = poison(data[number], self._examples[number].dtype)
             else:  # read nowhere, unless by an address that no argument shows

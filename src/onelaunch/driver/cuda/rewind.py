@@ -209,9 +209,9 @@ class CudaRewind:
             if change == "save":
                 place = _StreamPlace(place.origin, place.distance + drawn)
             else:
-                found = change.place if isinstance(change, _Saved) else self._places[change + 1]
-                assert found is not None
-                place = found
+                at = change.place if isinstance(change, _Saved) else self._places[change + 1]
+                assert at is not None
+                place = at
             self._places.append(place)
         if place.origin is not self._origin:
             raise CaptureError("OL106", "the random state of an earlier call is left set")

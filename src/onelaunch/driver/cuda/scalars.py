@@ -75,19 +75,19 @@ class CudaScalarPatch:
             kernel = nodes.KernelNode.read(node)
             if kernel is None or kernel.name.startswith(nodes.OWN):
                 continue
-            found: list[_WordPlace] = []
+            own: list[_WordPlace] = []
             for number, block in enumerate(kernel.blocks):
                 for place, doubtful in places(block, patterns):
                     at = (index, number, place.offset, place.number)
                     if doubtful and at not in confirmed:
                         doubts.add(at)
-                    found.append(place)
-            if found:
-                self._places += found
+                    own.append(place)
+            if own:
+                self._places += own
                 self._setters.append(kernel.setter(executable))
         if doubts:
             raise AmbiguousMatch(frozenset(doubts))
-        self.found = frozenset(place.number for place in self._places)
+        self.held = frozenset(place.number for place in self._places)
 
     def write(self, numbers: Sequence[float]) -> None:
         with self._lock:
@@ -126,10 +126,10 @@ def places(
     while offset + 4 <= len(content):
         wide, narrow = content[offset : offset + 8], content[offset : offset + 4]
         size = 8 if wide in patterns.whole and len(wide) == 8 else 4
-        found = patterns.whole.get(wide if size == 8 else narrow)
-        if found is not None:
+        hit = patterns.whole.get(wide if size == 8 else narrow)
+        if hit is not None:
             word = (ctypes.c_char * size).from_buffer(block, offset)
-            yield _WordPlace(*found, word, offset), size == 4 and _is_address(content, offset)
+            yield _WordPlace(*hit, word, offset), size == 4 and _is_address(content, offset)
             offset += size
         else:
             offset += 4

@@ -29,7 +29,7 @@ def preserved(spans: Sequence[tuple[int, int]], index: int) -> Generator[None]:
     """Put memory back afterwards, in the order of the current stream, which is waited for."""
     large = _total(spans) > _APART_BYTES
     stream = torch.cuda.current_stream(index)
-    with memory.apart(index) if large else contextlib.nullcontext():
+    with memory.own_segments(index) if large else contextlib.nullcontext():
         kept = [(a, memory.empty(b - a, torch.device("cuda", index))) for a, b in spans]
         for start, copy in kept:
             nodes.copy(copy.data_ptr(), start, copy.nbytes, stream.cuda_stream)

@@ -28,9 +28,9 @@ class Launched:
         self.writes: list[Tensor] = []
         names = kernel.fn.arg_names
         named = [(n, t) for n, t in zip(names, args, strict=False) if isinstance(t, Tensor)]
-        known = all(name.startswith((*_READ, *_WRITTEN)) for name, _ in named)
+        readable = all(name.startswith((*_READ, *_WRITTEN)) for name, _ in named)
         for name, t in named:
-            reads = known and name.startswith(_READ) and name not in kernel.mutated_arg_names
+            reads = readable and name.startswith(_READ) and name not in kernel.mutated_arg_names
             (self.reads if reads else self.writes).append(t)
 
     def __call__(self) -> Any:

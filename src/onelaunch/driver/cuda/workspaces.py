@@ -54,23 +54,23 @@ class Workspaces:
         self._executable = executable
         self._device = device
         self._kinds = {node: nodes.kind(node) for node in handles}
-        self._found = _workspaces(groups, blocks)
+        self._by_region = _workspaces(groups, blocks)
         is_address = cache(nodes.is_address)
         for group in groups:
             for hidden in group.hidden if group.name in _PRODUCTS else ():
-                if hidden in self._found:
+                if hidden in self._by_region:
                     work = _work(self._members(group), hidden, is_address)
-                    self._found[hidden].alike.setdefault(work, []).append(group)
+                    self._by_region[hidden].alike.setdefault(work, []).append(group)
 
     def share(self) -> None:
         """Give each product a part of its own, in `hidden` and in the arguments of its nodes. Waits
         for the current stream. All nodes of the executable are enabled afterwards."""
-        found = [workspace for workspace in self._found.values() if workspace.alike]
-        if not found:
+        workspaces = [workspace for workspace in self._by_region.values() if workspace.alike]
+        if not workspaces:
             return
         self._enable(self._handles, False)
         try:
-            for workspace in found:
+            for workspace in workspaces:
                 self._share(workspace)
         finally:
             self._enable(self._handles, True)
@@ -139,29 +139,29 @@ class Workspaces:
         back = self._shifted(group, region, 0, self._executable)
         nodes.apply(self._shifted(group, region, by, self._executable))
         try:
-            found = run()
+            moved = run()
         finally:
             nodes.apply(back)
         there = written[0] and (written[0][0] + by, written[0][1] + by)
-        return there == written[1] and all(map(torch.equal, found, expected))
+        return there == written[1] and all(map(torch.equal, moved, expected))
 
     def _shifted(
         self, group: NodeGroup, region: Access, by: int, executable: int | None
     ) -> list[nodes.Setter]:
         """Prepare the calls that move a group's pointers into a workspace."""
-        found: list[nodes.Setter] = []
+        setters: list[nodes.Setter] = []
         for node in self._members(group):
             if self._kinds[node] == "MEMSET":
                 if region.start <= nodes.memset_address(node) < region.stop:
-                    found.append(nodes.memset_setter(executable, node, by))
+                    setters.append(nodes.memset_setter(executable, node, by))
                 continue
             kernel = nodes.KernelNode.read(node)
             assert kernel is not None  # `_work` has read it
             for block, raw in enumerate(kernel.blocks):
                 for at in pointers(bytes(raw), region):
                     kernel.word(block, at).value += by
-            found.append(kernel.setter(executable))
-        return found
+            setters.append(kernel.setter(executable))
+        return setters
 
     def _members(self, group: NodeGroup) -> Sequence[int]:
         return self._handles[group.first : group.last]
@@ -204,18 +204,18 @@ def _workspaces(
 def _work(members: Sequence[int], region: Access, is_address: Callable[[int], bool]) -> Hashable:
     """Tell what nodes do, but for the addresses in their arguments. Nodes that do not tell are
     like no others."""
-    found: list[Hashable] = []
+    steps: list[Hashable] = []
     for node in members:
         kind = nodes.kind(node)
         kernel = nodes.KernelNode.read(node) if kind == "KERNEL" else None
         if kernel is not None:
             blocks = tuple(without_addresses(bytes(raw), is_address) for raw in kernel.blocks)
-            found.append((kernel.name, kernel.shape, blocks))
+            steps.append((kernel.name, kernel.shape, blocks))
         elif kind == "MEMSET":
-            found.append(("memset", nodes.memset_address(node) - region.start))
+            steps.append(("memset", nodes.memset_address(node) - region.start))
         else:
             return node
-    return tuple(found)
+    return tuple(steps)
 
 
 def without_addresses(raw: bytes, is_address: Callable[[int], bool]) -> bytes:

@@ -45,7 +45,7 @@ _leading: WeakIdKeyDictionary = WeakTensorKeyDictionary()
 """Leaf -> weak set of the anchors of nodes that have its gradient."""
 
 
-class Wanted:
+class NamedLeaves:
     """The leaves that one backward asks for, and their gradients. `leaves`: leaves without edges.
     `accumulates`: True if the gradients go into the leaves, False if to the caller."""
 
@@ -80,8 +80,8 @@ class Wanted:
         for leaf in leaves:
             refuse_hooks_run(leaf, self._backward)
         ends = roots(edges, [self._sums[id(leaf)] for leaf in leaves])
-        found = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
-        self._sums.update(zip(map(id, leaves), found, strict=True))
+        sums = run_backward(*ends, create_graph, create_graph, leaves, accumulate_grad=False)
+        self._sums.update(zip(map(id, leaves), sums, strict=True))
 
     def total(self, leaf: Tensor, of_engine: Tensor | None) -> Tensor | None:
         """Return a leaf's gradient, with the engine's own share from its edges."""
@@ -95,19 +95,19 @@ class _Asking(TorchFunctionMode):
     """A mode that tells the engine's threads, which get the caller's modes, which leaves it wants.
     It changes nothing."""
 
-    def __init__(self, wanted: Wanted | None) -> None:
+    def __init__(self, asked: NamedLeaves | None) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.asked = asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-def wanted_now() -> Wanted | None:
+def named_leaves() -> NamedLeaves | None:
     """Return the leaves without edges that the backward of this thread asks for by name."""
     for mode in reversed(function_modes()):
         if isinstance(mode, _Asking):
-            return mode.wanted
+            return mode.asked
     return None
 
 
@@ -131,7 +131,7 @@ class _LeafFindingEngine(EngineSubstitute):
         leaves = {place: leaf for place, leaf in ends if leaf is not None}
         if leaves:
             return self._asked(leaves, *args, **kwargs)
-        if wanted_now() is None:
+        if named_leaves() is None:
             return self.engine.run_backward(*args, **kwargs)
         with _Asking(None):  # inside of a backward that asks
             return self.engine.run_backward(*args, **kwargs)
@@ -147,11 +147,11 @@ class _LeafFindingEngine(EngineSubstitute):
         allow_unreachable: bool = False,
         accumulate_grad: bool = False,
     ) -> Any:
-        wanted = Wanted(list(leaves.values()), accumulate_grad)
+        asked = NamedLeaves(list(leaves.values()), accumulate_grad)
         leading = {anchors for leaf in leaves.values() for anchors in _leading[leaf]}
-        ends = [anchor for anchors in leading for anchor in anchors.made()]
-        with _Asking(wanted):
-            found = self.engine.run_backward(
+        ends = [anchor for anchors in leading for anchor in anchors.all()]
+        with _Asking(asked):
+            results = self.engine.run_backward(
                 outputs,
                 gradients,
                 keep_graph,
@@ -161,16 +161,16 @@ class _LeafFindingEngine(EngineSubstitute):
                 accumulate_grad=accumulate_grad,
             )
         if accumulate_grad:
-            return found
-        wanted.run_hooks(self.engine.run_backward, create_graph)
-        found = list(found[: len(inputs)])
+            return results
+        asked.run_hooks(self.engine.run_backward, create_graph)
+        results = list(results[: len(inputs)])
         with torch.set_grad_enabled(create_graph):
             for place, leaf in leaves.items():
-                found[place] = wanted.total(leaf, found[place])
-        for place, g in enumerate(found) if not allow_unreachable else ():
+                results[place] = asked.total(leaf, results[place])
+        for place, g in enumerate(results) if not allow_unreachable else ():
             if g is None:
                 raise RuntimeError(_UNUSED.format(place))
-        return tuple(found)
+        return tuple(results)
 
 
 def _leaf(end: Any) -> Tensor | None:

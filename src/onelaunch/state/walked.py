@@ -166,8 +166,8 @@ class StateWalk:
     def _has_entries(self) -> bool:
         """Return whether attributes without slots, and the dicts of modules, are as they were."""
         if self._entries is None:
-            found = [*self.leaf_attributes.values(), *self.contents.untouched.values()]
-            pairs: list[tuple[dict[str, Any], Any]] = [(a.holder, a.values) for a in found]
+            entries = [*self.leaf_attributes.values(), *self.contents.untouched.values()]
+            pairs: list[tuple[dict[str, Any], Any]] = [(a.holder, a.values) for a in entries]
             modules = (d for o, d in zip(self.owners, self.dicts, strict=True) if _is_whole(o, d))
             pairs += [(own, dict(zip(MODULE_DICTS, d, strict=True))) for own, *d in modules]
             each = itertools.chain.from_iterable
@@ -258,11 +258,11 @@ class StateWalk:
     def use(self, slot: Slot) -> Use | None:
         """Return the use of a slot's content; None for a slot that was not touched."""
         key = slot.id
-        known = self.used.get(key)
-        if known is None and self.leaf_attributes:
-            known = self.uses.get(key)
-        if known is not None or key in self.slots or slot.owner is None or self.reads is None:
-            return known
+        used = self.used.get(key)
+        if used is None and self.leaf_attributes:
+            used = self.uses.get(key)
+        if used is not None or key in self.slots or slot.owner is None or self.reads is None:
+            return used
         # An attribute that the object did not have, and its class had, is in no slot of the walk.
         seen = self.reads.expected(slot.owner) if slot.kind == "item" else None
         use = None if seen is None else seen.names.get(cast(str, slot.key))
@@ -372,9 +372,9 @@ class StateWalk:
             self._by_class = {}
             for number, (_, value) in enumerate(self.slots.values()):
                 self._by_class.setdefault(type(value), []).append(number)
-        found = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
-        every = list(self.slots.values()) if found else []
-        return [every[number] for number in sorted(itertools.chain.from_iterable(found))]
+        groups = [numbers for kind, numbers in self._by_class.items() if fits(kind)]
+        every = list(self.slots.values()) if groups else []
+        return [every[number] for number in sorted(itertools.chain.from_iterable(groups))]
 
 
 def _is_whole(owner: object, dicts: Sequence[dict[str, Any]]) -> bool:

@@ -600,3 +600,17 @@ def test_a_fork_while_a_lock_is_held() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert worker.changed.acquire(timeout=10)
     worker.changed.release()
+
+
+def test_an_argument_without_memory_is_not_copied(rand: Rand) -> None:
+    """FSDP frees the memory of a parameter between uses."""
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+
+    def f(x: Tensor, unused: Tensor) -> Tensor:
+        return x * 2
+
+    fast = ol.graph(f, capture="background", on_refusal="eager")
+    for seed in range(4):
+        x = rand(seed, 2)
+        assert_same(fast(x, freed), f(x, freed))

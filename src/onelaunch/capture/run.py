@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -292,7 +292,8 @@ class CaptureRun:
         self.missing_inputs = recurrent_state(
             job.driver, job.device, effects.changes, state, self.observer, results
         )
-        refuse_parts([cast(Tensor, slot.read()) for slot in self.missing_inputs], (), ())
+        given = (slot.read() for slot in self.missing_inputs)
+        refuse_parts([t for t in given if isinstance(t, Tensor)], (), ())
 
     def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics

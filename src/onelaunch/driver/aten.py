@@ -101,7 +101,7 @@ class Operator:
         self.text = str(func)
         self.label = self.name.replace("::", ".").removeprefix("aten.").removesuffix(".default")
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        dispatched = func.namespace != "prim"  # else it is TorchScript's, without a dispatcher
+        dispatched = torch._C._dispatch_has_kernel(self.name)  # else it is TorchScript's alone
         whole = dispatched and (has_kernel(self.name, "CPU") or has_kernel(self.name, "CUDA"))
         self.composite = dispatched and has_kernel(self.name, _IMPLICIT) and not whole
         """True if it consists of other operations, which are recorded instead."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from onelaunch.driver.function_modes import UnnoticedMode, call
 
-CUDNNS = -65504.0
-"""The number by which cuDNN's attention applies a boolean mask. Others apply minus infinity."""
+CUDNNS = frozenset({-65504.0, -65536.0})
+"""The number by which cuDNN's attention applies a boolean mask, in float16 and in bfloat16. Other
+kernels apply minus infinity."""
 _C: Any = torch._C
 
 

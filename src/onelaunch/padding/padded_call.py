@@ -133,7 +133,7 @@ def refuse_unchecked(proof: Proof, compiled: bool) -> None:
     what = f"a number, {proof.hiding.shown}, hides padding, as far as scores are above it"
     why = f"a call where they are not would run again, and it {proof.lasting}"
     why = "no operation of compiled code can be checked" if compiled else why
-    fix = _WITHOUT_CUDNN if proof.hiding.number == CUDNNS else _FIX
+    fix = _WITHOUT_CUDNN if proof.hiding.number in CUDNNS else _FIX
     raise CaptureError("OL140", what, why=why, fix=fix)
 
 

@@ -142,7 +142,7 @@ class BucketStrategy(Strategy):
         compiled = self._of._callee.is_compiled(attempt.driver)
         self._infinite_masks &= not compiled
         proof, layouts = self._proof_of(attempt)
-        finite = proof.hiding is not None and proof.hiding.number == CUDNNS
+        finite = proof.hiding is not None and proof.hiding.number in CUDNNS
         if finite and not (self._infinite_masks or compiled or is_beside()):
             self._infinite_masks = True
             other, same = self._proof_of(attempt)

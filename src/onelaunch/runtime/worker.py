@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onelaunch.beside import STUCK_S, is_stuck, make_way_in_hook
 from onelaunch.call.ambient import Modes, noted_modes
+from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, constants
 from onelaunch.call_events import hook
 from onelaunch.driver.protocol import Driver
@@ -213,7 +214,10 @@ def _version(t: Tensor) -> int | None:
 
 
 def copied(flat: Flat) -> Flat | None:
-    """Return a call with copies of its tensors; None if a copy has another layout."""
+    """Return a call with copies of its tensors; None if a copy has another layout, or a tensor has
+    no memory at present, as FSDP's parameters between uses."""
+    if any(has_strides(t) and t.numel() and not t.untyped_storage().nbytes() for t in flat.tensors):
+        return None
     tensors = [_copy(t) for t in flat.tensors]
     alike = all(a.stride() == b.stride() for a, b in zip(tensors, flat.tensors, strict=True))
     return flat._replace(tensors=tensors) if alike else None

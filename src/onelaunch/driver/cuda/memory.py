@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
@@ -96,7 +97,11 @@ class CudaPool:
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
-        weakref.finalize(self, give_back).atexit = False
+
+    def __del__(self) -> None:
+        # `weakref.finalize` would keep a list that a callable which collects garbage seems to read.
+        if not sys.is_finalizing():
+            give_back()
 
     @property
     def memory_bytes(self) -> int:

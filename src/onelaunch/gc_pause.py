@@ -1,11 +1,16 @@
-"""A pause of garbage collection."""
+"""Garbage: a pause of its collection, and what is done once an object is gone."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from onelaunch.identity import id
 
 FROZEN_AT_START = 10_000
 """More objects than an interpreter freezes itself (Python 3.12 some 400), and fewer than a program
@@ -111,3 +116,19 @@ class collection_restored:
             _frozen.end(every=True)
             if self._enabled:
                 gc.enable()
+
+
+_ends: dict[int, weakref.ref[Any]] = {}  # its id -> a reference whose object is awaited
+
+
+def when_gone(owner: object, function: Callable[..., object], *args: object) -> None:
+    """Call a function once an object is gone, unless the process ends. `weakref.finalize` would do,
+    but keeps a table that a callable seems to read if garbage goes while it runs."""
+
+    def ended(reference: weakref.ref[Any]) -> None:
+        _ends.pop(id(reference), None)
+        if not sys.is_finalizing():
+            function(*args)
+
+    reference = weakref.ref(owner, ended)
+    _ends[id(reference)] = reference

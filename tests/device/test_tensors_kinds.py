@@ -194,6 +194,8 @@ WITHOUT_STRIDES: dict[str, Callable[[int], Tensor]] = {
 @pytest.mark.parametrize("kind", WITHOUT_STRIDES)
 def test_state_without_strides_is_replaced(device: torch.device, rand: Rand, kind: str) -> None:
     """Its sizes are numbers of Python, which a recording holds."""
+    if kind == "jagged" and torch.__version__ < (2, 12):
+        pytest.skip("torch 2.11 asks the dispatcher for its dimensions, which is refused")
     state = {"t": WITHOUT_STRIDES[kind](2)}
     fast = ol.graph(lambda x: x * state["t"].size(0), warmup=1)
     with torch.no_grad():

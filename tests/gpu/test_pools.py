@@ -69,7 +69,7 @@ def test_all_bytes_are_back_on_the_device() -> None:
         assert reserved() == start
         taken.append(free - torch.cuda.mem_get_info()[0])
     # Other processes take memory, too. What the driver took for graphs, it keeps for the next ones.
-    assert min(taken) <= MIB
+    assert min(taken) <= 4 * MIB
 
 
 def test_smaller_sizes_take_no_memory_whatever_the_inputs() -> None:

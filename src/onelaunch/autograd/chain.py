@@ -13,7 +13,6 @@ forwards have separate pools.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from onelaunch.autograd.backward import Backward, Gradients
 from onelaunch.autograd.node import Lease
 from onelaunch.driver.protocol import DevicePool, Driver, Launch, Released
+from onelaunch.gc_pause import when_gone
 
 NewPool = Callable[[Driver, torch.device], DevicePool]
 
@@ -101,5 +101,5 @@ def stream_of(owner: object, driver: Driver, device: torch.device) -> object:
     """Return a stream for an owner's life. CUDA never destroys one: it is used again."""
     spares = _spares.setdefault(device, [])
     stream = spares.pop() if spares else driver.new_stream(device)
-    weakref.finalize(owner, spares.append, stream).atexit = False
+    when_gone(owner, spares.append, stream)
     return stream

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -12,6 +11,7 @@ from onelaunch.capture.compilation import eager_aten
 from onelaunch.dynamo.backend import driver_and_device, record_graph
 from onelaunch.dynamo.region import Regions
 from onelaunch.dynamo.settings import CompileSettings
+from onelaunch.gc_pause import when_gone
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.split.in_pieces import InPieces
@@ -32,7 +32,7 @@ class SplitFunction(InPieces[P, R]):
         self._regions = Regions()
         backend = _backend(CompileSettings.of_graph(options, self._pool), self._regions)
         self._pieces: Callable[..., R] = torch.compile(fn, backend=backend)
-        weakref.finalize(self, self._regions.reset)  # Dynamo keeps them as long as the code
+        when_gone(self, self._regions.reset)  # Dynamo keeps them as long as the code
 
     def _in_pieces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return self._pieces(*args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from bisect import bisect_left, bisect_right
@@ -21,6 +20,7 @@ from onelaunch.driver.cuda import nodes
 from onelaunch.driver.cuda.capabilities import capabilities
 from onelaunch.driver.cuda.streams import Order, bindings, device_index
 from onelaunch.driver.protocol import Provenance, Region
+from onelaunch.gc_pause import when_gone
 
 _GUARD_BYTES = 16
 """A multiple of every item size: operations that clone a whole storage, as `select_scatter` does,
@@ -97,11 +97,7 @@ class CudaPool:
         """A lock held while a capture begins, a recording is freed, or recordings are listed."""
         self.capturing = False
         self._id: tuple[int, int] | None = None
-
-    def __del__(self) -> None:
-        # `weakref.finalize` would keep a list that a callable which collects garbage seems to read.
-        if not sys.is_finalizing():
-            give_back()
+        when_gone(self, give_back)
 
     @property
     def memory_bytes(self) -> int:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
-
 FROZEN_AT_START = 10_000
 """More objects than an interpreter freezes itself (Python 3.12 some 400), and fewer than a program
 with torch does by `gc.freeze` (ten times as many)."""

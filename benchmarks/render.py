@@ -372,9 +372,11 @@ def first_replay_warm(results: dict[str, Any]) -> str:
 
 
 def serving(part: str) -> Callable[[dict[str, Any]], str]:
-    """A table of a service under load, empty where its part was not run."""
+    """A table of a service under load, if its part was run."""
 
     def make(results: dict[str, Any]) -> str:
+        if part not in ("targets", *results["parts"]):
+            return "Not measured yet."
         head, rows, text = serving_table.TABLES[part](results)
         return table(head, rows) + "\n" + caption(results, text, settled=True, dtype="bfloat16")
 

@@ -278,7 +278,7 @@ class Captures:
                 graphed.widen(example)
                 spec = spec_of(call)
                 graphed.capture(*args, **kwargs)
-                wanted.found.reached.drop_tensors()  # the next first call takes over the walk
+                wanted.found.hand_on()
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
             if wanted.state is _State.WANTED and not wanted.is_known:

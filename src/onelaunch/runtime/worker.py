@@ -26,7 +26,7 @@ from onelaunch.driver.select import beside_calls, random_states
 from onelaunch.runtime.forks import condition
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.state.iterators import KINDS as ITERATORS
-from onelaunch.state.walk import SMALL
+from onelaunch.state.walk import SMALL, StateWalk
 
 _IDLE_S = 5.0  # the seconds after which a thread without jobs ends; the next job starts another
 _LAST_S = 60.0  # the seconds that a compiler may take at the exit of the process
@@ -193,19 +193,29 @@ class Unmoved:
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
     ) -> None:
         kept = before is not None and before.reads_all()
-        self.reached = before.reached if before and kept else graphed._callee.reached(flat)
-        self._walk = self.reached.walk()
+        self._reached = before.reached if before and kept else graphed._callee.reached(flat)
+        self._walk: StateWalk | None = self._reached.walk()
+        self._lock = condition()  # calls ask `holds` in threads of their own
 
     def holds(self) -> bool:
         """Return whether it is still so: then another run does as the call did. A run of another
         thread may put back in a moment what it has changed."""
-        for _ in range(_TRIES):
-            after, changes = self.reached.changed(self._walk)
-            if not changes:
-                self._walk = after
-                return True
-            time.sleep(_WAIT_S)
-        return False
+        with self._lock:
+            for _ in range(_TRIES):
+                if self._walk is None:
+                    return True
+                after, changes = self._reached.changed(self._walk)
+                if not changes:
+                    self._walk = after
+                    return True
+                time.sleep(_WAIT_S)
+            return False
+
+    def hand_on(self) -> None:
+        """Leave the walk to the next first call, as this one is captured."""
+        with self._lock:
+            self._walk = None
+            self._reached.drop_tensors()
 
 
 def _version(t: Tensor) -> int | None:

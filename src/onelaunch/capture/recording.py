@@ -228,7 +228,7 @@ class CapturedCall:
         """Return whether its run may show what a run at other sizes does."""
         ledger, hidden = self.compared.ledger, self.pair is not None or self.followed.of_state
         return (
-            ledger is not None and ledger.is_all_compared() and not (hidden or self.has_effects())
+            ledger is not None and ledger.shows_whole_run() and not (hidden or self.has_effects())
         )
 
     def moved_numbers(self) -> list[Slot]:

@@ -138,6 +138,9 @@ _UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfo
 
 @dataclass(slots=True, eq=False)
 class CaptureRun:
+    """One run of a callable under capture: inputs staged, the call made, changes and results found.
+    A retry makes another."""
+
     job: CaptureJob
     snapshot: StateSnapshot  # the state before the run
     plan: Inputs  # how the inputs reach it
@@ -180,7 +183,7 @@ class CaptureRun:
     def shows_all(self) -> bool:
         """Return whether its operations show all that it did."""
         ledger, admission = self.observer.ledger, self.observer.admission
-        hidden = ledger is None or not ledger.is_all_compared() or admission.draws
+        hidden = ledger is None or not ledger.shows_whole_run() or admission.draws
         return not (hidden or self._left_modes)
 
     def repeats(self, studied: Ledger) -> bool:

@@ -44,8 +44,8 @@ class StandingRefusal:
 
     code: str | None = None  # the code of the reason for running eagerly for good, or None
     error: CaptureError | None = None
-    """A refusal that stays. Two of several runs that differ may be alike by chance. Other runs
-    leave a mode changed, or give a tensor of the state a graph."""
+    """A refusal that stays. A later capture could pass by chance. Examples: runs that differ, a
+    run that leaves a mode of torch changed, one that gives a tensor of the state a graph."""
     training: bool | None = None
     """True if the module was training when it was refused; None if it has no such flag."""
 

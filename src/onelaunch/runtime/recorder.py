@@ -1,5 +1,5 @@
-"""The ways of a callable to recordings: capture for a call or ahead of it, or take them over from
-another request's objects."""
+"""Recordings of a callable: captured for a call, or ahead of it, or taken over from another
+request's objects."""
 
 from __future__ import annotations
 

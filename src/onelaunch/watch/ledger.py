@@ -112,7 +112,7 @@ class Ledger:
         """True if the run is compared with one before it."""
         return self._earlier is not None
 
-    def is_all_compared(self) -> bool:
+    def shows_whole_run(self) -> bool:
         """Return whether the operations and their arguments show the whole run. They do not show
         random numbers, memory of unknown origin, and host values that it used on the device."""
         return not (self.drawn or self.origins.unseen or self.copied_to_device or self.values)

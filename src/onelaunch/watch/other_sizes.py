@@ -29,7 +29,8 @@ class SizePairs:
         }
 
     def explain(self, was: int, now: int) -> bool:
-        """Return whether a number is a multiple of a size, or of two, or next to one."""
+        """Return whether two numbers are the same multiple of a size, or of a product of two sizes.
+        The numbers next to a size count, too."""
         return any(
             (was * b == now * a and was % a == 0) or (was - a == now - b and abs(was - a) == 1)
             for a, b in self._pairs

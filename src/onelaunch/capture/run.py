@@ -365,7 +365,7 @@ class CaptureRun:
         observer.placed, self.steps.stand_in = numbers.placed, numbers.in_group
         with (
             unwound(),
-            self._noting_modes(),
+            nullcontext() if job.studied is None else self._noting_modes(),
             self._host_generator(),
             stepping,
             noting_steps(ledger),

@@ -14,7 +14,6 @@ from onelaunch.driver.function_modes import UnnoticedMode, call
 CUDNNS = frozenset({-65504.0, -65536.0})
 """The number by which cuDNN's attention applies a boolean mask, in float16 and in bfloat16. Other
 kernels apply minus infinity."""
-_C: Any = torch._C
 
 
 class InfiniteMasks(UnnoticedMode):
@@ -27,11 +26,11 @@ class InfiniteMasks(UnnoticedMode):
         if not (isinstance(mask, Tensor) and mask.dtype is torch.bool):
             return call(func, types, args, kwargs)
         was = torch.backends.cuda.cudnn_sdp_enabled()
-        _C._set_sdp_use_cudnn(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
         try:
             return call(func, types, args, kwargs)
         finally:
-            _C._set_sdp_use_cudnn(was)
+            torch.backends.cuda.enable_cudnn_sdp(was)
 
 
 def with_infinite_masks(fn: Callable[..., Any]) -> Callable[..., Any]:

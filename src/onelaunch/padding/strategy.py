@@ -112,7 +112,7 @@ class BucketStrategy(Strategy):
         return self._checked(self._around(exact))
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        hiding, fn = self._proof.hiding, with_infinite_masks(fn) if self._infinite_masks else fn
+        hiding, fn = self._proof.hiding, self._padded_form(fn)
         return fn if hiding is None else CheckedRun(fn, hiding, device)
 
     def _checked(self, call: CallPath) -> CallPath:
@@ -156,10 +156,12 @@ class BucketStrategy(Strategy):
             refuse_unchecked(proof, compiled)
             self._proof = replace(proof, follows=[*proof.follows, ()])  # the check
 
+    def _padded_form(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return with_infinite_masks(fn) if self._infinite_masks else fn
+
     def _proof_of(self, attempt: Attempt) -> tuple[Proof, list[tuple[int, ...]]]:
         """Return a proof, and the strides of the results in its runs."""
-        fn = self._of._callee.eager_form
-        fn = with_infinite_masks(fn) if self._infinite_masks else fn
+        fn = self._padded_form(self._of._callee.eager_form)
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
         dry_run = DryRun(driver, device, fn, reached, self._flat.tree, attempt.ahead)
         proving = Proving(dry_run, self._buckets, self._call, self.bucket, self._known)

@@ -271,7 +271,7 @@ class Recorder:
         Args:
             strategy: how sizes are padded.
             chain: the chain under capture, if this callable is a part of it.
-            then: called with the result of the warm-up; there is always one then.
+            then: called with the result of the warm-up, which is not left out for it.
         """
         kwargs = dict(kwargs)
         flat = self._signatures.flat(args, kwargs)
@@ -331,33 +331,36 @@ class Recorder:
         """Record a call without a warm-up, if a recording for other sizes has shown the run; None
         if there is none, or the capture does otherwise or fails, as by a library's first use."""
         signature, spec = attempt.signature, attempt.spec
-        apart = self._ranks.several or self._pool.max_bytes or attempt.chain is not None
-        if apart or attempt.strategy is not UNPADDED or self._callee.is_compiled(attempt.driver):
+        more_to_learn = self._ranks.several or self._pool.max_bytes or attempt.chain is not None
+        if (
+            more_to_learn
+            or attempt.strategy is not UNPADDED
+            or self._callee.is_compiled(attempt.driver)
+        ):
             return None
-        alike = spec.without_sizes()
-        attempt.studied = next(
+        sizeless = spec.without_sizes()
+        studied = next(
             (
                 entry.captured.compared.ledger
                 for entry in self._table.entries
-                if entry.spec.without_sizes() == alike
+                if entry.spec.without_sizes() == sizeless
                 and get_ident() in entry.signature.threads
                 and entry.captured.shows_other_sizes()
                 and entry.captured.guard.check()
             ),
             None,
         )
-        if attempt.studied is None:
+        if studied is None:
             return None
         settings = TorchSettings()
         try:
             with watching_lasting_effects(attempt, self._callee):
-                entry = self.record(attempt, owner)
+                entry = self.record(replace(attempt, studied=studied), owner)
             signature.threads.add(get_ident())
         except (CaptureError, NeedsGrad, BackwardInside) as error:
             let_go(error)
             entry = None
         finally:
-            attempt.studied = None
             settings.restore()
         if entry is not None:
             entry.undo()

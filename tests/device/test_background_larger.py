@@ -20,6 +20,7 @@ from onelaunch.driver.select import driver_of
 from onelaunch.runtime.worker import _end_all
 
 from .drop_in import Rand, in_threads
+from .test_background import held_up, holding
 
 
 @pytest.fixture(autouse=True)
@@ -115,13 +116,29 @@ def test_two_dimensions(device: torch.device, rand: Rand) -> None:
         (1, 8): (8, 12),
     }
     with torch.no_grad():
-        for size in ((8, 12), (4, 6)):
+        for size in ((4, 6), (8, 12)):
             until(lambda size=size: size in served(fast), lambda size=size: fast(rand(0, *size)))
         with blocked(fast):
             before = set(fast._counts_at_larger)
             for size in expected:
                 close(fast(rand(1, *size)), doubled(rand(1, *size)))
         assert {*fast._counts_at_larger} - before == {*expected.items()}
+
+
+def test_what_is_recorded_replays_during_a_capture(device: torch.device, rand: Rand) -> None:
+    """New sizes of a recorded bucket, too: they wait for nothing."""
+    inside, go = threading.Lock(), threading.Lock()
+    f = holding(inside, go, 8)
+    fast: Any = ol.graph(f, buckets=ol.Buckets(sizes=(4, 8)), capture="background")
+    with torch.no_grad():
+        until(lambda: len(fast.recordings) == 1, lambda: fast(rand(0, 4, 4)))
+        with held_up(fast, rand(0, 8, 4), inside, go):
+            before = fast.stats()
+            for rows in (3, 4, 3, 4):
+                close(fast(rand(rows, rows, 4)), f(rand(rows, rows, 4)))
+            after = fast.stats()
+        assert after.replays == before.replays + 4
+        assert after.eager_reasons == before.eager_reasons
 
 
 def by_size(x: Tensor) -> Tensor:
@@ -212,8 +229,8 @@ def test_a_bucket_that_was_captured_ahead(device: torch.device, rand: Rand) -> N
         until(lambda: len(fast.recordings) == 2, lambda: fast(rand(0, 3, 4)))
         until(lambda: not fast._captures.worker.busy)
         with blocked(fast):
-            close(fast(rand(0, 2, 4)), net(rand(0, 2, 4)))  # at 4
-        assert ((2,), (4,)) in fast._counts_at_larger
+            close(fast(rand(0, 2, 4)), net(rand(0, 2, 4)))  # at 8, which is proven
+        assert ((2,), (8,)) in fast._counts_at_larger
         assert fast.stats().warmup_calls == 1
 
 

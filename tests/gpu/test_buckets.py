@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelaunch as ol
+from onelaunch.padding.attention import InfiniteMasks
 
 pytestmark = pytest.mark.gpu
 
@@ -206,6 +207,63 @@ def attends(x: Tensor, mask: Tensor) -> Tensor:
     heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
     found = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask[:, None, None])
     return found.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("length", [7, 16, 33, 64])
+@pytest.mark.parametrize("how", ["plain", "grad", "autocast", "grouped", "dropout", "scaled"])
+def test_attention_without_cudnn_is_torchs(length: int, how: str) -> None:
+    """Bit for bit that of torch with cuDNN's switched off, and its gradients."""
+    dtype = torch.float32 if how == "autocast" else torch.bfloat16
+    q = torch.randn(2, 4, length, 64, device="cuda", dtype=dtype)
+    k, v = torch.randn(2, 2, 2 if how == "grouped" else 4, length, 64, device="cuda", dtype=dtype)
+    mask = torch.rand(2, 1, 1, length, device="cuda") > 0.2
+    mask[..., 0] = True
+    kwargs: dict[str, Any] = {"dropout_p": 0.5 if how == "dropout" else 0.0}
+    kwargs |= {"enable_gqa": True} if how == "grouped" else {}
+    kwargs |= {"scale": 0.3} if how == "scaled" else {}
+
+    def results(call: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(3)
+        inputs = [t.clone().requires_grad_(how == "grad") for t in (q, k, v)]
+        with torch.set_grad_enabled(how == "grad"):
+            with torch.autocast("cuda", torch.bfloat16, enabled=how == "autocast"):
+                found = call(*inputs, attn_mask=mask, **kwargs)
+            if how == "grad":
+                found.float().pow(2).sum().backward()
+        return [found, *(t.grad for t in inputs if t.grad is not None)]
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        expected = results(F.scaled_dot_product_attention)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    with InfiniteMasks():
+        found = results(F.scaled_dot_product_attention)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+        assert torch.equal(a, b)
+
+
+def test_a_larger_bucket_serves_attention_with_a_boolean_mask() -> None:
+    """In the background, too, no number that hides padding has to be checked."""
+    buckets = ol.Buckets(1, (32, 64), pad={"mask": 0})
+    fast: Any = ol.graph(attends, buckets=buckets, warmup=1, capture="background")
+
+    def call(length: int) -> None:
+        x = torch.randn(2, length, 256, device="cuda", dtype=torch.bfloat16)
+        mask = torch.ones(2, length, dtype=torch.bool, device="cuda")
+        mask[0, length // 2 + 1 :] = False
+        got, expected = fast(x, mask), attends(x, mask)
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+    end = time.monotonic() + 60
+    while not fast.stats().larger_calls and time.monotonic() < end:
+        for length in (64, 50) if not fast.recordings else (64, 50, 20, 3):
+            call(length)
+        time.sleep(0.01)
+    assert fast.stats().larger_calls
+    assert not any(e.captured.bucket.checked for e in fast._table.entries)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -22,11 +22,11 @@ class UnwatchedCode:
         watched: the code of watched runs.
 
     Attributes:
-        found: True once such code ran.
+        found: such code that ran.
     """
 
     def __init__(self, watched: Iterable[types.CodeType]) -> None:
-        self.found = False
+        self.found: list[types.CodeType] = []
         self._passed = list(watched)
         self._matters = dict.fromkeys(map(id, self._passed), Matters.RESULTS)
         self._hook = hook(self._meet, self._matters)
@@ -47,7 +47,8 @@ class UnwatchedCode:
         facts = CodeFacts(code, is_machinery(code.co_filename) or code in UNREAD)
         notable = facts.aside or (facts.matters and code not in LISTS_MODULE)
         if notable or not (facts.unread or facts.is_unread(frame)):
-            self.found = True
-        elif not facts.depends:
-            self._passed.append(code)  # so that its id is not given to other code
-            self._matters[id(code)] = Matters.RESULTS
+            self.found.append(code)
+        elif facts.depends:
+            return
+        self._passed.append(code)  # so that its id is not given to other code
+        self._matters[id(code)] = Matters.RESULTS

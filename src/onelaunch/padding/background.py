@@ -1,8 +1,8 @@
 """`graph(f, buckets=..., capture="background")`: buckets captured while calls run.
 
-Until its own bucket is recorded, a call runs at the smallest larger one that is, or eagerly. The
-proof of a bucket is of the sizes above the next smaller bucket. So the thread that captures proves,
-after a capture, that the bucket serves smaller sizes, too.
+Until its own bucket is recorded, a call runs at a larger one that is, or eagerly. The proof of a
+bucket is of the sizes above the next smaller bucket. So the thread that captures proves, after a
+capture, that the bucket serves smaller sizes, too, if no larger one does.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         kinds = tuple((t.dtype, t.device, len(t.shape)) for t in spec.tensors)
         return chosen[1], spec.tree, kinds, spec.modes
 
+    def covers(self, key: Any, other: Any) -> bool:
+        """See `CapturesBeside.covers`: a larger bucket serves smaller sizes, if that is proven."""
+        if key == other or isinstance(key, CallSpec) or isinstance(other, CallSpec):
+            return key == other
+        return key[1:] == other[1:] and _is_larger(key[0], other[0])
+
     def is_served(self, flat: Flat, spec: CallSpec) -> bool:
         """See `CapturesBeside.is_served`: other sizes than those of past calls are yet to be
         tried."""
@@ -66,6 +72,14 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
             self._count(chosen[0].sizes).made += 1
         return super()._beside(args, kwargs)
 
+    def at_own(self, call: Call) -> R | Miss:
+        """See `CapturesBeside.at_own`: these sizes may be new to a bucket that is recorded."""
+        chosen = self._chosen(call.flat)
+        result = MISS if chosen is None else self._at_own(*chosen, call.args, call.kwargs)
+        if chosen is not None and result is not MISS:
+            self._count(chosen[0].sizes).made += 1
+        return result
+
     # At a larger bucket.
 
     def _larger(self, bucket: Sizes) -> Iterator[tuple[Entry, Bucket]]:
@@ -79,7 +93,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         chosen = self._chosen(flat)
         return chosen is not None and any(b.below for _, b in self._larger(chosen[1]))
 
-    def at_larger(self, call: Call, asked: bool = True) -> R | Miss:
+    def at_larger(self, call: Call) -> R | Miss:
         """Make a call at the smallest larger bucket that serves it; see
         `CapturesBeside.at_larger`."""
         chosen, index = self._chosen(call.flat), self._table.index
@@ -94,7 +108,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
             counted = self._counts_at_larger.setdefault(key, SizeCalls())
             counted.made += 1
             alone = not self._paths(bucket)  # else of another signature
-            if asked and alone and larger.below is not None:
+            if alone and larger.below is not None:
                 self._fill(index, sized, counted, [larger.below])
             return result
         return MISS
@@ -109,7 +123,10 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         own = [
             (e, b) for e in self._table.entries if (b := e.captured.bucket) and b.sizes == bucket
         ]
-        for entry, made in (*own, *self._larger(bucket)):
+        fitting = [*own, *self._larger(bucket)]
+        if any(made.below is not None for _, made in fitting):
+            return
+        for entry, made in fitting:
             if not made.tried and self._is_wanted(made.sizes) and _is_free(entry):
                 made.tried = True
                 self._widen(entry, made, example)

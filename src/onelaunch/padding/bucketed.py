@@ -21,7 +21,7 @@ from onelaunch.padding.joined_calls import JoinedCalls
 from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_named, parameters
 from onelaunch.padding.padded_call import reader
 from onelaunch.padding.strategy import BucketStrategy, serves
-from onelaunch.replay.call_path import MISS, CallPath
+from onelaunch.replay.call_path import MISS, CallPath, Miss
 from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
@@ -101,18 +101,27 @@ class Bucketed(Graphed[P, R]):
         if bucket is None:
             return self._above(given, call)
         with given.driver.exclusive():
-            for path in self._paths(bucket):  # recorded by another thread in the meantime?
-                result = path(args, kwargs)
-                if result is not MISS:
-                    counted, paths = self._count(call.sizes), self._paths(bucket)
-                    self._fill(self._table.index, call, counted, paths)
-                    return result
+            result = self._at_own(call, bucket, args, kwargs)  # recorded in the meantime?
+            if result is not MISS:
+                return result
             strategy = BucketStrategy(self, call, bucket)
             padded_call = given._replace(flat=strategy.padded, strategy=strategy)
             result = self._warm_up_or_capture(padded_call)
             if result is MISS:
                 self._enter_eager()
         return self._eager(args, kwargs) if result is MISS else result
+
+    def _at_own(
+        self, call: BucketedCall, bucket: Sizes, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R | Miss:
+        """Make a call by a recording of its bucket, indexed from now on; `MISS` if none fits."""
+        paths = self._paths(bucket)
+        for path in paths:
+            result = path(args, kwargs)
+            if result is not MISS:
+                self._fill(self._table.index, call, self._count(call.sizes), paths)
+                return result
+        return MISS
 
     def _fell_back(
         self, said: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]

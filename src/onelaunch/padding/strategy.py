@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onelaunch.beside import is_beside
 from onelaunch.call.spec import CallSpec, has_strides
 from onelaunch.capture.recording import Bucket, CapturedCall
 from onelaunch.driver.overlaps import Overlaps
@@ -58,7 +57,7 @@ class BucketStrategy(Strategy):
         self._least = self._buckets.smallest(bucket)
         self._proof = Proof()
         self._proven = False
-        self._infinite_masks = of.infinite_masks and not is_beside()
+        self._infinite_masks = of.infinite_masks
         """True if runs at the bucket's size leave boolean masks to kernels with minus infinity."""
 
     def alike(self, entries: Sequence[E]) -> Sequence[E]:
@@ -143,7 +142,7 @@ class BucketStrategy(Strategy):
         self._infinite_masks &= not compiled
         proof, layouts = self._proof_of(attempt)
         finite = proof.hiding is not None and proof.hiding.number in CUDNNS
-        if finite and not (self._infinite_masks or compiled or is_beside()):
+        if finite and not (self._infinite_masks or compiled):
             self._infinite_masks = True
             other, same = self._proof_of(attempt)
             self._infinite_masks = other.hiding is None and same == layouts

@@ -11,10 +11,12 @@ puts stand-ins into state that other calls would read.
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 from onelaunch.beside import STUCK_S, is_stuck
@@ -26,6 +28,7 @@ from onelaunch.capture.run import NeedsTheCaller
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
+from onelaunch.frames.codes import CodeFacts
 from onelaunch.frames.unwatched_code import UnwatchedCode
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Call
@@ -37,6 +40,7 @@ from onelaunch.unwinding import shared_settings
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_BETWEEN_S = 5e-4  # the seconds that are left to calls after each piece of code
 _TRY_S = 5e-4  # the seconds between looks at who has the lock
 _MOST_WATCHED = 8
 """The calls of a signature that are watched. After so many its state moves too often."""
@@ -60,12 +64,14 @@ class _Wanted:
     moves: int = 0  # how often its state had moved since a call was watched
     example: Flat | None = None
     modes: Modes | None = None
-    found: Unmoved | None = None  # the state that the watched call has read
+    found: Unmoved | None = None
+    """The state that the watched call has read; None until the capture if a larger size's
+    recording has made the call."""
 
     @property
     def is_known(self) -> bool:
-        """True while a run would do as the watched call."""
-        return self.found is not None and self.found.holds()
+        """True while a run would do as the first call."""
+        return self.found is None or self.found.holds()
 
 
 class Captures:
@@ -83,6 +89,9 @@ class Captures:
         self._calm = False
         """True if the last call has changed nothing. The next runs unwatched while it runs no other
         code."""
+        self._notes = False  # whether operations of watched calls are noted: other threads draw
+        self._code: list[CodeType] | None = None
+        """The code of the very first call that is yet to be read; None before that call."""
 
     def call(
         self,
@@ -101,9 +110,14 @@ class Captures:
         if graphed._table.unserved.is_unrecordable(call):
             return normal()
         flat, driver, spec = call.flat, call.driver, spec_of(call)
-        wanted = self._of(graphed.served_alike(flat, spec), 4 * graphed.options.max_recordings)
+        key = graphed.served_alike(flat, spec)
+        wanted = self._of(key, 4 * graphed.options.max_recordings)
         if wanted is None:
             return normal()
+        if wanted.state is _State.DONE:
+            result = graphed.at_own(call)
+            if result is not MISS:
+                return result
         served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
         wants = wanted.state is _State.WANTED
         if wanted.state is _State.NEW:
@@ -119,6 +133,8 @@ class Captures:
             self._want(wanted, flat)
             result = graphed.at_larger(call)
             return self._beside(eager, normal) if result is MISS else result
+        elif wanted.state is _State.NEW and not self._is_due(key, wanted.calls):
+            return self._beside(eager, normal)
         if not self._lock(driver, moved):
             return self._beside(eager, normal)
         try:
@@ -130,24 +146,18 @@ class Captures:
 
     def _at_larger(self, graphed: CapturesBeside[..., Any], wanted: _Wanted, call: Call) -> Any:
         """Make the first call of a signature by a recording for larger sizes, and have its own
-        captured. It need not be watched: the bucket's proof has shown that it does the same. During
-        another capture its own is not asked for yet."""
-        if not graphed.has_larger(call.flat):
+        captured. It need not be watched: the bucket's proof has shown that it does the same."""
+        example = copied(call.flat) if graphed.has_larger(call.flat) else None
+        if example is None:  # a call may write into its arguments
             return MISS
-        if not call.driver.lock.acquire(blocking=False):
-            return graphed.at_larger(call, asked=False)
-        try:
-            example = copied(call.flat)  # a call may write into its arguments
-            result = MISS if example is None else graphed.at_larger(call)
-            if result is not MISS:
-                found = Unmoved(graphed, call.flat)
-                with self._changed:
-                    wanted.example, wanted.modes, wanted.found = example, Modes(), found
+        result = graphed.at_larger(call)
+        if result is not MISS:
+            with self._changed:
+                if wanted.state is _State.NEW:  # else a call of another thread was first
+                    wanted.example, wanted.modes, wanted.found = example, Modes(), None
                     wanted.state = _State.WANTED
                     self.worker.wake()
-            return result
-        finally:
-            call.driver.lock.release()
+        return result
 
     def _beside(self, eager: Callable[[], R], normal: Callable[[], R]) -> R:
         """Run the callable itself, while a capture may go on beside."""
@@ -207,16 +217,24 @@ class Captures:
         is watched, unless it runs the code of calls that were. If it has read what no call had read
         before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
+        if graphed._callee.reads is None and self._code != []:
+            return eager() if self._code else self._shown(look, eager)
         example, before = copied(flat), Footprint(graphed, flat, call.device)
         if watched := not (self._calm and before.shows_all() and not is_profiled()):
-            result = normal()
+            warmup = graphed._recorder.warmup
+            warmup.notes_all = self._notes
+            try:
+                result = normal()
+            finally:
+                warmup.notes_all = None
         else:
             with look.looking():
                 result = eager()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
         alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
         self._calm = free and alone and before.none() and not look.found
-        self.off |= watched and not (self._calm and example is not None)
+        self._notes |= before.unsure
+        self.off |= watched and not (before.unsure or (self._calm and example is not None))
         if self._calm and example is not None and before.reads_all():
             found = Unmoved(graphed, flat, before)
             with self._changed:
@@ -225,6 +243,25 @@ class Captures:
                 self.worker.wake()
             graphed._table.unserved.clear()  # its recording is on the way
         return result
+
+    def _shown(self, look: UnwatchedCode, eager: Callable[[], R]) -> R:
+        """Make the very first call, which shows its code. To read that takes half as long as to
+        watch the call does, and goes on beside calls."""
+        if is_profiled():
+            self._code = []
+            return eager()
+        with look.looking():
+            result = eager()
+        with self._changed:
+            self._code = look.found
+            self.worker.wake()
+        return result
+
+    def _read(self) -> None:
+        """Read the code of the very first call, piece by piece between calls."""
+        while self._code:
+            CodeFacts(self._code.pop(), unread=False).meet()
+            time.sleep(_BETWEEN_S)
 
     def _forget(self, wanted: _Wanted) -> None:
         """Have a call of a signature watched again, as its state has moved."""
@@ -244,12 +281,31 @@ class Captures:
             self.worker.wake()
 
     def _next(self) -> Callable[[], None] | None:
-        """Return the capture of the signature that was called most."""
-        wanted = () if self.off else self._wanted.values()
-        due = [w for w in wanted if w.state is _State.WANTED and w.example and w.modes]
-        if not due:
+        """Return the capture that would serve most of the calls so far, or what goes before."""
+        if self._code:
+            return self._read
+        if self.off:
             return None
-        return functools.partial(self._capture, max(due, key=lambda w: w.calls))
+        wanted = self._wanted.items()
+        due = [k for k, w in wanted if w.state is _State.WANTED and w.example and w.modes]
+        return (
+            functools.partial(self._capture, self._wanted[max(due, key=self._gain)])
+            if due
+            else None
+        )
+
+    def _gain(self, key: Hashable) -> int:
+        """Return how many of the calls so far a recording for one key would have served."""
+        graphed, waiting = self.graphed(), (_State.NEW, _State.WANTED)
+        found = [(k, w.calls) for k, w in list(self._wanted.items()) if w.state in waiting]
+        return sum(n for k, n in found if graphed is not None and graphed.covers(key, k))
+
+    def _is_due(self, key: Hashable, calls: int) -> bool:
+        """Return whether a new signature may be learned now. A larger bucket comes first, unless it
+        is called much less: its recording may serve this signature, too."""
+        graphed, every = self.graphed(), list(self._wanted.items())
+        new = (k for k, w in every if w.state is _State.NEW and 2 * w.calls >= calls and k != key)
+        return graphed is None or not any(graphed.covers(k, key) for k in new)
 
     def _capture(self, wanted: _Wanted) -> None:
         graphed, example, modes = self.graphed(), wanted.example, wanted.modes
@@ -272,7 +328,9 @@ class Captures:
 
         try:
             with capturing(modes, call.driver, call.device, under_way):
-                if wanted.found is None or not wanted.is_known:
+                if wanted.found is None:
+                    wanted.found = Unmoved(graphed, example)
+                elif not wanted.is_known:
                     self._forget(wanted)
                     return
                 graphed.widen(example)
@@ -309,18 +367,26 @@ class CapturesBeside(Graphed[P, R]):
         """Return a key of all calls that the recording for this call will serve."""
         return spec
 
+    def covers(self, key: Any, other: Any) -> bool:
+        """Return whether a recording for one key of `served_alike` may serve calls of another."""
+        return key == other
+
     def is_served(self, flat: Flat, spec: CallSpec) -> bool:
-        """Return whether a recording serves a call. It may have missed it by a flag of torch's that
-        modes of other threads set."""
+        """Return whether a recording serves a call that has missed it in a passing state."""
         return any(e.spec == spec and e.captured.guard.check() for e in self._table.entries)
+
+    def at_own(self, call: Call) -> R | Miss:
+        """Make a call by a recording for its sizes; `MISS` if none fits. It may have missed one by
+        a flag that modes of other threads set (see `refresh_mode_flag`)."""
+        return self._replayed(call.args, call.kwargs)
 
     def has_larger(self, flat: Flat) -> bool:
         """Return whether a recording for larger sizes may serve a call."""
         return False
 
-    def at_larger(self, call: Call, asked: bool = True) -> R | Miss:
-        """Make a call by a recording for larger sizes; return `MISS` if there is none. `asked`:
-        whether its own sizes are to be captured, which the next call need not ask for."""
+    def at_larger(self, call: Call) -> R | Miss:
+        """Make a call by a recording for larger sizes; return `MISS` if there is none. Its own
+        sizes are to be captured: the next call need not ask for that."""
         return MISS
 
     def widen(self, example: Flat) -> None:

@@ -77,6 +77,9 @@ class Warmup:
         self._pool = pool
         self.drawn: set[str] | None = None
         """See `Ledger.drawn`: of the latest run, if its operations were noted."""
+        self.notes_all: bool | None = None
+        """True if the operations of all runs are noted, False if of none, which then count for no
+        warm-up; None if of the last alone."""
 
     def run(
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
@@ -107,7 +110,7 @@ class Warmup:
             raise
         ledger = signature.ledger
         self.drawn = None if ledger is earlier or ledger is None else ledger.drawn
-        signature.warmups += 1
+        signature.warmups += self.notes_all is not False
         signature.threads.add(get_ident())
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
@@ -126,8 +129,7 @@ class Warmup:
         accesses = signature.accesses
         if not self._callee.is_compiled(driver):
             conditions = self._stepping(signature, refuse)
-            may_be_beside = self._options.capture == "background"
-            run = self._noted(attempt, run, last or may_be_beside)
+            run = self._noted(attempt, run, last if self.notes_all is None else self.notes_all)
         elif accesses is not None:
             conditions = accesses.noting(driver, device, _now(attempt))
         else:

@@ -128,12 +128,13 @@ def _end_all() -> None:
 
 
 class Footprint:
-    """The changes by a call that other threads could notice."""
+    """The changes by a call that other threads could notice. `unsure`: True if the call or another
+    thread has drawn random numbers, as the call's operations were not noted."""
 
     def __init__(self, graphed: Graphed[..., Any], flat: Flat, device: torch.device) -> None:
         self._graphed, self._flat = graphed, flat
         self._warmup, self._others = graphed._recorder.warmup, other_threads()
-        self._warmup.drawn = None
+        self._warmup.drawn, self.unsure = None, False
         self._host = HostGenerators()
         self._device = device
         self.reached = graphed._callee.reached(flat)
@@ -182,7 +183,10 @@ class Footprint:
             return False
         if all(map(torch.equal, random_states(self._device), self._drawn)):
             return True
-        return self._warmup.drawn == set() and other_threads() != self._others
+        if other_threads() == self._others:
+            return False
+        self.unsure = self._warmup.drawn is None
+        return self._warmup.drawn == set()
 
 
 class Unmoved:

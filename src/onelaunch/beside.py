@@ -34,7 +34,9 @@ def listed(entries: list[T], entry: T) -> Generator[None]:
 class CaptureBeside:
     """A capture beside calls, with the time that it has waited for them."""
 
-    def __init__(self, under_way: Callable[[], object], check: Callable[[], object]) -> None:
+    def __init__(
+        self, under_way: Callable[[], object], check: Callable[[], object] = lambda: None
+    ) -> None:
         self.check = check
         self._under_way = under_way
         self._started, self._waited = time.monotonic(), 0.0

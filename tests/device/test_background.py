@@ -140,6 +140,27 @@ def test_what_is_recorded_replays_during_a_capture(device: torch.device, rand: R
         assert after.eager_reasons == before.eager_reasons
 
 
+@pytest.mark.parametrize("how", ["same", "view", "parts"])
+def test_arguments_that_share_memory(device: torch.device, rand: Rand, how: str) -> None:
+    """The copies for the capture share it alike, or the call is captured by a call."""
+
+    def call() -> Tensor:
+        x = rand(1, 4, 3)
+        y = {"same": x, "view": x[1:], "parts": x[:2]}[how]
+        x = x[2:] if how == "parts" else x[: len(y)] if how == "view" else x
+        return fast(x, y)
+
+    fast: Any = ol.graph(lambda x, y: x * 2 + y, capture="background")
+    captured(fast, 1, call)
+    before = fast.stats()
+    for _ in range(5):
+        x = rand(1, 4, 3)
+        expected = {"same": x * 3, "view": x[:3] * 2 + x[1:], "parts": x[2:] * 2 + x[:2]}[how]
+        assert_same(call(), expected)
+    assert fast.stats().captures == 1
+    assert fast.stats().replays == before.replays + 5
+
+
 def test_the_first_call_is_not_watched(device: torch.device, rand: Rand) -> None:
     """Its code is read beside calls before one is."""
     net = network(device)

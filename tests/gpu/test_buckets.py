@@ -247,7 +247,7 @@ def test_attention_without_cudnn_is_torchs(length: int, how: str) -> None:
 
 def test_a_larger_bucket_serves_attention_with_a_boolean_mask() -> None:
     """In the background, too, no number that hides padding has to be checked."""
-    buckets = ol.Buckets(1, (32, 64), pad={"mask": 0})
+    buckets = ol.Buckets(1, (16, 32, 64), pad={"mask": 0})
     fast: Any = ol.graph(attends, buckets=buckets, warmup=1, capture="background")
 
     def call(length: int) -> None:
@@ -257,9 +257,9 @@ def test_a_larger_bucket_serves_attention_with_a_boolean_mask() -> None:
         got, expected = fast(x, mask), attends(x, mask)
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + 20
     while not fast.stats().larger_calls and time.monotonic() < end:
-        for length in (64, 50) if not fast.recordings else (64, 50, 20, 3):
+        for length in (64, 50) if not fast.recordings else (64, 50, 20):
             call(length)
         time.sleep(0.01)
     assert fast.stats().larger_calls

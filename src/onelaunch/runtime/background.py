@@ -11,7 +11,6 @@ puts stand-ins into state that other calls would read.
 from __future__ import annotations
 
 import functools
-import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from enum import Enum, auto
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
-from onelaunch.beside import STUCK_S, is_stuck
+from onelaunch.beside import STUCK_S, CaptureBeside, is_stuck
 from onelaunch.call.ambient import Modes
 from onelaunch.call.spec import CallSpec
 from onelaunch.call.tree import Flat, flatten, unflatten
@@ -34,13 +33,12 @@ from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
-from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
+from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied, switching
 from onelaunch.unwinding import shared_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_BETWEEN_S = 5e-4  # the seconds that are left to calls after each piece of code
 _TRY_S = 5e-4  # the seconds between looks at who has the lock
 _MOST_WATCHED = 8
 """The calls of a signature that are watched. After so many its state moves too often."""
@@ -130,7 +128,7 @@ class Captures:
             if self.off:
                 return self._alone(normal, eager)
         elif wants:
-            self._want(wanted, flat)
+            self._want(wanted, call)
             result = graphed.at_larger(call)
             return self._beside(eager, normal) if result is MISS else result
         elif wanted.state is _State.NEW and not self._is_due(key, wanted.calls):
@@ -147,7 +145,7 @@ class Captures:
     def _at_larger(self, graphed: CapturesBeside[..., Any], wanted: _Wanted, call: Call) -> Any:
         """Make the first call of a signature by a recording for larger sizes, and have its own
         captured. It need not be watched: the bucket's proof has shown that it does the same."""
-        example = copied(call.flat) if graphed.has_larger(call.flat) else None
+        example = copied(call.flat, call.driver) if graphed.has_larger(call.flat) else None
         if example is None:  # a call may write into its arguments
             return MISS
         result = graphed.at_larger(call)
@@ -200,10 +198,14 @@ class Captures:
         """Take the lock of warm-ups and captures. Return False if a capture beside calls has it.
         `waits`: whether to wait for that capture, too, as the call may do what disturbs it. A
         capture that may wait for a lock of the call's own caller is not waited for."""
-        while not driver.lock.acquire(timeout=_TRY_S):
-            if (self.worker.busy and not waits) or is_stuck():
+        if driver.lock.acquire(blocking=False):
+            return True
+        while waits or not self.worker.busy:
+            if driver.lock.acquire(timeout=_TRY_S):
+                return True
+            if is_stuck():
                 return False
-        return True
+        return False
 
     def _learned(
         self,
@@ -219,7 +221,7 @@ class Captures:
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
         if graphed._callee.reads is None and self._code != []:
             return eager() if self._code else self._shown(look, eager)
-        example, before = copied(flat), Footprint(graphed, flat, call.device)
+        example, before = copied(flat, call.driver), Footprint(graphed, flat, call.device)
         if watched := not (self._calm and before.shows_all() and not is_profiled()):
             warmup = graphed._recorder.warmup
             warmup.notes_all = self._notes
@@ -259,9 +261,12 @@ class Captures:
 
     def _read(self) -> None:
         """Read the code of the very first call, piece by piece between calls."""
-        while self._code:
-            CodeFacts(self._code.pop(), unread=False).meet()
-            time.sleep(_BETWEEN_S)
+        graphed = self.graphed()
+        calls = CaptureBeside(lambda: [] if graphed is None else graphed._table.running)
+        with switching():
+            while self._code:
+                calls.wait()
+                CodeFacts(self._code.pop(), unread=False).meet()
 
     def _forget(self, wanted: _Wanted) -> None:
         """Have a call of a signature watched again, as its state has moved."""
@@ -274,10 +279,10 @@ class Captures:
             if wanted.state is _State.WANTED:  # else it has moved meanwhile
                 wanted.state = state
 
-    def _want(self, wanted: _Wanted, flat: Flat) -> None:
+    def _want(self, wanted: _Wanted, call: Call) -> None:
         with self._changed:
             if wanted.example is None:
-                wanted.example, wanted.modes = copied(flat), Modes()
+                wanted.example, wanted.modes = copied(call.flat, call.driver), Modes()
             self.worker.wake()
 
     def _next(self) -> Callable[[], None] | None:

@@ -61,7 +61,7 @@ class CompilesLater(Graphed[P, R]):
 
     def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
-        example = copied(self._signatures.flat(attempt.args, attempt.kwargs))
+        example = copied(self._signatures.flat(attempt.args, attempt.kwargs), attempt.driver)
         before = Footprint(self, attempt.flat, attempt.device)
         result = super()._replay_new(entry, attempt)
         if entry in self._table.entries:
@@ -73,7 +73,7 @@ class CompilesLater(Graphed[P, R]):
         to be compiled."""
         call = self._call(args, kwargs)
         flat = call.flat
-        example, before = copied(flat), Footprint(self, flat, call.device)
+        example, before = copied(flat, call.driver), Footprint(self, flat, call.device)
         earlier, free = set(map(id, self._table.entries)), False
 
         def learn(result: object) -> None:

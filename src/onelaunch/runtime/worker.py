@@ -20,6 +20,7 @@ from onelaunch.call.ambient import Modes, noted_modes
 from onelaunch.call.spec import has_strides
 from onelaunch.call.tree import Flat, constants
 from onelaunch.call_events import hook
+from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.seeding import HostGenerators, generator_kinds, other_threads
 from onelaunch.driver.select import beside_calls, random_states
@@ -227,13 +228,15 @@ def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-def copied(flat: Flat) -> Flat | None:
-    """Return a call with copies of its tensors; None if a copy has another layout, or a tensor has
-    no memory at present, as FSDP's parameters between uses."""
+def copied(flat: Flat, driver: Driver) -> Flat | None:
+    """Return a call with copies of its tensors; None if the copies have another layout or share
+    memory otherwise, or a tensor has no memory now, as FSDP's parameters between uses."""
     if any(has_strides(t) and t.numel() and not t.untyped_storage().nbytes() for t in flat.tensors):
         return None
-    tensors = [_copy(t) for t in flat.tensors]
+    copies = {id(t): _copy(t) for t in flat.tensors}
+    tensors, overlaps = [copies[id(t)] for t in flat.tensors], Overlaps(driver)
     alike = all(a.stride() == b.stride() for a, b in zip(tensors, flat.tensors, strict=True))
+    alike = alike and overlaps(*tensors) == overlaps(*flat.tensors)
     return flat._replace(tensors=tensors) if alike else None
 
 
@@ -249,7 +252,8 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _switching() -> Generator[None]:
+def switching() -> Generator[None]:
+    """Return a context in which other threads wait little for the interpreter."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_STEP_S)
     try:
@@ -268,7 +272,7 @@ def capturing(
 ) -> Generator[None]:
     """Return a context for captures beside the calls of a callable, under the modes of a call. No
     other capture runs meanwhile. `under_way`, `check`: see `beside_calls`."""
-    with driver.exclusive(), modes.entered(), _on(device), _switching():
+    with driver.exclusive(), modes.entered(), _on(device), switching():
         driver.synchronize(device)  # the copies were made on streams of other threads
         with beside_calls(under_way, check):
             yield

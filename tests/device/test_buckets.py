@@ -722,3 +722,23 @@ def test_stored_state_of_the_padded_size_is_refused(rand: Rand) -> None:
     with pytest.raises(ol.CaptureError, match="`last`"):
         fast(rand(1, 3, 2))
     assert module.last is kept
+
+
+def test_sizes_that_are_new_to_a_recorded_bucket(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They find its recording by their bucket, without another look at the arguments."""
+    buckets = ol.Buckets(dim=(0, 1), sizes=((4, 8), (4, 8)))
+    fast: Any = ol.graph(lambda x: x * 2, buckets=buckets, warmup=1)
+    with torch.no_grad():
+        for _ in range(4):
+            fast(torch.ones(7, 7, device=device))
+        slow = fast._recorded_or_eager
+        monkeypatch.setattr(fast, "_recorded_or_eager", None)
+        for rows, length in ((5, 6), (8, 8), (6, 7), (5, 6)):
+            x = torch.randn(rows, length, device=device)
+            assert torch.equal(fast(x).cpu(), x.cpu() * 2)
+        monkeypatch.setattr(fast, "_recorded_or_eager", slow)
+        assert fast(torch.ones(0, 6, device=device)).shape == (0, 6)
+        assert torch.equal(fast(torch.ones(3, 6, device=device)).cpu(), torch.full((3, 6), 2.0))
+    assert fast.stats().sizes[5, 6] == 2

@@ -70,7 +70,8 @@ class Bucketed(Graphed[P, R]):
         if runs_inline(self):
             return self.fn(*args, **kwargs)
         try:
-            known = self._table.index.get(self._read_sizes(args, kwargs))
+            sizes = self._read_sizes(args, kwargs)
+            known = self._table.index.get(sizes) or self._indexed(sizes)
         except (LookupError, AttributeError, TypeError):  # arguments of another form
             known = None
         if known is not None:
@@ -120,8 +121,19 @@ class Bucketed(Graphed[P, R]):
             result = path(args, kwargs)
             if result is not MISS:
                 self._fill(self._table.index, call, self._count(call.sizes), paths)
+                self._table.index[(bucket,)] = paths
                 return result
         return MISS
+
+    def _indexed(self, sizes: Sizes) -> tuple[SizeCalls, list[CallPath]] | None:
+        """Index the recordings of a bucket for sizes that are new to it; None if none are known."""
+        index = self._table.index
+        bucket = self._buckets.choose(sizes) if index and 0 not in sizes else None
+        paths = None if bucket is None else index.get((bucket,))
+        if paths is None:
+            return None
+        index[sizes] = known = self._count(sizes), paths
+        return known
 
     def _fell_back(
         self, said: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]

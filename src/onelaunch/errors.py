@@ -92,7 +92,7 @@ class CaptureError(GraphError):
     """A callable that cannot be captured as written; `where` names the user's line."""
 
     may_pass = False
-    """True if the next run may not do what is refused: it did something for the first time."""
+    """True if the next run may not do what is refused: perhaps this was the only time."""
 
     @property
     def finding(self) -> Finding | None:

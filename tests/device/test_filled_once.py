@@ -364,7 +364,7 @@ def test_a_number_that_an_attempt_at_the_capture_draws(
     for i in range(CAPTURED):
         fast(rand(i, 3))
     asked[0] = True
-    with pytest.raises(ol.CaptureError, match="OL117.*iterator"):
+    with pytest.raises(ol.CaptureError, match=r"OL117.*iterator"):
         fast(rand(0, 3))
 
 

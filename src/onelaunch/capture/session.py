@@ -41,8 +41,6 @@ from onelaunch.watch.lifted import DeviceConstants
 _OTHER_VALUES = "the host gives compiled code other values in each run"
 _DEVICE_CODES = ("OL103", "OL109")
 """Refusals of a device, in code whose operations nobody watches."""
-_CHANGES = ("OL105", "OL118")
-"""Refusals of changes that no replay makes. A cache that is filled once changes once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +159,7 @@ class CaptureSession:
         differs = refusal.code != "OL117" and any(run.differs for run in self._runs)
         self._release()
         left = self._undone.left(self.job.callee.codes)
-        refusal.may_pass = (differs or refusal.code in _CHANGES) and not left
+        refusal.may_pass = (differs or refusal.may_pass) and not left
         return refusal
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:

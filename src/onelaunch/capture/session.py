@@ -156,7 +156,8 @@ class CaptureSession:
             refusal = self._changed() or refusal
         refusal = self._as_written(refusal)
         refusal.where = refusal.where or self.job.line(refusal.code)
-        differs = refusal.code != "OL117" and any(run.differs for run in self._runs)
+        known = refusal.code == "OL117" or self.job.earlier is None or self.job.earlier.refused
+        differs = not known and any(run.differs for run in self._runs)
         self._release()
         left = self._undone.left(self.job.callee.codes)
         refusal.may_pass = (differs or refusal.may_pass) and not left

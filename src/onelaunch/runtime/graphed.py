@@ -277,8 +277,8 @@ class Graphed(Service, Generic[P, R]):
 
     def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first. Or its
-        run made a change that no replay makes, perhaps for the first and last time: the call itself
-        makes it, as one more warm-up, and the next is captured."""
+        run did something that no replay does, perhaps for the only time, as filling a cache. Then
+        the call is one more warm-up, which does it, and the next is captured."""
         signature = attempt.signature
         launched = self._signatures.launched(signature.history.worth, self._table.entries)
         if signature.one_warmup is OneWarmup.ENOUGH and error.code != "OL140":

@@ -260,33 +260,6 @@ def test_a_tensor_that_is_kept_out_of_sight(
     assert "# grows here" in str(caught.value.where)
 
 
-def test_a_tensor_that_another_attempt_at_the_capture_finds(
-    device: torch.device, rand: Rand
-) -> None:
-    """State that the callable replaces costs an attempt, and the queue had a tensor of that one."""
-    held: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-    state = {"mean": rand(0, 3)}
-    asked = [False]
-
-    def f(x: Tensor) -> Tensor:
-        state["mean"] = state["mean"] * 0.5 + x
-        y = x + state["mean"]
-        if asked[0]:
-            if held.empty():
-                held.put(x + 1)
-            t = held.get()
-            held.put(t)
-            y = y + t
-        return y
-
-    fast = ol.graph(f)
-    for i in range(CAPTURED):
-        fast(rand(i, 3))
-    asked[0] = True
-    with pytest.raises(ol.CaptureError, match="OL105"):
-        fast(rand(0, 3))
-
-
 @pytest.mark.parametrize("size", [None, 4])
 def test_a_cache_of_functools_beside_a_dict(
     device: torch.device, rand: Rand, size: int | None

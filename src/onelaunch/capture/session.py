@@ -103,13 +103,10 @@ class CaptureSession:
                 captured, passed = self._try_once(tree, tensors, started)
                 break
             except Retry as retry:
-                let_go(retry)
                 self._retries.append(str(retry))
                 changed = {i for run in self._runs for i in run.staged.changed}
                 job.replaced = tuple(b for b in job.replaced if b.slot.id not in changed)
-                self._release()
-                if error := self._undone.left(job.callee.codes, counts=False):
-                    error.where = error.where or job.line(error.code)
+                if error := self._undone.drew(job.callee.codes):
                     raise error from None
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)

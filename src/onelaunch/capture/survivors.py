@@ -88,12 +88,14 @@ class Undone:
         if run.job.forward is not None:
             run.job.forward.forget()
 
-    def left(self, codes: Collection[CodeType], counts: bool = True) -> CaptureError | None:
-        """Return the refusal of runs after which something holds a tensor, or an iterator stands
-        elsewhere; None if there is nothing. Clears caches of `functools`. Only with `counts` does a
-        `count` matter, which often numbers calls."""
-        if _survivor(self.tensors, (), ()) is not None:
-            return CaptureError("OL105", "something keeps a tensor made in the call")
+    def left(self, codes: Collection[CodeType]) -> bool:
+        """Return whether something holds a tensor of the runs, or an iterator stands elsewhere.
+        Clears caches of `functools`."""
+        return _survivor(self.tensors, (), ()) is not None or self.drew(codes, True) is not None
+
+    def drew(self, codes: Collection[CodeType], counts: bool = False) -> CaptureError | None:
+        """Return the refusal of runs that advanced an iterator; None if they advanced none. A
+        `count` often numbers calls, and matters only with `counts`."""
         return advanced((i for i in self.iterators if counts or type(i[1]) in KINDS), codes)
 
 

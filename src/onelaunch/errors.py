@@ -91,6 +91,9 @@ def bad(what: str, where: str, why: str, fix: str) -> ArgumentError:
 class CaptureError(GraphError):
     """A callable that cannot be captured as written; `where` names the user's line."""
 
+    may_pass = False
+    """True if the next run may not do what is refused: perhaps this was the only time."""
+
     @property
     def finding(self) -> Finding | None:
         """The finding that `diagnose` has for it: file, line, source and fix as data.

@@ -416,18 +416,21 @@ def test_an_optimizer_that_first_steps_in_a_capture(rand: Rand) -> None:
 
 def test_what_a_capture_does_not_read_is_left_to_other_threads(rand: Rand) -> None:
     """A thread fills a queue while a capture runs and is refused."""
-    state, begun, filled = Late(), threading.Event(), threading.Event()
+    state, begun, filled = Late(), threading.Lock(), threading.Lock()  # a lock is no state
+    assert begun.acquire()
+    assert filled.acquire()
 
     def fill() -> None:
-        begun.wait(10)
-        state.queue.append(2)
-        filled.set()
+        with begun:
+            state.queue.append(2)
+        filled.release()
 
     def f(x: Tensor) -> Tensor:
         if state.on:
             state.late = 3  # type: ignore[method-assign]
-            begun.set()
-            assert filled.wait(10)
+            if begun.locked():
+                begun.release()
+                assert filled.acquire(timeout=10)
             return x if float(x.sum()) > 1000 else x + 1
         return x * 2
 
@@ -436,6 +439,8 @@ def test_what_a_capture_does_not_read_is_left_to_other_threads(rand: Rand) -> No
     with torch.no_grad():
         fast(rand(0, 3))
         state.on = True
+        assert_same(fast(rand(1, 3)), rand(1, 3) + 1)  # it reads the host for the first time
+        del state.late
         with pytest.raises(ol.CaptureError, match="OL101"):
             fast(rand(1, 3))
     other.join()

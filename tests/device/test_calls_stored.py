@@ -179,6 +179,7 @@ def test_a_list_that_got_a_tensor_is_named(rand: Rand) -> None:
 
     fast = ol.graph(doubled, warmup=1)
     with torch.no_grad():
+        fast(rand(1, 3))
         error = refused(fast, rand(0, 3), match=r"OL105.*`seen` got a tensor")
     said = "return the tensor, and append it after the call: `seen.append(fast(x))`"
     assert error.fix == said
@@ -237,9 +238,9 @@ def test_a_container_changed(rand: Rand, where: str) -> None:
                 fast(rand(i, 3))
             except ol.CaptureError as error:
                 assert error.code == "OL105"  # noqa: PT017
-                assert i == 1
-                # What the failed capture stored is gone again.
-                assert_same(read(), [rand(0, 3) * 2])
+                assert i == 2  # the second call may have been the last to store one
+                # What the failed captures stored is gone again.
+                assert_same(read(), [rand(0, 3) * 2, rand(1, 3) * 2])
                 return
             assert_same(read()[-1], rand(i, 3) * 2)
             if where != "module dict":

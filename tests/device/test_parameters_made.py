@@ -49,8 +49,9 @@ def test_a_parameter_that_is_made(
     model, other = Model(), Model()
     fast = ol.graph(model, warmup=2)
     compare(fast, other, lambda i: (rand(i, 2, 3),), 2, torch.enable_grad)
-    with pytest.raises(ol.CaptureError, match=r"OL108.*the callable makes a parameter"):
-        fast(rand(2, 2, 3))
+    with pytest.raises(ol.CaptureError, match=r"OL108.*the callable makes a parameter"):  # noqa: PT012
+        for i in (2, 3):  # the first may be the only one that does
+            fast(rand(i, 2, 3))
     assert all(isinstance(p, nn.Parameter) for p in model._parameters.values())
 
 

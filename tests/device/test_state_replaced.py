@@ -61,7 +61,7 @@ STEPS: dict[str, tuple[Step, Callable[[], Any]]] = {
 }
 
 
-SERVED = ("counts", "the same list")
+SERVED = ("counts", "the same list", "a dict")  # the third call leaves what it finds
 
 
 @pytest.mark.cpu

@@ -378,9 +378,10 @@ def test_a_hook_that_counts_its_backwards_is_named(device: torch.device) -> None
         model(x).sum().backward()
 
     fast = ol.graph(step, warmup=1)
-    fast(batch(0, device)[0])
+    for i in range(2):  # the second may be the only one that counts
+        fast(batch(i, device)[0])
     with pytest.raises(ol.CaptureError, match=r"OL118.*a hook of ") as caught:
-        fast(batch(1, device)[0])
+        fast(batch(2, device)[0])
     assert "lambda g: None" in str(caught.value.where)
     assert "register_multi_grad_hook" in caught.value.fix
 

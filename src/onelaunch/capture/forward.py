@@ -92,6 +92,10 @@ class Forward:
         assert self._pair is not None
         return self._pair
 
+    def forget(self) -> None:
+        """Let go of the graph of a run that was undone."""
+        self._pair, self.holders = None, set()
+
     @contextmanager
     def around(self, before: StateWalk, hidden: Sequence[Slot]) -> Generator[None]:
         """Put stand-ins in place of tensors that require grad, and let no hooks run."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,7 @@ from onelaunch.capture.effects import (
 from onelaunch.capture.io_plan import Argument, CannotPadInside, Lasting, Outputs, Own, plan_outputs
 from onelaunch.capture.recording import Growing, StateOutput
 from onelaunch.driver.dispatch import no_functions
+from onelaunch.errors import CaptureError
 from onelaunch.identity import id
 from onelaunch.sizes.dims import SizeLink
 from onelaunch.state.slots import Slot
@@ -77,7 +79,8 @@ def plan_results(
 ) -> Outputs:
     """Plan how the results reach the caller, and how stored values reach their slots. `whole`:
     objects that a replay returns or stores as they are, by id."""
-    stored = _stored(run, whole, identities)
+    with _may_pass():
+        stored = _stored(run, whole, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
     held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
@@ -89,12 +92,23 @@ def plan_results(
     run.returned.tree = identities.shared(flat.tree)
     run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
     run.effects.state = _state_outputs(stored, numbers, identities, outputs)
-    _refuse_unrepeatable(run, every, pairs)
+    with _may_pass():
+        _refuse_unrepeatable(run, every, pairs)
     kept = {id(t) for t in run.effects.kept_gradients}
     run.returned.tensors = [t for t in unique(every) if id(t) not in kept]
     if run.job.static_outputs:
         run.returned.staying = keep_results(outputs, every, run.effects.state)
     return outputs
+
+
+@contextmanager
+def _may_pass() -> Generator[None]:
+    """Mark refusals of changes of the state: a cache that is filled once changes once."""
+    try:
+        yield
+    except CaptureError as error:
+        error.may_pass = True
+        raise
 
 
 def _stored(

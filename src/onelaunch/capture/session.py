@@ -23,12 +23,13 @@ from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
-from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_late
+from onelaunch.capture.survivors import PassedOn, Undone, clear_caches, refuse_late
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
+from onelaunch.state.iterators import iterators_of
 from onelaunch.state.parts import whole_of
 from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
@@ -78,6 +79,8 @@ class CaptureSession:
     """The number of attempts in which compiled code got other values."""
     _runs: list[CaptureRun] = field(default_factory=list)
     """The watched runs of this attempt."""
+    _undone: Undone = field(init=False)
+    """The attempts that were undone."""
 
     def record(self, tree: Tree, tensors: Sequence[Tensor]) -> CapturedCall:
         """Capture a call, given in flattened form. The state that it reaches is as before. Success
@@ -92,6 +95,7 @@ class CaptureSession:
             before = job.accesses or job.earlier
             self._constants = DeviceConstants(job.device, before.copied_to_device if before else ())
         self._host_inputs = job.accesses and job.accesses.host_inputs
+        self._undone = Undone(iterators_of(job.reached.walk(), every=True))
         while True:
             if self._constants is not None:
                 self._constants.make()
@@ -102,6 +106,8 @@ class CaptureSession:
                 self._retries.append(str(retry))
                 changed = {i for run in self._runs for i in run.staged.changed}
                 job.replaced = tuple(b for b in job.replaced if b.slot.id not in changed)
+                if error := self._undone.drew(job.callee.codes):
+                    raise error from None
             except (NeedsGrad, BackwardInside, Unfollowed) as error:
                 let_go(error)
                 raise
@@ -147,6 +153,11 @@ class CaptureSession:
             refusal = self._changed() or refusal
         refusal = self._as_written(refusal)
         refusal.where = refusal.where or self.job.line(refusal.code)
+        known = refusal.code == "OL117" or self.job.earlier is None or self.job.earlier.refused
+        differs = not known and any(run.differs for run in self._runs)
+        self._release()
+        left = self._undone.left(self.job.callee.codes)
+        refusal.may_pass = (differs or refusal.may_pass) and not left
         return refusal
 
     def _unfollow(self, escaped: Sequence[object], only_this_call: bool = False) -> None:
@@ -395,6 +406,8 @@ class CaptureSession:
                 distributed.abandon_step(value for _, value in run.snapshot.walk.slots.values())
         finally:
             run.snapshot.undo(run.effects.changes, run.reads, again)
+            if run in self._runs:
+                self._undone.note(run)
             run.plan.release()  # frames of the traceback refer to it for good
             clear_caches(run.numbers)
 

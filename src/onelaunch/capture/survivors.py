@@ -9,9 +9,9 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
-from types import CellType, FrameType, FunctionType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, cast
 
 from torch import Tensor
@@ -31,8 +31,8 @@ from onelaunch.errors import CaptureError
 from onelaunch.frames.reads import Reads, is_of_globals
 from onelaunch.gc_pause import FROZEN_AT_START
 from onelaunch.identity import id
+from onelaunch.state.iterators import KINDS, Standing, advanced
 from onelaunch.state.slots import Slot
-from onelaunch.watch.observer import Observer
 
 _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
 
@@ -58,7 +58,10 @@ def refuse_late(run: CaptureRun) -> None:
     lasting = [part for t in run.effects.kept_gradients for part in (t, local(t))]
     expected = [*run.returned.tensors, *lasting, *run.plan.statics, *dropped]
     forward = run.job.forward
-    stray = _survivor(observer, expected, forward.holders if forward else ())
+    # Views keep the tensor that they were made from. cuDNN makes another tensor over the weights'
+    # storage, which the observer keeps.
+    ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.memory.own
+    stray = _survivor(observer.memory.made_tensors, ids, forward.holders if forward else ())
     if stray is None:
         return
     spec, where = TensorSpec.of(stray), observer.memory.made_at(stray)
@@ -67,6 +70,33 @@ def refuse_late(run: CaptureRun) -> None:
         raise CaptureError("OL105", what, where=where, fix=_SAVED)
     what = f"something keeps a tensor made in the call, {spec}"
     raise CaptureError("OL105", what, where=where)
+
+
+@dataclass(slots=True, eq=False)
+class Undone:
+    """Runs that were undone, and what they may have left: the callable must not find it when it
+    runs once more. `iterators`: those in the state, before the runs."""
+
+    iterators: Sequence[Standing]
+    tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def note(self, run: CaptureRun) -> None:
+        """Note the tensors of a run. Their values were never computed, or are overwritten."""
+        given = set(map(id, run.plan.tensors))
+        statics = [t for t in run.plan.statics if id(t) not in given]
+        self.tensors += [*run.observer.memory.made_tensors, *map(weakref.ref, statics)]
+        if run.job.forward is not None:
+            run.job.forward.forget()
+
+    def left(self, codes: Collection[CodeType]) -> bool:
+        """Return whether something holds a tensor of the runs, or an iterator stands elsewhere.
+        Clears caches of `functools`."""
+        return _survivor(self.tensors, (), ()) is not None or self.drew(codes, True) is not None
+
+    def drew(self, codes: Collection[CodeType], counts: bool = False) -> CaptureError | None:
+        """Return the refusal of runs that advanced an iterator; None if they advanced none. A
+        `count` often numbers calls, and matters only with `counts`."""
+        return advanced((i for i in self.iterators if counts or type(i[1]) in KINDS), codes)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,17 +225,13 @@ def _on_a_context(t: Tensor) -> bool:
 
 
 def _survivor(
-    observer: Observer, expected: Sequence[Tensor], holders: Collection[int]
+    refs: Sequence[weakref.ref[Tensor]], ids: Collection[int], holders: Collection[int]
 ) -> Tensor | None:
-    """Return an unexpected tensor of the recording's memory that is still alive after the run."""
-    # Views keep the tensor that they were made from. cuDNN makes another tensor over the weights'
-    # storage, which the observer keeps.
-    ids = {id(t) for t in expected} | {id(t._base) for t in expected} | observer.memory.own
+    """Return a tensor among `refs`, other than those of `ids`, that is still alive after the run.
+    `holders`: ids of objects that may hold it."""
 
     def find() -> tuple[Tensor, Sequence[object]] | None:
-        made = {
-            id(t): t for t in (made() for made in observer.memory.made_tensors) if t is not None
-        }
+        made = {id(t): t for t in (ref() for ref in refs) if t is not None}
         # One without elements has no memory that a replay could write over.
         alive = [t for key, t in made.items() if t.numel() and key not in ids]
         del made

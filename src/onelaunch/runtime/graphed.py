@@ -276,11 +276,17 @@ class Graphed(Service, Generic[P, R]):
         return self._capture_and_replay(replace(warm, flat=attempt.flat))
 
     def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
-        """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
+        """Refuse a capture, unless only one warm-up came before: then warm up in full first. Or its
+        run did something that no replay does, perhaps for the only time, as filling a cache. Then
+        the call is one more warm-up, which does it, and the next is captured."""
         signature = attempt.signature
-        if signature.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
-            return self._refused(signature, error)  # no warm-up changes it
-        signature.begin_anew()
+        launched = self._signatures.launched(signature.history.worth, self._table.entries)
+        if signature.one_warmup is OneWarmup.ENOUGH and error.code != "OL140":
+            signature.begin_anew()
+        elif error.may_pass and not self._ranks.several and signature.history.forgives(launched):
+            signature.warmups = signature.enough_warmups(self.options.enough_warmups) - 1
+        else:
+            return self._refused(signature, error)
         return self._warm(self._recorder.at_own_size(attempt))
 
     def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:

@@ -115,6 +115,8 @@ class History:
     misfits: int = 0  # recordings in a row that did not fit the very call of their capture
     differed: int = 0  # captures in a row that differed from the run before them
     read_more: int = 0  # captures in a row that read more than the runs before them
+    changed: int | None = None
+    """The launches when a capture was last refused for a change that the next may not make."""
     shrinks: bool = False
     """True if state that it replaces was seen to have other sizes, and not only larger ones."""
     options: StepOptions | None = None  # options of the optimizers that step in the last recording
@@ -124,6 +126,13 @@ class History:
         if self.backoff.take_turn():
             return "OL304"
         return "OL301" if self.worth.take_turn() else None
+
+    def forgives(self, launched: int) -> bool:
+        """Return whether to try once more after such a refusal: the last was paid off since then,
+        or this is the first. `launched`: the launches so far."""
+        forgiven = self.changed is None or launched - self.changed >= _PAYS
+        self.changed = launched
+        return forgiven
 
     def lost(self, launches: list[int]) -> None:
         """Keep the launch counter of a dropped recording."""

@@ -33,23 +33,25 @@ KINDS = frozenset(
 ) - {itertools.count, itertools.repeat}
 """The iterators of the interpreter, and generators. A `count` never gives a number twice, so that
 two runs differ where it matters; else it is no more than a log."""
+Standing = tuple[Slot, Iterator[Any], object]
+"""The slot of an iterator, the iterator, and where it stands."""
 _DEEPEST = 8
 """The most iterators over iterators that are followed."""
 
 
-def iterators_of(walked: StateWalk) -> list[tuple[Slot, Iterator[Any], object]]:
-    """Return the iterators that a callable reads, with where each stands."""
+def iterators_of(walked: StateWalk, every: bool = False) -> list[Standing]:
+    """Return the iterators that a callable reads, with where each stands. `every`: also those that
+    it may come to read, and counts."""
+    kinds = KINDS | {itertools.count} if every else KINDS
     return [
         (slot, value, _standing(value))
-        for slot, value in walked.holding(KINDS.__contains__)
-        if walked.used.get(slot.id) is Use.READ
+        for slot, value in walked.holding(kinds.__contains__)
+        if every or walked.used.get(slot.id) is Use.READ
         for value in (cast(Iterator[Any], value),)
     ]
 
 
-def advanced(
-    before: Iterable[tuple[Slot, Iterator[Any], object]], codes: Iterable[types.CodeType]
-) -> CaptureError | None:
+def advanced(before: Iterable[Standing], codes: Iterable[types.CodeType]) -> CaptureError | None:
     """Return the refusal of a run that has advanced one of these iterators; or None.
 
     Args:
@@ -75,6 +77,6 @@ def _standing(value: Iterator[Any], depth: int = 0) -> object:
         inner += [part for v in inner if type(v) is tuple for part in cast(tuple[object, ...], v)]
     if depth == _DEEPEST:
         return held
-    counts = [repr(v) for v in inner if type(v) is itertools.count]
+    counts = [repr(v) for v in (value, *inner) if type(v) is itertools.count]
     parts = [cast(Iterator[Any], v) for v in inner if type(v) in KINDS and v is not value]
     return held, counts, *(_standing(part, depth + 1) for part in parts)

@@ -1,4 +1,4 @@
-"""One captured graph: the figures for users, and all that the call path needs."""
+"""The result of a capture: all that the call path needs, and the figures for users."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class RunComparison:
 
 @dataclass(slots=True, eq=False)
 class CapturedCall:
-    """All that the call path needs of a recording."""
+    """The result of a capture: all that the call path needs of a recording."""
 
     driver: Driver
     device: torch.device

@@ -32,7 +32,9 @@ The words of this package, beside those of docs/glossary.md:
 
 spec        a signature itself (`CallSpec`); `signature` is what is known of its calls
 attempt     a call that warms up its signature, or is to be recorded
-entry       a recording in the table of its callable, with the function that replays it
+recording   the result of a capture. Four classes hold one: `CapturedCall`, for its replays;
+            `TableEntry`, with its signature and call path; `PoolMember`, for the pool's budget;
+            `Recording`, its figures for users. `CapturedCall.graph` is the device's graph in it
 strategy    how sizes are padded in a call; without buckets `UNPADDED`
 accesses    the reads and writes of compiled code, as a watched run of the callable showed them
 to follow   a number: to read it anew at each call. Otherwise each value has its recording

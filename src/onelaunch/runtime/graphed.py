@@ -41,7 +41,7 @@ from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED, GraphStats
-from onelaunch.runtime.table import Entry, Table
+from onelaunch.runtime.table import Table, TableEntry
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
@@ -283,7 +283,7 @@ class Graphed(Service, Generic[P, R]):
         signature.begin_anew()
         return self._warm(self._recorder.at_own_size(attempt))
 
-    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, attempt: Attempt) -> R | Miss:
         """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
         before it."""
         signature = attempt.signature
@@ -389,7 +389,9 @@ class Graphed(Service, Generic[P, R]):
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
         recordings, counts = self._table.figures(), self._table.counts
-        replays = sum(info.replays for info in recordings) + self._signatures.past_launches()
+        replays = (
+            sum(recording.replays for recording in recordings) + self._signatures.past_launches()
+        )
         figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
         del figures["reason"]
         return GraphStats(tuple(recordings), replays=replays, **figures)

@@ -26,7 +26,7 @@ from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime.attempt import Attempt
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.table import Entry
+from onelaunch.runtime.table import TableEntry
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ class CompilesLater(Graphed[P, R]):
         result = self._replayed(args, kwargs)
         return self._miss(args, kwargs) if result is MISS else result
 
-    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, attempt: Attempt) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
         example = copied(self._signatures.flat(attempt.args, attempt.kwargs), attempt.driver)
         before = Footprint(self, attempt.flat, attempt.device)
@@ -85,7 +85,7 @@ class CompilesLater(Graphed[P, R]):
             if id(entry) not in earlier:
                 self._want(entry, example, flat, free and not entry.captured.has_effects())
 
-    def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
+    def _want(self, entry: TableEntry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call
         changes nothing that other threads could notice."""
         if self._tried[entry.spec] >= _MOST_ATTEMPTS:
@@ -137,7 +137,7 @@ class CompilesLater(Graphed[P, R]):
         with driver.exclusive():
             self._take_over(entry, spec)
 
-    def _take_over(self, new: Entry, spec: CallSpec) -> None:
+    def _take_over(self, new: TableEntry, spec: CallSpec) -> None:
         """Put a compiled recording in the place of eager's."""
         table = self._compiled._table
         if new not in table.entries:  # `reset` meanwhile
@@ -146,7 +146,7 @@ class CompilesLater(Graphed[P, R]):
             table.keep(entry for entry in table.entries if entry is not new)
         earlier = [entry for entry in self._table.entries if entry.spec == spec]
         new.signature = earlier[0].signature if earlier else self._signatures.state(spec)
-        new.member.forget = weakref.WeakMethod(self._table.evicted)
+        new.pool_member.forget = weakref.WeakMethod(self._table.evicted)
         self._table.counts.captured(new.captured.facts.seconds)
         self._table.add(new)
         for entry in earlier:
@@ -179,7 +179,7 @@ def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] |
 
 def _replayed(
     graphed: Graphed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Entry | None]:
+) -> tuple[Any, TableEntry | None]:
     """Replay a call, and return its result with the recording; None if none fits."""
     for _ in range(_TRIES):
         refresh_mode_flag()  # modes that other threads are in leave it wrong now and then

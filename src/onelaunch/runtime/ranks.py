@@ -31,7 +31,7 @@ from onelaunch.errors import CaptureError
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED
-from onelaunch.runtime.table import Entry, Table
+from onelaunch.runtime.table import Table, TableEntry
 from onelaunch.source import code_of, user_frame, user_line
 from onelaunch.unwinding import DispatchMode
 
@@ -175,8 +175,8 @@ class Ranks:
         return Elsewhere([own | {"raises": False}]) if decision["missing"] else error
 
     def record(
-        self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
-    ) -> Entry | None:
+        self, make: Callable[[], TableEntry | None], free: Callable[[TableEntry], None]
+    ) -> TableEntry | None:
         """Return a recording if all processes have one, or None if there is no room for it. `free`:
         frees one that other processes lack. Raises `Elsewhere`: another process cannot record it;
         `NotAllReady`: it cannot yet."""

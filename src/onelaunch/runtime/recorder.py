@@ -30,11 +30,11 @@ from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
 from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, Strategy
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.pool import Member, PoolManager
+from onelaunch.runtime.pool import PoolManager, PoolMember
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.requests import Requests, locked, memory_uses, requests_in, shares, take_over
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
-from onelaunch.runtime.table import Entry, Table
+from onelaunch.runtime.table import Table, TableEntry
 from onelaunch.runtime.warmup import Warmup, watching_lasting_effects
 from onelaunch.runtime.why import backward_inside, no_room, why
 from onelaunch.source import user_line
@@ -76,14 +76,14 @@ class Recorder:
         attempt.reached.drop_tensors()  # the walk is kept, as the refused capture was rolled back
         return replace(attempt, flat=flat, reached=self._callee.reached(flat))
 
-    def record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+    def record(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         """Return a recording in the pool; None if the pool's `max_bytes` leaves no room for it.
         See `Ranks.record` for a callable of several processes."""
         return self._ranks.record(
-            lambda: self._record(attempt, owner), lambda entry: self._pool.free(entry.member)
+            lambda: self._record(attempt, owner), lambda entry: self._pool.free(entry.pool_member)
         )
 
-    def _record(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+    def _record(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         strategy = attempt.strategy
         refuse_lazy(attempt.reached.walk())
         strategy.prepare(attempt)
@@ -97,18 +97,18 @@ class Recorder:
             attempt.signature.history.shrinks |= entry.captured.compared.resized
         return entry
 
-    def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+    def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
         with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
             while lease.has_room:
                 entry = self._capture(attempt, owner)
-                if lease.keep(entry.member):
+                if lease.keep(entry.pool_member):
                     return entry
                 entry.undo()
                 del entry  # before the next capture, which needs its memory
         return None
 
-    def _capture(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry:
+    def _capture(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry:
         """Capture a call, and return the recording with its call path."""
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
@@ -136,7 +136,7 @@ class Recorder:
 
     def _entry(
         self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
-    ) -> Entry:
+    ) -> TableEntry:
         signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
         if signature.history.launches is not None:
             captured.launches = signature.history.launches
@@ -152,7 +152,7 @@ class Recorder:
             )
         else:
             kept = job.pool.memory_bytes
-        info = describe(self._name, captured, spec, flat, reason, kept)
+        figures = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []  # the caller's
         unguarded = captured.followed.keys | {*captured.stored}
         signature.history.options = StepOptions(captured.optimizers, unguarded)
@@ -162,8 +162,8 @@ class Recorder:
         if self._ranks.several:
             busy = lambda: True  # noqa: E731  the others would not know of an eviction
         forget = weakref.WeakMethod(self._table.evicted)
-        member = Member(job.pool, captured.graph, captured.launches, kept, forget, busy)
-        return Entry(call, spec, signature, flat.paths, captured, info, member)
+        member = PoolMember(job.pool, captured.graph, captured.launches, kept, forget, busy)
+        return TableEntry(call, spec, signature, flat.paths, captured, figures, member)
 
     def _job(self, attempt: Attempt) -> CaptureJob:
         """Return the job of capturing an attempt, from the options and the facts of its warm-up."""
@@ -327,7 +327,7 @@ class Recorder:
             signature.agreed()
             self._table.add(entry)
 
-    def _record_as_studied(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+    def _record_as_studied(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         """Record a call without a warm-up, if a recording for other sizes has shown the run; None
         if there is none, or the capture does otherwise or fails, as by a library's first use."""
         signature, spec = attempt.signature, attempt.spec
@@ -366,11 +366,11 @@ class Recorder:
             entry.undo()
             if signature.refusal.error is None:
                 return entry
-            self._pool.free(entry.member)
+            self._pool.free(entry.pool_member)
         attempt.reached.forget()
         return None
 
-    def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> Entry | None:
+    def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         if attempt.signature.has_backward and self._table.others_run():
             raise CannotCaptureHere(
                 "OL109",

@@ -26,7 +26,7 @@ from onelaunch.runtime.varied import Replacements, VaryingNumbers
 if TYPE_CHECKING:
     from onelaunch.call.tree import Tree
     from onelaunch.capture.numbers import Unfollowed
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 
 class Signatures:
@@ -62,13 +62,13 @@ class Signatures:
             self.states[spec] = SignatureState(history=History(worth))
         return self.states[spec]
 
-    def launched(self, worth: Worth, entries: Iterable[Entry]) -> int:
+    def launched(self, worth: Worth, entries: Iterable[TableEntry]) -> int:
         """Return the launches of all recordings of similar calls, `entries` and dropped ones."""
         alike = [state for state in self.states.values() if state.history.worth is worth]
         here = [e for e in entries if e.signature.history.worth is worth]
         return sum(s.past_launches() for s in alike) + sum(e.captured.launches[0] for e in here)
 
-    def note_served(self, entry: Entry, entries: Iterable[Entry]) -> None:
+    def note_served(self, entry: TableEntry, entries: Iterable[TableEntry]) -> None:
         """Note a new recording, beside `entries`, that has served its own call."""
         worth = entry.signature.history.worth
         captured = entry.captured

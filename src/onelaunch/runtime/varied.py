@@ -22,7 +22,7 @@ from onelaunch.state.replaced import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 _MOST_RECORDINGS = 4  # the recordings of one signature that follow numbers
 _MOST_OWN = 64  # the calls of one signature that get a recording of their own nevertheless
@@ -52,7 +52,7 @@ class VaryingNumbers:
         self._families.clear()
         self._constant.clear()
 
-    def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
+    def spec(self, spec: CallSpec, entries: Iterable[TableEntry]) -> CallSpec:
         """Return the signature to use for a call whose own is new: numbers that vary are replaced
         by a placeholder for any number."""
         of_family = self._family(spec)
@@ -86,7 +86,7 @@ class VaryingNumbers:
         elif len(of_family[1].own) < _MOST_OWN:
             of_family[1].own.add(tuple(numbers_in(tree)))
 
-    def following(self, spec: CallSpec, entries: Iterable[Entry]) -> NumbersToFollow:
+    def following(self, spec: CallSpec, entries: Iterable[TableEntry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that
         differs between two recordings, or that a recording follows already; and those that the
         callable itself changes."""
@@ -110,7 +110,7 @@ class VaryingNumbers:
         places = [slot for i, slot in again.items() if i not in self._constant | counted.keys()]
         return NumbersToFollow(tuple(numbers_read(spec.tree)), tuple(places), (*counted.values(),))
 
-    def covers(self, entry: Entry, other: Entry) -> bool:
+    def covers(self, entry: TableEntry, other: TableEntry) -> bool:
         """Return whether another recording differs only in numbers that this one follows."""
         followed = entry.captured.followed
         tree = any_number(other.spec.tree, followed.arguments)
@@ -140,7 +140,7 @@ class VaryingNumbers:
         return numbers, family
 
 
-def _many(entries: Iterable[Entry]) -> bool:
+def _many(entries: Iterable[TableEntry]) -> bool:
     """Return whether `_MOST_RECORDINGS` recordings follow numbers, and none serves the present
     ones. The callable then branches on them in ever more ways. The next recording takes them for
     constants."""
@@ -179,7 +179,7 @@ class Replacements:
         self._seen.clear()
         self._constant.clear()
 
-    def note(self, driver: Driver, entries: Iterable[Entry], callee: Callee) -> bool:
+    def note(self, driver: Driver, entries: Iterable[TableEntry], callee: Callee) -> bool:
         """Learn from the recordings that do not fit the present state. Return True if the next
         recording is to have further inputs. `callee`: forgets the reads of former contents, which
         are no state any more."""

@@ -19,12 +19,12 @@ from onelaunch.state.host_values import bytes_of
 from onelaunch.state.parts import ContainerPart, flat_content
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 _MOST_SIZES = 6  # the most sizes that a message offers for a dimension
 
 
-def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
+def why(entries: Sequence[TableEntry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
     """Return the reason for another recording."""
     for entry in entries:
         if entry.spec == spec:
@@ -44,17 +44,17 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
     return f"{where}: {how}"
 
 
-def _nearest(entries: Sequence[Entry], spec: CallSpec) -> Entry:
+def _nearest(entries: Sequence[TableEntry], spec: CallSpec) -> TableEntry:
     """Return the recording that differs least from a call: in no size, or in few tensors."""
 
-    def alike(entry: Entry) -> tuple[int, int]:
+    def alike(entry: TableEntry) -> tuple[int, int]:
         pairs = list(zip(entry.spec.tensors, spec.tensors, strict=False))
         return sum(a.shape == b.shape for a, b in pairs), sum(a == b for a, b in pairs)
 
     return max(entries, key=alike)
 
 
-def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
+def _other_value(entry: TableEntry, tensors: Sequence[Tensor]) -> str | None:
     """Describe a host argument with other values than the host read, or return None."""
     for index, value in entry.captured.values.items():
         if index < len(tensors) and bytes_of(tensors[index]) != value:
@@ -62,7 +62,7 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def _other_count(entry: Entry) -> str | None:
+def _other_count(entry: TableEntry) -> str | None:
     """Describe followed numbers with present values that the recording does not serve, or return
     None."""
     followed = entry.captured.followed
@@ -73,7 +73,7 @@ def _other_count(entry: Entry) -> str | None:
     return ", ".join([*texts, *(["an optimizer's numbers"] if followed.keys else [])]) or None
 
 
-def _other_build(entry: Entry) -> str | None:
+def _other_build(entry: TableEntry) -> str | None:
     """Describe a container of state that is not built as the captured one, or return None."""
     for slot in entry.captured.state_input_slots:
         if isinstance(slot.key, ContainerPart):
@@ -85,7 +85,7 @@ def _other_build(entry: Entry) -> str | None:
     return None
 
 
-def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
+def mismatch(name: str, entry: TableEntry, spec: CallSpec) -> ReplayError:
     """Return the error of a call that differs from the only signature allowed."""
     where, how = entry.spec.difference(spec, entry.paths)
     what = f"`{name}` was captured for {entry.spec}, got {spec}"
@@ -94,7 +94,7 @@ def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
 
 def varying(
     name: str,
-    entries: Sequence[Entry],
+    entries: Sequence[TableEntry],
     specs: Collection[CallSpec],
     spec: CallSpec,
     tensors: Sequence[Tensor] = (),

@@ -158,7 +158,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 strategy = BucketStrategy(self, call, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 padded = given._replace(strategy=strategy)
-                attempt = Attempt(*padded, entry.spec, entry.signature, reached, ahead=True)
+                attempt = Attempt(*padded, entry.spec, entry.status, reached, ahead=True)
                 made.below = strategy.proven_around(made.exact, attempt)
                 return
             except CaptureError as error:

@@ -70,7 +70,7 @@ class BucketStrategy(Strategy):
             warm()
             return
         self._learn(attempt)
-        attempt.signature.threads.add(get_ident())
+        attempt.status.threads.add(get_ident())
 
     def prepare(self, attempt: Attempt) -> None:
         """Prove that padding changes no result, and choose the arguments that vary."""
@@ -78,7 +78,7 @@ class BucketStrategy(Strategy):
             self._learn(attempt)
         refuse_shared(self._proof, self._flat)
         # Autograd has to see the padding and the cut: its node has the bucket's size.
-        self._set_varying({} if attempt.signature.has_backward else self._grown_inside(attempt))
+        self._set_varying({} if attempt.status.has_backward else self._grown_inside(attempt))
 
     def pad_outside(self) -> None:
         self._set_varying({})
@@ -150,7 +150,7 @@ class BucketStrategy(Strategy):
             proof = other if self._infinite_masks else proof
         self._proof, self._proven = proof, True
         if self._infinite_masks:
-            attempt.signature.ledger = None  # the operations of other kernels
+            attempt.status.ledger = None  # the operations of other kernels
         if proof.hiding is not None:
             refuse_unchecked(proof, compiled)
             self._proof = replace(proof, follows=[*proof.follows, ()])  # the check
@@ -164,7 +164,7 @@ class BucketStrategy(Strategy):
         driver, device, reached = attempt.driver, attempt.device, attempt.reached
         dry_run = DryRun(driver, device, fn, reached, self._flat.tree, attempt.ahead)
         proving = Proving(dry_run, self._buckets, self._call, self.bucket, self._known)
-        proof = proving.proven(attempt.signature.has_backward)
+        proof = proving.proven(attempt.status.has_backward)
         results = (result for _, result in sorted(proving.results.items()))
         return proof, [t.stride() for result in results for t in result.tensors if has_strides(t)]
 

@@ -64,8 +64,8 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     what it did after a no. Its results must be the same. That saves a capture and a run. `attempt`:
     with the state after the warm-up, which is as before: its effects are not undone. `result`: the
     warm-up's."""
-    signature, asking = attempt.signature, attempt.signature.capture_answer
-    ledger, draws = signature.ledger, signature.draws
+    status, asking = attempt.status, attempt.status.capture_answer
+    ledger, draws = status.ledger, status.draws
     if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
         return
     if not ledger.refused or ledger.writes or ledger.drawn:
@@ -81,12 +81,12 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     finally:
         asking.answer = same
         if not same:
-            signature.ledger, signature.draws = ledger, draws
+            status.ledger, status.draws = ledger, draws
 
 
 def may_differ(attempt: Attempt) -> bool:
     """Return whether a callable is told yes, and its state may differ from its last warm-up's."""
-    asking = attempt.signature.capture_answer
+    asking = attempt.status.capture_answer
     return asking.answer and not (
         asking.left is not None and asking.left() is attempt.reached.walk().contents
     )
@@ -98,7 +98,7 @@ def differs(callee: Callee, attempt: Attempt) -> bool:
     failed = CaptureError("OL109", "the callable fails where it is captured")
     if compare(callee, attempt, "", failed) is None:
         return False
-    attempt.signature.begin_anew()
+    attempt.status.begin_anew()
     return True
 
 

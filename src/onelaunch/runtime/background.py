@@ -350,7 +350,7 @@ class Captures:
             self.off |= needs_calls or getattr(error, "code", "") == "OL110"
             self._became(wanted, _State.ITS_OWN)
             if spec is not None:
-                graphed._signatures.states.pop(spec, None)
+                graphed._signatures.statuses.pop(spec, None)
         else:
             self._became(wanted, _State.DONE)
             with capturing(modes, call.driver, call.device, under_way):

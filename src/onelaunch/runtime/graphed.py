@@ -30,7 +30,7 @@ from onelaunch.errors import CaptureError, describe_type, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
+from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureStatus
 from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
@@ -162,8 +162,8 @@ class Graphed(Service, Generic[P, R]):
                 if code:
                     self._notices.warn(code, why, kind, fix)
                 return MISS
-            case Refused(signature, error):
-                return self._refused(signature, error)
+            case Refused(status, error):
+                return self._refused(status, error)
             case Warming(attempt):
                 # `flat` may be padded; a warm-up runs at the call's own size.
                 now = self._signatures.flat(call.args, call.kwargs)
@@ -187,7 +187,7 @@ class Graphed(Service, Generic[P, R]):
         with self._ranks.noting():
             result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._table.unserved.note_warmup(attempt, self._signatures.states)
+        self._table.unserved.note_warmup(attempt, self._signatures.statuses)
         after = self._signatures.flat(args, kwargs)
         # Objects whose fields the call has changed are taken apart no more.
         self._signatures.stop_taking_apart(attempt.flat, after)
@@ -195,47 +195,47 @@ class Graphed(Service, Generic[P, R]):
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
         if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
-            attempt.signature.warmups -= 1
-            attempt.signature.accesses = None
+            attempt.status.warmups -= 1
+            attempt.status.accesses = None
         elif wants_grad(attempt.driver, result, after, reached):
-            self._expect_backward(attempt.signature, reached)
+            self._expect_backward(attempt.status, reached)
         elif before is not None and reached.walk() is before and not self._ranks.several:
             answers.switch_early(self._callee, replace(attempt, reached=reached), result)
-        attempt.signature.capture_answer.left = weakref.ref(reached.walk().contents)
+        attempt.status.capture_answer.left = weakref.ref(reached.walk().contents)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
-    def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
+    def _expect_backward(self, status: SignatureStatus, reached: ReachableState) -> None:
         """Have a signature captured as a forward and a backward, since results require grad, or
         refuse it. With ``on_refusal="raise"`` a call may raise here although it has run."""
-        signature.has_backward = True
+        status.has_backward = True
         # A forward whose backward is outside the call cannot be captured for sharded modules.
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
         if refused is not None:
-            self._refused(signature, refused)
+            self._refused(status, refused)
         elif not torch.is_grad_enabled():  # the callable turns it on for itself
-            self._ungraphed(signature, grad_in_no_grad())
+            self._ungraphed(status, grad_in_no_grad())
 
     def _capture_and_replay(self, attempt: Attempt, may_retry: bool = True) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
         is rehearsed and captured again, if Dynamo compiled in the capture."""
-        signature = attempt.signature
+        status = attempt.status
         try:
             # The first warm-up of compiled code shows its effects from the state then. From another
             # state the callable is rehearsed: run once more, with everything put back.
             if not self._recorder.warmup.foresees_capture(attempt):
                 self._recorder.warmup.rehearse(attempt, self._refused)
-                if signature.refusal.code is not None:  # `_refused` did not raise
+                if status.refusal.code is not None:  # `_refused` did not raise
                     return MISS
             with no_collection():
                 entry = self._recorder.record(attempt, self)
         except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
-                return self._ungraphed(signature, grad_in_no_grad())
-            signature.has_backward, signature.kept_graph = True, error.kept
+                return self._ungraphed(status, grad_in_no_grad())
+            status.has_backward, status.kept_graph = True, error.kept
             return MISS  # the next call captures a forward with its backward
         except BackwardInside:  # it calls backward, though its results need one after the call
-            return self._ungraphed(signature, backward_inside(signature.kept_graph))
+            return self._ungraphed(status, backward_inside(status.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._signatures.take_for_constants(attempt.spec, attempt.flat.tree, error)
             return MISS
@@ -243,62 +243,62 @@ class Graphed(Service, Generic[P, R]):
             return MISS
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
-                return self._refused(signature, error)
-            signature.accesses = None  # so that `foresees_capture` says no
+                return self._refused(status, error)
+            status.accesses = None  # so that `foresees_capture` says no
             if self._ranks.several:
                 return MISS
             return self._capture_and_replay(attempt, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
-            if not self._ranks.several and signature.capture_answer.switch_to_yes():
+            if not self._ranks.several and status.capture_answer.switch_to_yes():
                 return self._capture_told(attempt, error)
             return self._refused_or_warmed(attempt, error)
         if entry is None:  # the pool has no room for it
-            if self._pool.may_fit_later(signature.need_bytes):
-                signature.history.backoff.defer()  # eager for some calls, then it is tried again
+            if self._pool.may_fit_later(status.need_bytes):
+                status.history.backoff.defer()  # eager for some calls, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
-            return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
+            return self._ungraphed(status, no_room(self._name, attempt, self._pool))
         return self._replay_new(entry, attempt)
 
     def _capture_told(self, attempt: Attempt, refused: CaptureError) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
-        signature = attempt.signature
+        status = attempt.status
         # One warm-up is enough: the second run of `answers.compare`, or the call itself.
-        signature.warmups = self.options.enough_warmups - 1
-        signature.accesses = signature.ledger = None
+        status.warmups = self.options.enough_warmups - 1
+        status.accesses = status.ledger = None
         warm = self._recorder.at_own_size(attempt)
         unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
             return self._refused_or_warmed(attempt, unlike)
-        if signature.ledger is None:
+        if status.ledger is None:
             return self._warm(warm)
         return self._capture_and_replay(replace(warm, flat=attempt.flat))
 
     def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
-        signature = attempt.signature
-        if signature.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
-            return self._refused(signature, error)  # no warm-up changes it
-        signature.begin_anew()
+        status = attempt.status
+        if status.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
+            return self._refused(status, error)  # no warm-up changes it
+        status.begin_anew()
         return self._warm(self._recorder.at_own_size(attempt))
 
     def _replay_new(self, entry: TableEntry, attempt: Attempt) -> R | Miss:
         """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
         before it."""
-        signature = attempt.signature
+        status = attempt.status
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
-        signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
-        if signature.one_warmup is OneWarmup.ENOUGH:
-            signature.one_warmup = OneWarmup.UNASKED
+        status.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
+        if status.one_warmup is OneWarmup.ENOUGH:
+            status.one_warmup = OneWarmup.UNASKED
         result = entry.call(attempt.args, attempt.kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
             misfit = self._table.drop_misfit(entry, attempt)
             if misfit is None:  # for the first time: the next may fit
                 return MISS
-            return self._ungraphed(signature, CaptureError("OL307", misfit))
-        signature.history.misfits = 0
+            return self._ungraphed(status, CaptureError("OL307", misfit))
+        status.history.misfits = 0
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more than the runs before it, or did other work. The next call
@@ -306,9 +306,9 @@ class Graphed(Service, Generic[P, R]):
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
-                self._ungraphed(signature, differs.refusal())
+                self._ungraphed(status, differs.refusal())
             return result
-        signature.agreed()
+        status.agreed()
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
         self._table.add(entry)
@@ -329,23 +329,23 @@ class Graphed(Service, Generic[P, R]):
 
     # Refused.
 
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+    def _refused(self, status: SignatureStatus, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
             # number. Two later runs may be alike by chance, so the next call is not captured anew.
             # A module in its other mode, `train()` or `eval()`, is.
-            signature.refusal.error = copy.copy(error)
-            signature.refusal.training = self._callee.training
+            status.refusal.error = copy.copy(error)
+            status.refusal.training = self._callee.training
         if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
-        return self._ungraphed(signature, error)
+        return self._ungraphed(status, error)
 
-    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
+    def _ungraphed(self, status: SignatureStatus, error: CaptureError) -> Miss:
         """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
         a backward or grad mode inside, or its recording misfits the call."""
-        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
+        status.refusal.code, status.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -389,9 +389,7 @@ class Graphed(Service, Generic[P, R]):
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
         recordings, counts = self._table.figures(), self._table.counts
-        replays = (
-            sum(recording.replays for recording in recordings) + self._signatures.past_launches()
-        )
+        replays = sum(r.replays for r in recordings) + self._signatures.past_launches()
         figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
         del figures["reason"]
         return GraphStats(tuple(recordings), replays=replays, **figures)

@@ -145,7 +145,7 @@ class CompilesLater(Graphed[P, R]):
         with table.lock:
             table.keep(entry for entry in table.entries if entry is not new)
         earlier = [entry for entry in self._table.entries if entry.spec == spec]
-        new.signature = earlier[0].signature if earlier else self._signatures.state(spec)
+        new.status = earlier[0].status if earlier else self._signatures.status(spec)
         new.pool_member.forget = weakref.WeakMethod(self._table.evicted)
         self._table.counts.captured(new.captured.facts.seconds)
         self._table.add(new)

@@ -91,7 +91,7 @@ class Unserved:
     def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
         """Note a warm-up, which counts if it is the first of its signature. `specs`: all
         signatures."""
-        if attempt.signature.warmups > 1 or not self._is_due():
+        if attempt.status.warmups > 1 or not self._is_due():
             return
         varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
         if varied is None:

@@ -93,12 +93,12 @@ class Recorder:
             strategy.pad_outside()
             entry = self._record_in_pool(attempt, owner)
         if entry is not None:
-            attempt.signature.history.launches = None
-            attempt.signature.history.shrinks |= entry.captured.compared.resized
+            attempt.status.history.launches = None
+            attempt.status.history.shrinks |= entry.captured.compared.resized
         return entry
 
     def _record_in_pool(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
-        driver, device, need_bytes = attempt.driver, attempt.device, attempt.signature.need_bytes
+        driver, device, need_bytes = attempt.driver, attempt.device, attempt.status.need_bytes
         with self._pool.lease(driver, device, need_bytes, owner._user) as lease:
             while lease.has_room:
                 entry = self._capture(attempt, owner)
@@ -110,16 +110,16 @@ class Recorder:
 
     def _capture(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry:
         """Capture a call, and return the recording with its call path."""
-        signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
+        status, spec, flat = attempt.status, attempt.spec, attempt.flat
         attempt.reached.know(self._callee.reads)
         request_tensors = unique(flatten(requests_in(spec.tree), objects=True).tensors)
         uses = memory_uses(request_tensors)
-        reason = signature.history.why or why(self._table.entries, spec, flat.tensors)
+        reason = status.history.why or why(self._table.entries, spec, flat.tensors)
         job = self._job(attempt)
         session, following, replaced = CaptureSession(job), job.following, job.replaced
         with named(f"onelaunch capture: {self._name} {sizes([t.shape for t in flat.tensors])}"):
             captured = session.record(flat.tree, flat.tensors)
-        signature.draws = job.draws
+        status.draws = job.draws
         self._signatures.replacements.note_recorded(replaced, job.replaced)
         if not session.serves_one_call:
             self._signatures.varied.note_recorded(following, job.following)
@@ -137,9 +137,9 @@ class Recorder:
     def _entry(
         self, attempt: Attempt, job: CaptureJob, captured: CapturedCall, reason: str
     ) -> TableEntry:
-        signature, spec, flat = attempt.signature, attempt.spec, attempt.flat
-        if signature.history.launches is not None:
-            captured.launches = signature.history.launches
+        status, spec, flat = attempt.status, attempt.spec, attempt.flat
+        if status.history.launches is not None:
+            captured.launches = status.history.launches
         captured.clock = self._pool.clock
         captured.guard = self._table.shared(captured.guard)
         captured.expected = ExpectedInputs.of(captured)
@@ -155,7 +155,7 @@ class Recorder:
         figures = describe(self._name, captured, spec, flat, reason, kept)
         captured.inputs.tensors = []  # the caller's
         unguarded = captured.followed.keys | {*captured.stored}
-        signature.history.options = StepOptions(captured.optimizers, unguarded)
+        status.history.options = StepOptions(captured.optimizers, unguarded)
         self._table.counts.captured(captured.facts.seconds)
         pair = captured.pair
         busy = (lambda: False) if pair is None else lambda: pair.in_flight
@@ -163,15 +163,15 @@ class Recorder:
             busy = lambda: True  # noqa: E731  the others would not know of an eviction
         forget = weakref.WeakMethod(self._table.evicted)
         member = PoolMember(job.pool, captured.graph, captured.launches, kept, forget, busy)
-        return TableEntry(call, spec, signature, flat.paths, captured, figures, member)
+        return TableEntry(call, spec, status, flat.paths, captured, figures, member)
 
     def _job(self, attempt: Attempt) -> CaptureJob:
         """Return the job of capturing an attempt, from the options and the facts of its warm-up."""
-        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        driver, device, status = attempt.driver, attempt.device, attempt.status
         callee, options, plain = self._callee, self._options, attempt.strategy is UNPADDED
         raises, hidden = options.on_refusal == "raise", callee.is_compiled(driver)
         new_pool, forward = functools.partial(self._pool.separate, driver, device), None
-        if signature.has_backward:
+        if status.has_backward:
             from onelaunch.capture.forward import Forward  # inference needs none of it
 
             direct = options.gradients == "direct" and not distributed.initialized()
@@ -186,7 +186,7 @@ class Recorder:
             raise Unfollowed(numbers)
         if is_beside() and (forward is not None or replaced or following):
             raise NeedsTheCaller("stand-ins take the place of its state")
-        if is_beside() and signature.draws:
+        if is_beside() and status.draws:
             raise NeedsTheCaller("it draws random numbers")
         return CaptureJob(
             driver=driver,
@@ -197,12 +197,12 @@ class Recorder:
             reached=attempt.reached,
             static_outputs=options.outputs == "static" and forward is None,
             in_place=self._in_place(attempt),
-            capture_answer=signature.capture_answer,
-            earlier=None if hidden else signature.ledger,
+            capture_answer=status.capture_answer,
+            earlier=None if hidden else status.ledger,
             studied=attempt.studied,
-            differed_in_a_row=signature.history.differed if attempt.ahead or raises else None,
-            shrinks=signature.history.shrinks,
-            accesses=signature.accesses if hidden else None,
+            differed_in_a_row=status.history.differed if attempt.ahead or raises else None,
+            shrinks=status.history.shrinks,
+            accesses=status.accesses if hidden else None,
             forward=forward,
             wrap_for_capture=attempt.strategy.captured,
             varying=attempt.strategy.varying,
@@ -210,7 +210,7 @@ class Recorder:
             following=following,
             replaced=replaced,
             parallel=options.parallel,
-            draws=signature.draws,
+            draws=status.draws,
         )
 
     def _in_place(self, attempt: Attempt) -> InPlace | None:
@@ -220,7 +220,7 @@ class Recorder:
             return None  # a proof launches what other processes do not
         if self._callee.in_place and not attempt.strategy.varying:
             return InPlace(0 if every else _LEAST_BYTES, _LEAST_BYTES)
-        return InPlace(0) if every and not attempt.signature.has_backward else None
+        return InPlace(0) if every and not attempt.status.has_backward else None
 
     def take_over(self, call: Call) -> bool:
         """Give the recordings of an earlier request's objects to a new request's, if possible."""
@@ -228,8 +228,8 @@ class Recorder:
         if not present:
             return False
         spec = spec_of(call)
-        state = self._signatures.states.get(spec)
-        refused = state is not None and (state.refusal.code or state.refusal.error)
+        known = self._signatures.statuses.get(spec)
+        refused = known is not None and (known.refusal.code or known.refusal.error)
         if refused or any(e.spec == spec for e in present):
             return False
         entries, spent, objects = take_over(call, present, spec, displaced, self._name)
@@ -238,18 +238,18 @@ class Recorder:
         if not entries:
             return False
         old = set(map(id, objects))
-        signature = next(iter(entries.values())).signature
+        status = next(iter(entries.values())).status
         with self._table.lock:
             self._table.keep(entries.get(id(e), e) for e in self._table.entries)
-            recorded = {id(e.signature) for e in self._table.entries}
-            for key, state in list(self._signatures.states.items()):
-                unrecorded = id(state) not in recorded
+            recorded = {id(e.status) for e in self._table.entries}
+            for key, other in list(self._signatures.statuses.items()):
+                unrecorded = id(other) not in recorded
                 of_old = any(id(value) in old for value in requests_in(key.tree))
-                if state is signature or (unrecorded and of_old):
-                    del self._signatures.states[key]
-            self._signatures.states[spec] = signature
+                if other is status or (unrecorded and of_old):
+                    del self._signatures.statuses[key]
+            self._signatures.statuses[spec] = status
             # What is read of the new objects is not known before a run over them.
-            signature.warmups = min(signature.warmups, self._options.enough_warmups - 1)
+            status.warmups = min(status.warmups, self._options.enough_warmups - 1)
             self._signatures.newest.clear()
         self.requests.displace(objects)
         return True
@@ -287,10 +287,10 @@ class Recorder:
         with driver.exclusive(), no_collection():
             call = Call(args, kwargs, flat, driver, device, strategy)
             spec = spec_of(call)
-            signature = self._signatures.state(spec).part(self._callee.training, reached)
+            status = self._signatures.status(spec).for_case(self._callee.training, reached)
             if any(e.spec == spec and e.captured.guard.check() for e in self._table.entries):
                 return
-            self._table.drop_stale(spec, signature)
+            self._table.drop_stale(spec, status)
             refuse_lazy(reached.walk())
             refused = distributed.refused_ahead(distributed.sharded_values(reached.values))
             if refused is not None:
@@ -298,7 +298,7 @@ class Recorder:
             if len(self._table.entries) >= self._options.max_recordings:
                 what = f"{len(self._table.entries)} recordings exist"
                 raise CaptureError("OL301", what, where=user_line())
-            attempt = Attempt(*call, spec, signature, reached, ahead=True, chain=chain)
+            attempt = Attempt(*call, spec, status, reached, ahead=True, chain=chain)
             works_elsewhere = False
 
             def learn(result: Any) -> None:
@@ -320,17 +320,17 @@ class Recorder:
                     self._table.drop_unsettled(entry)
                     entry = self._record_ahead(attempt, owner)
             except BackwardInside:
-                raise backward_inside(signature.kept_graph) from None
+                raise backward_inside(status.kept_graph) from None
             if entry is None:
                 raise no_room(self._name, attempt, self._pool)
-            signature.refusal.code = None
-            signature.agreed()
+            status.refusal.code = None
+            status.agreed()
             self._table.add(entry)
 
     def _record_as_studied(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
         """Record a call without a warm-up, if a recording for other sizes has shown the run; None
         if there is none, or the capture does otherwise or fails, as by a library's first use."""
-        signature, spec = attempt.signature, attempt.spec
+        status, spec = attempt.status, attempt.spec
         more_to_learn = self._ranks.several or self._pool.max_bytes or attempt.chain is not None
         if (
             more_to_learn
@@ -344,7 +344,7 @@ class Recorder:
                 entry.captured.compared.ledger
                 for entry in self._table.entries
                 if entry.spec.without_sizes() == sizeless
-                and get_ident() in entry.signature.threads
+                and get_ident() in entry.status.threads
                 and entry.captured.shows_other_sizes()
                 and entry.captured.guard.check()
             ),
@@ -356,7 +356,7 @@ class Recorder:
         try:
             with watching_lasting_effects(attempt, self._callee):
                 entry = self.record(replace(attempt, studied=studied), owner)
-            signature.threads.add(get_ident())
+            status.threads.add(get_ident())
         except (CaptureError, NeedsGrad, BackwardInside) as error:
             let_go(error)
             entry = None
@@ -364,14 +364,14 @@ class Recorder:
             settings.restore()
         if entry is not None:
             entry.undo()
-            if signature.refusal.error is None:
+            if status.refusal.error is None:
                 return entry
             self._pool.free(entry.pool_member)
         attempt.reached.forget()
         return None
 
     def _record_ahead(self, attempt: Attempt, owner: Graphed[..., Any]) -> TableEntry | None:
-        if attempt.signature.has_backward and self._table.others_run():
+        if attempt.status.has_backward and self._table.others_run():
             raise CannotCaptureHere(
                 "OL109",
                 "cannot capture here: another thread is in an eager run",
@@ -385,9 +385,9 @@ class Recorder:
         except NotAllReady:
             pass
         except NeedsGrad as error:
-            attempt.signature.has_backward, attempt.signature.kept_graph = True, error.kept
+            attempt.status.has_backward, attempt.status.kept_graph = True, error.kept
         except CaptureError as error:
-            if self._ranks.several or not attempt.signature.capture_answer.switch_to_yes():
+            if self._ranks.several or not attempt.status.capture_answer.switch_to_yes():
                 raise
             attempt.reached.forget()
             unlike = answers.compare(self._callee, attempt, self._name, error)

@@ -161,8 +161,8 @@ class Service:
             planned[spec] = RefusedCall(str(spec), error.code, error.what, error.where)
             # A call that makes lasting state (OL110) is captured once it has run.
             if self.options.on_refusal != "raise" and error.code != "OL110":
-                state, reached = self._signatures.state(spec), self._callee.reached(call.flat)
-                graphed._ungraphed(state.part(self._callee.training, reached), error)
+                status, reached = self._signatures.status(spec), self._callee.reached(call.flat)
+                graphed._ungraphed(status.for_case(self._callee.training, reached), error)
             return error
         planned[spec] = PendingCall(str(spec), _FREED)  # if it has no recording any more
         return None

@@ -12,7 +12,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.errors import CaptureError
 from onelaunch.replay.call_path import CallPath
-from onelaunch.runtime.attempt import Attempt, SignatureState
+from onelaunch.runtime.attempt import Attempt, SignatureStatus
 from onelaunch.runtime.notices import Notices, Unserved
 from onelaunch.runtime.pool import PoolManager, PoolMember
 from onelaunch.runtime.stats import Counters
@@ -31,7 +31,7 @@ class TableEntry:
 
     call: CallPath
     spec: CallSpec
-    signature: SignatureState
+    status: SignatureStatus
     paths: Sequence[str]
     captured: CapturedCall
     figures_at_capture: Recording
@@ -51,7 +51,7 @@ class TableEntry:
     def ran_differently(self) -> bool:
         """True if the captured run did or read something new, compared with the runs before it."""
         compared = self.captured.compared
-        new = compared.reads_more and self.signature.history.read_more < TRIES
+        new = compared.reads_more and self.status.history.read_more < TRIES
         return new or compared.differs is not None or self.unsettled_elsewhere
 
     def figures(self) -> Recording:
@@ -163,28 +163,28 @@ class Table:
         with self.lock:
             self.keep(e for e in self.entries if e is not entry)
             self._gone += entry.captured.launches[0]
-            entry.signature.history.lost(entry.captured.launches)
+            entry.status.history.lost(entry.captured.launches)
         self._pool.free(entry.pool_member)
 
     def drop_unsettled(self, entry: TableEntry) -> bool:
         """Free a recording whose run differed, for the next capture to be compared with that run.
         Return False after too many differences in a row."""
-        signature, compared = entry.signature, entry.captured.compared
+        status, compared = entry.status, entry.captured.compared
         self.drop(entry)
-        signature.ledger = compared.ledger
-        signature.history.read_more += compared.reads_more
-        signature.history.differed += compared.differs is not None
-        signature.warmups = signature.enough_warmups(self._enough_warmups)
-        return compared.differs is None or signature.history.differed < compared.differs.tries
+        status.ledger = compared.ledger
+        status.history.read_more += compared.reads_more
+        status.history.differed += compared.differs is not None
+        status.warmups = status.enough_warmups(self._enough_warmups)
+        return compared.differs is None or status.history.differed < compared.differs.tries
 
     def drop_misfit(self, entry: TableEntry, attempt: Attempt) -> str | None:
         """Free a recording that does not fit the call of its capture, and undo the captured run.
         Return the difference if it is the second in a row."""
-        attempt.signature.history.misfits += 1
+        attempt.status.history.misfits += 1
         changed = why((entry,), attempt.spec, attempt.flat.tensors)
         self.drop(entry)
         entry.undo()
-        if attempt.signature.history.misfits < 2:
+        if attempt.status.history.misfits < 2:
             return None
         return (
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"
@@ -197,29 +197,29 @@ class Table:
             if entry is None:
                 return
             self.counts.evictions += 1
-            signature, history = entry.signature, entry.signature.history
+            status, history = entry.status, entry.status.history
             together = history.launches is not None  # with another one, since the last capture
             self.drop(entry)
             history.why = "evicted"
             history.worth.let_off()
-            signature.warmups = signature.enough_warmups(self._enough_warmups)
-            history.backoff.evicted(signature.past_launches(), together)
+            status.warmups = status.enough_warmups(self._enough_warmups)
+            history.backoff.evicted(status.past_launches(), together)
 
-    def drop_stale(self, spec: CallSpec, signature: SignatureState) -> None:
+    def drop_stale(self, spec: CallSpec, status: SignatureStatus) -> None:
         """Free recordings of this signature that cannot fit again. Parameters moved, or a library
         freed memory for them, which a warm-up makes anew."""
         for entry in self.entries:
             lost = entry.captured.graph.lost if entry.spec == spec else None
             if lost is not None:
                 self.drop(entry)
-                signature.history.why = lost
-                signature.warmups = signature.enough_warmups(self._enough_warmups) - 1
+                status.history.why = lost
+                status.warmups = status.enough_warmups(self._enough_warmups) - 1
                 continue
             moved = entry.captured.guard.moved() if entry.spec == spec else None
             if moved is not None:
-                signature.history.why = f"{moved} moved"
-                if moved.endswith(".grad") and signature.by_gradients is None:
-                    signature.by_gradients = {}
+                status.history.why = f"{moved} moved"
+                if moved.endswith(".grad") and status.by_gradients is None:
+                    status.by_gradients = {}
                 self.drop(entry)
 
 

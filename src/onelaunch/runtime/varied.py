@@ -17,7 +17,7 @@ from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.driver.protocol import Driver
-from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.attempt import SignatureStatus
 from onelaunch.state.replaced import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 
@@ -38,7 +38,7 @@ class _Family:
     """The positions of numbers that no recording follows."""
     own: set[tuple[Constant, ...]] = field(default_factory=set)
     """Numbers of calls that get a recording of their own."""
-    signatures: list[SignatureState] = field(default_factory=list)  # of the first calls
+    statuses: list[SignatureStatus] = field(default_factory=list)  # of the first calls
 
 
 class VaryingNumbers:
@@ -66,15 +66,15 @@ class VaryingNumbers:
         places = [i for i in places if i not in family.constant]
         if tuple(numbers) in family.own:
             return spec
-        if not places or any(state.has_backward for state in family.signatures):
+        if not places or any(status.has_backward for status in family.statuses):
             return spec
         read = replace(spec, tree=any_number(spec.tree, places))
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
-    def note(self, spec: CallSpec, signature: SignatureState) -> None:
+    def note(self, spec: CallSpec, status: SignatureStatus) -> None:
         found = self._family(spec)
-        if found is not None and len(found[1].signatures) <= FEW:
-            found[1].signatures.append(signature)
+        if found is not None and len(found[1].statuses) <= FEW:
+            found[1].statuses.append(status)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with

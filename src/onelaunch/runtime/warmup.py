@@ -42,7 +42,7 @@ from onelaunch.optimizers.capturable import (
     settle,
     watching_steps,
 )
-from onelaunch.runtime.attempt import Attempt, OneWarmup, SignatureState
+from onelaunch.runtime.attempt import Attempt, OneWarmup, SignatureStatus
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
@@ -57,7 +57,7 @@ from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.ledger_mode import LedgerMode
 from onelaunch.watch.observer import Observer
 
-Refuse = Callable[[SignatureState, CaptureError], object]
+Refuse = Callable[[SignatureStatus, CaptureError], object]
 """The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
@@ -86,16 +86,16 @@ class Warmup:
     ) -> Any:
         """Run one of the caller's own first calls."""
         leave_ours_alone()
-        driver, signature = attempt.driver, attempt.signature
-        earlier = signature.ledger
+        driver, status = attempt.driver, attempt.status
+        earlier = status.ledger
         try:
             with same_modes() as modes, watching_lasting_effects(attempt, self._callee):
                 hidden = self._callee.is_compiled(driver)
                 if hidden and not self.foresees_capture(attempt):
-                    signature.accesses = None
-                accesses = signature.accesses
+                    status.accesses = None
+                accesses = status.accesses
                 if hidden and accesses is None:
-                    with self._stepping(signature, refuse):
+                    with self._stepping(status, refuse):
                         watched = functools.partial(self._watched, attempt, args, kwargs)
                         result = _its_stream(attempt)(watched)()
                 elif accesses is None or accesses.refused is not None:
@@ -108,10 +108,10 @@ class Warmup:
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
-        ledger = signature.ledger
+        ledger = status.ledger
         self.drawn = None if ledger is earlier or ledger is None else ledger.drawn
-        signature.warmups += self.notes_all is not False
-        signature.threads.add(get_ident())
+        status.warmups += self.notes_all is not False
+        status.threads.add(get_ident())
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             modes.restore()  # torch's guards around such an operator turned them on again
@@ -122,13 +122,13 @@ class Warmup:
         self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """Run the callable, or Inductor's version of it, as it will be captured."""
-        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        driver, device, status = attempt.driver, attempt.device, attempt.status
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
-        last = signature.warmups + 1 >= signature.enough_warmups(self._options.enough_warmups)
+        last = status.warmups + 1 >= status.enough_warmups(self._options.enough_warmups)
         estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
-        accesses = signature.accesses
+        accesses = status.accesses
         if not self._callee.is_compiled(driver):
-            conditions = self._stepping(signature, refuse)
+            conditions = self._stepping(status, refuse)
             run = self._noted(attempt, run, last if self.notes_all is None else self.notes_all)
         elif accesses is not None:
             conditions = accesses.noting(driver, device, _now(attempt))
@@ -140,7 +140,7 @@ class Warmup:
             if not estimates:
                 return run()
             # The last: nothing is new any more.
-            result, signature.need_bytes = self._pool.run_and_estimate(
+            result, status.need_bytes = self._pool.run_and_estimate(
                 driver, device, run, attempt.flat.tensors
             )
             return result
@@ -152,7 +152,7 @@ class Warmup:
             run = NotedRun(attempt, run)
             step_aside = run.step_aside
         first = (
-            not attempt.signature.warmups and attempt.signature.one_warmup is not OneWarmup.ENOUGH
+            not attempt.status.warmups and attempt.status.one_warmup is not OneWarmup.ENOUGH
         )
         if first or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, attempt.device, step_aside)
@@ -160,7 +160,7 @@ class Warmup:
 
     def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run code whose operations are hidden eagerly, and note its reads and writes."""
-        device, signature = attempt.device, attempt.signature
+        device, status = attempt.device, attempt.status
         before = attempt.reached.walk()
         held = tensors_by_storage(attempt.driver, device, before)
         named = places(attempt.flat.tensors, before)
@@ -173,18 +173,18 @@ class Warmup:
                 if _trains(attempt):
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
-                conditions.enter_context(signature.capture_answer.in_force())
+                conditions.enter_context(status.capture_answer.in_force())
                 result = self._callee.with_read_watch(run, device, conditions.close)()
             accesses = self._accesses(attempt, observer, named, result, before)
         finally:
             observer.release()
         accesses.refuse_unseen()
         if _creates_state(attempt.reached.changed(before)[1]):
-            signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
+            status.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
             accesses.note_contents(self._callee.reached(attempt.flat).walk())
-            signature.accesses = accesses
-            signature.draws = observer.admission.has_drawn
+            status.accesses = accesses
+            status.draws = observer.admission.has_drawn
         return result
 
     def _accesses(
@@ -207,7 +207,7 @@ class Warmup:
             observer.note_refusal(unseen)
         return CompiledAccesses.of(observer, named, contents_of(before))
 
-    def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
+    def _stepping(self, status: SignatureStatus, refuse: Refuse) -> AbstractContextManager[None]:
         """Return a context for a warm-up that watches optimizers. Before an optimizer steps it is
         made capturable, if the options ask for that, or refused if it cannot be captured."""
 
@@ -218,8 +218,8 @@ class Warmup:
             error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
-            elif signature.refusal.code is None:
-                refuse(signature, error)
+            elif status.refusal.code is None:
+                refuse(status, error)
 
         return watching_steps(before)
 
@@ -228,7 +228,7 @@ class Warmup:
         to warm up again if its state has changed since."""
         if not self._callee.is_compiled(attempt.driver):
             return True
-        accesses = attempt.signature.accesses
+        accesses = attempt.status.accesses
         return accesses is not None and accesses.holds_for(attempt.reached.walk())
 
     def rehearse(
@@ -240,7 +240,7 @@ class Warmup:
             then: called with the result of the run; may write whatever the run may write.
         """
         callee, driver, device = self._callee, attempt.driver, attempt.device
-        signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
+        status, flat, reached = attempt.status, attempt.flat, attempt.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
         before = reached.walk()
         named = places(flat.tensors, before)
@@ -253,7 +253,7 @@ class Warmup:
             run = callee.with_read_watch(run, device)
             begin_run()
             reads = observer.host_reads
-            with self._stepping(signature, refuse), reads, observer, inlining():
+            with self._stepping(status, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
                 with watching_lasting_effects(attempt, callee):
                     if _trains(attempt):
@@ -262,19 +262,19 @@ class Warmup:
                         result, need = self._pool.run_and_estimate(
                             driver, device, run, flat.tensors
                         )
-                if signature.refusal.error is not None:
-                    refuse(signature, signature.refusal.error)
+                if status.refusal.error is not None:
+                    refuse(status, status.refusal.error)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
-                signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
+                status.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
             accesses = None
             if callee.is_compiled(driver):
                 accesses = self._accesses(attempt, observer, named, result, before)
-                signature.accesses = accesses
+                status.accesses = accesses
                 callee.note_result(result)
                 result = None
-            signature.need_bytes = max(0, need - observer.memory.saved_bytes)
-            signature.threads.add(get_ident())
+            status.need_bytes = max(0, need - observer.memory.saved_bytes)
+            status.threads.add(get_ident())
             if accesses is not None and accesses.refused is None:
                 args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
                 compiled = functools.partial(callee.captured_form(driver), *args, **kwargs)
@@ -332,7 +332,7 @@ class NotedRun:
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
             conditions.enter_context(self._factories)
-            conditions.enter_context(attempt.signature.capture_answer.in_force())
+            conditions.enter_context(attempt.status.capture_answer.in_force())
             conditions.enter_context(noting_steps(ledger))
             if self._observer is None:
                 conditions.enter_context(LedgerMode(ledger))
@@ -343,8 +343,8 @@ class NotedRun:
         flat = flat_result(result, attempt.reached)
         ledger.handed_on(flat.tensors, flat.tree)
         ledger.finish()
-        attempt.signature.ledger = ledger
-        attempt.signature.draws = attempt.device.type in ledger.drawn
+        attempt.status.ledger = ledger
+        attempt.status.draws = attempt.device.type in ledger.drawn
         return result
 
     def step_aside(self) -> None:
@@ -377,12 +377,12 @@ def watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None
         iterators = [iterator for iterator in iterators if iterator[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
-        attempt.signature.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
+        attempt.status.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
-        attempt.signature.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
+        attempt.status.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
     elif error := advanced(iterators, callee.codes):
-        attempt.signature.refusal.error = error
+        attempt.status.refusal.error = error
 
 
 def _now(attempt: Attempt) -> dict[object, Tensor]:

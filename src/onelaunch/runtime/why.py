@@ -222,7 +222,7 @@ def grad_in_no_grad() -> CaptureError:
 
 def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
     """Return the refusal of a recording that does not fit into the pool."""
-    need = attempt.signature.need_bytes
+    need = attempt.status.need_bytes
     foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
     what = f"`{name}`, called with {attempt.spec}: {foreseen}"
     return CaptureError("OL304", f"{what}, and the pool has max_bytes={pool.max_bytes}")

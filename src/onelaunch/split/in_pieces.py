@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from onelaunch.capture.recording import Recording
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Call, SignatureState
+from onelaunch.runtime.attempt import Call, SignatureStatus
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.phase import Phase, Unrecorded
 from onelaunch.runtime.stats import GraphStats, SplitModule, summed
@@ -63,8 +63,8 @@ class InPieces(Graphed[P, R]):
             return Unrecorded(reason=phase.code)
         return phase
 
-    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
+    def _ungraphed(self, status: SignatureStatus, error: CaptureError) -> Miss:
+        status.refusal.code, status.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         self._split(error)
         return MISS

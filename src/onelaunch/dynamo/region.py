@@ -31,7 +31,7 @@ from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.native import FAILURES, compiled
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import SignatureStatus
+from onelaunch.runtime.candidate import SignatureStatus
 from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging

@@ -22,8 +22,8 @@ from onelaunch.padding.bucketed import Bucketed, SizeCalls
 from onelaunch.padding.pad import BucketedCall, bucketed_call
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Attempt, Call
 from onelaunch.runtime.background import CapturesBeside
+from onelaunch.runtime.candidate import Call, Candidate
 from onelaunch.runtime.table import TableEntry
 from onelaunch.sizes.buckets import Buckets, Sizes
 
@@ -158,8 +158,8 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 strategy = BucketStrategy(self, call, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 padded = given._replace(strategy=strategy)
-                attempt = Attempt(*padded, entry.spec, entry.status, reached, ahead=True)
-                made.below = strategy.proven_around(made.exact, attempt)
+                candidate = Candidate(*padded, entry.spec, entry.status, reached, ahead=True)
+                made.below = strategy.proven_around(made.exact, candidate)
                 return
             except CaptureError as error:
                 let_go(error)

@@ -22,7 +22,7 @@ from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_name
 from onelaunch.padding.padded_call import reader
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath, Miss
-from onelaunch.runtime.attempt import Call
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import spec_of

@@ -1,7 +1,7 @@
 """The choice of warm-up, capture, replay or eager for each call, and the memory of recordings.
 
 graphed.py    Graphed: a callable whose calls replay once they can; its kind for some options
-attempt.py    a call on its way to a recording: the status of its signature, how it is recorded
+candidate.py  a call that may get a recording: the status of its signature, how it is recorded
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 ranks.py      processes that share collectives: all of them record a call, or none
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
@@ -32,7 +32,7 @@ The words of this package, beside those of docs/glossary.md:
 
 spec        a signature (`CallSpec`)
 status      the facts about a signature: its warm-ups, its refusal, its past recordings
-attempt     a call that warms up its signature, or is to be recorded
+candidate   a call that may get a recording: it warms up its signature, or is captured
 recording   the result of a capture. Four classes hold one: `CapturedCall`, for its replays;
             `TableEntry`, with its signature and call path; `PoolMember`, for the pool's budget;
             `Recording`, its figures for users. `CapturedCall.graph` is the device's graph in it

@@ -30,7 +30,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.codes import CodeFacts
 from onelaunch.frames.unwatched_code import UnwatchedCode
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Call
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied, switching

@@ -12,7 +12,7 @@ from onelaunch.call.tree import Constant, call_constants, is_code
 from onelaunch.errors import describe_type
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.attempt import SignatureStatus
+    from onelaunch.runtime.candidate import SignatureStatus
 
 MANY = 8
 """The signatures in a row, each used once and all different in one place, after which more are

@@ -30,7 +30,7 @@ from onelaunch.errors import CaptureError, describe_type, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureStatus
+from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
@@ -164,44 +164,44 @@ class Graphed(Service, Generic[P, R]):
                 return MISS
             case Refused(status, error):
                 return self._refused(status, error)
-            case Warming(attempt):
+            case Warming(candidate):
                 # `flat` may be padded; a warm-up runs at the call's own size.
                 now = self._signatures.flat(call.args, call.kwargs)
-                return self._warm(replace(attempt, flat=now))
-            case Ready(attempt):
-                if answers.may_differ(attempt):
-                    warm = self._recorder.at_own_size(attempt)
+                return self._warm(replace(candidate, flat=now))
+            case Ready(candidate):
+                if answers.may_differ(candidate):
+                    warm = self._recorder.at_own_size(candidate)
                     if answers.differs(self._callee, warm):
                         return self._warm(warm)
-                return self._capture_and_replay(attempt)
+                return self._capture_and_replay(candidate)
 
     def _phase(self, call: Call) -> Phase:
         """Return the next step of a call that no recording fits; see `Phases`."""
         return self._phases.of(call)
 
-    def _warm(self, attempt: Attempt) -> R:
+    def _warm(self, candidate: Candidate) -> R:
         """Run one of the caller's own first calls as a warm-up."""
         # `run` calls `_refused` before an optimizer's step that no graph can hold, and may go on.
-        args, kwargs = attempt.args, attempt.kwargs
-        before = None if self._callee.reads is None else attempt.reached.walk()
+        args, kwargs = candidate.args, candidate.kwargs
+        before = None if self._callee.reads is None else candidate.reached.walk()
         with self._ranks.noting():
-            result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
+            result = self._recorder.warmup.run(candidate, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._table.unserved.note_warmup(attempt, self._signatures.statuses)
+        self._table.unserved.note_warmup(candidate, self._signatures.statuses)
         after = self._signatures.flat(args, kwargs)
         # Objects whose fields the call has changed are taken apart no more.
-        self._signatures.stop_taking_apart(attempt.flat, after)
+        self._signatures.stop_taking_apart(candidate.flat, after)
         reached = self._callee.state_after(after, result, before)
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
-        if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
-            attempt.status.warmups -= 1
-            attempt.status.accesses = None
-        elif wants_grad(attempt.driver, result, after, reached):
-            self._expect_backward(attempt.status, reached)
+        if self._callee.ran_elsewhere(candidate.flat, candidate.device, result, reached):
+            candidate.status.warmups -= 1
+            candidate.status.accesses = None
+        elif wants_grad(candidate.driver, result, after, reached):
+            self._expect_backward(candidate.status, reached)
         elif before is not None and reached.walk() is before and not self._ranks.several:
-            answers.switch_early(self._callee, replace(attempt, reached=reached), result)
-        attempt.status.capture_answer.left = weakref.ref(reached.walk().contents)
+            answers.switch_early(self._callee, replace(candidate, reached=reached), result)
+        candidate.status.capture_answer.left = weakref.ref(reached.walk().contents)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
@@ -216,19 +216,19 @@ class Graphed(Service, Generic[P, R]):
         elif not torch.is_grad_enabled():  # the callable turns it on for itself
             self._ungraphed(status, grad_in_no_grad())
 
-    def _capture_and_replay(self, attempt: Attempt, may_retry: bool = True) -> R | Miss:
+    def _capture_and_replay(self, candidate: Candidate, may_retry: bool = True) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
         is rehearsed and captured again, if Dynamo compiled in the capture."""
-        status = attempt.status
+        status = candidate.status
         try:
             # The first warm-up of compiled code shows its effects from the state then. From another
             # state the callable is rehearsed: run once more, with everything put back.
-            if not self._recorder.warmup.foresees_capture(attempt):
-                self._recorder.warmup.rehearse(attempt, self._refused)
+            if not self._recorder.warmup.foresees_capture(candidate):
+                self._recorder.warmup.rehearse(candidate, self._refused)
                 if status.refusal.code is not None:  # `_refused` did not raise
                     return MISS
             with no_collection():
-                entry = self._recorder.record(attempt, self)
+                entry = self._recorder.record(candidate, self)
         except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(status, grad_in_no_grad())
@@ -237,7 +237,7 @@ class Graphed(Service, Generic[P, R]):
         except BackwardInside:  # it calls backward, though its results need one after the call
             return self._ungraphed(status, backward_inside(status.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
-            self._signatures.take_for_constants(attempt.spec, attempt.flat.tree, error)
+            self._signatures.take_for_constants(candidate.spec, candidate.flat.tree, error)
             return MISS
         except NotAllReady:  # for another process of the group
             return MISS
@@ -247,54 +247,54 @@ class Graphed(Service, Generic[P, R]):
             status.accesses = None  # so that `foresees_capture` says no
             if self._ranks.several:
                 return MISS
-            return self._capture_and_replay(attempt, may_retry=False)
+            return self._capture_and_replay(candidate, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
             if not self._ranks.several and status.capture_answer.switch_to_yes():
-                return self._capture_told(attempt, error)
-            return self._refused_or_warmed(attempt, error)
+                return self._capture_told(candidate, error)
+            return self._refused_or_warmed(candidate, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(status.need_bytes):
                 status.history.backoff.defer()  # eager for some calls, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
-            return self._ungraphed(status, no_room(self._name, attempt, self._pool))
-        return self._replay_new(entry, attempt)
+            return self._ungraphed(status, no_room(self._name, candidate, self._pool))
+        return self._replay_new(entry, candidate)
 
-    def _capture_told(self, attempt: Attempt, refused: CaptureError) -> R | Miss:
+    def _capture_told(self, candidate: Candidate, refused: CaptureError) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
-        status = attempt.status
+        status = candidate.status
         # One warm-up is enough: the second run of `answers.compare`, or the call itself.
         status.warmups = self.options.enough_warmups - 1
         status.accesses = status.ledger = None
-        warm = self._recorder.at_own_size(attempt)
+        warm = self._recorder.at_own_size(candidate)
         unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
-            return self._refused_or_warmed(attempt, unlike)
+            return self._refused_or_warmed(candidate, unlike)
         if status.ledger is None:
             return self._warm(warm)
-        return self._capture_and_replay(replace(warm, flat=attempt.flat))
+        return self._capture_and_replay(replace(warm, flat=candidate.flat))
 
-    def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
+    def _refused_or_warmed(self, candidate: Candidate, error: CaptureError) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first."""
-        status = attempt.status
+        status = candidate.status
         if status.one_warmup is not OneWarmup.ENOUGH or error.code == "OL140":
             return self._refused(status, error)  # no warm-up changes it
         status.begin_anew()
-        return self._warm(self._recorder.at_own_size(attempt))
+        return self._warm(self._recorder.at_own_size(candidate))
 
-    def _replay_new(self, entry: TableEntry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, candidate: Candidate) -> R | Miss:
         """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
         before it."""
-        status = attempt.status
+        status = candidate.status
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
         status.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
         if status.one_warmup is OneWarmup.ENOUGH:
             status.one_warmup = OneWarmup.UNASKED
-        result = entry.call(attempt.args, attempt.kwargs)
+        result = entry.call(candidate.args, candidate.kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
-            misfit = self._table.drop_misfit(entry, attempt)
+            misfit = self._table.drop_misfit(entry, candidate)
             if misfit is None:  # for the first time: the next may fit
                 return MISS
             return self._ungraphed(status, CaptureError("OL307", misfit))

@@ -23,7 +23,7 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.candidate import Candidate
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.table import TableEntry
@@ -59,13 +59,13 @@ class CompilesLater(Graphed[P, R]):
         result = self._replayed(args, kwargs)
         return self._miss(args, kwargs) if result is MISS else result
 
-    def _replay_new(self, entry: TableEntry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, candidate: Candidate) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
-        example = copied(self._signatures.flat(attempt.args, attempt.kwargs), attempt.driver)
-        before = Footprint(self, attempt.flat, attempt.device)
-        result = super()._replay_new(entry, attempt)
+        example = copied(self._signatures.flat(candidate.args, candidate.kwargs), candidate.driver)
+        before = Footprint(self, candidate.flat, candidate.device)
+        result = super()._replay_new(entry, candidate)
         if entry in self._table.entries:
-            self._want(entry, example, attempt.flat, before.none())
+            self._want(entry, example, candidate.flat, before.none())
         return result
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -15,7 +15,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureStatus
+from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
@@ -58,13 +58,13 @@ class Refused(NamedTuple):
 class Warming(NamedTuple):
     """A signature that needs more warm-up calls."""
 
-    attempt: Attempt
+    candidate: Candidate
 
 
 class Ready(NamedTuple):
     """A signature that is to be captured."""
 
-    attempt: Attempt
+    candidate: Candidate
 
 
 Phase = Unrecorded | Refused | Warming | Ready
@@ -96,11 +96,11 @@ class Phases:
             case Warming():
                 self._ranks.warms_up()
                 return phase
-            case Ready(attempt):
-                status = attempt.status
-                if not self._warmup.foresees_capture(attempt):
+            case Ready(candidate):
+                status = candidate.status
+                if not self._warmup.foresees_capture(candidate):
                     self._ranks.warms_up()  # a rehearsal runs collectives, so the call itself
-                    return Warming(attempt)
+                    return Warming(candidate)
             case Refused(status, error):
                 pass
         try:
@@ -141,11 +141,11 @@ class Phases:
             return Unrecorded("OL305", still_waiting(self._name, waiting))
         if status.one_warmup is OneWarmup.UNASKED and self._is_settled(spec, call):
             status.one_warmup = OneWarmup.ENOUGH
-        attempt = Attempt(*call, spec, status, reached)
+        candidate = Candidate(*call, spec, status, reached)
         enough = status.enough_warmups(self._options.enough_warmups)
         cold = status.warmups < enough and not waiting
         if cold or get_ident() not in status.threads:
-            return Warming(attempt)
+            return Warming(candidate)
         entries = self._table.entries
         if len(entries) >= self._options.max_recordings:
             specs = self._signatures.statuses
@@ -158,7 +158,7 @@ class Phases:
             reason = history.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, history.worth.row, history.worth.used, reason)
             return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
-        return Ready(attempt)
+        return Ready(candidate)
 
     def _spec_and_status(self, call: Call) -> tuple[CallSpec, SignatureStatus] | Unrecorded:
         """Return the signature of a call and its status, made if it is new."""

@@ -29,7 +29,7 @@ from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall, Writes
 from onelaunch.driver.protocol import Travel
 from onelaunch.replay.call_path import CallPath, build_call
-from onelaunch.runtime.attempt import Call
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.table import TableEntry
 from onelaunch.state.counterparts import Counterparts, Unlike
 

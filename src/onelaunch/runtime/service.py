@@ -14,8 +14,8 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, describe_type, let_go
-from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.batcher import Batcher
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager

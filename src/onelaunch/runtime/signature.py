@@ -15,7 +15,7 @@ from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import describe_type
-from onelaunch.runtime.attempt import Call, SignatureStatus
+from onelaunch.runtime.candidate import Call, SignatureStatus
 from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
 from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, alike

@@ -12,7 +12,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.capture.recording import CapturedCall, Recording
 from onelaunch.errors import CaptureError
 from onelaunch.replay.call_path import CallPath
-from onelaunch.runtime.attempt import Attempt, SignatureStatus
+from onelaunch.runtime.candidate import Candidate, SignatureStatus
 from onelaunch.runtime.notices import Notices, Unserved
 from onelaunch.runtime.pool import PoolManager, PoolMember
 from onelaunch.runtime.stats import Counters
@@ -177,14 +177,14 @@ class Table:
         status.warmups = status.enough_warmups(self._enough_warmups)
         return compared.differs is None or status.history.differed < compared.differs.tries
 
-    def drop_misfit(self, entry: TableEntry, attempt: Attempt) -> str | None:
+    def drop_misfit(self, entry: TableEntry, candidate: Candidate) -> str | None:
         """Free a recording that does not fit the call of its capture, and undo the captured run.
         Return the difference if it is the second in a row."""
-        attempt.status.history.misfits += 1
-        changed = why((entry,), attempt.spec, attempt.flat.tensors)
+        candidate.status.history.misfits += 1
+        changed = why((entry,), candidate.spec, candidate.flat.tensors)
         self.drop(entry)
         entry.undo()
-        if attempt.status.history.misfits < 2:
+        if candidate.status.history.misfits < 2:
             return None
         return (
             f"`{self._name}` was captured twice, and neither recording fits its own call; {changed}"

@@ -17,7 +17,7 @@ from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.driver.protocol import Driver
-from onelaunch.runtime.attempt import SignatureStatus
+from onelaunch.runtime.candidate import SignatureStatus
 from onelaunch.state.replaced import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 

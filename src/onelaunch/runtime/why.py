@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec, tree_difference
 from onelaunch.errors import CaptureError, ReplayError
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.candidate import Candidate
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.fit import fit
@@ -220,11 +220,11 @@ def grad_in_no_grad() -> CaptureError:
     )
 
 
-def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
+def no_room(name: str, candidate: Candidate, pool: PoolManager) -> CaptureError:
     """Return the refusal of a recording that does not fit into the pool."""
-    need = attempt.status.need_bytes
+    need = candidate.status.need_bytes
     foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
-    what = f"`{name}`, called with {attempt.spec}: {foreseen}"
+    what = f"`{name}`, called with {candidate.spec}: {foreseen}"
     return CaptureError("OL304", f"{what}, and the pool has max_bytes={pool.max_bytes}")
 
 

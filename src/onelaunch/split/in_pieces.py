@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from onelaunch.capture.recording import Recording
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Call, SignatureStatus
+from onelaunch.runtime.candidate import Call, SignatureStatus
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.phase import Phase, Unrecorded
 from onelaunch.runtime.stats import GraphStats, SplitModule, summed

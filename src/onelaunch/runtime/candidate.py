@@ -1,4 +1,4 @@
-"""A call on its way to a recording: the status of its signature, and how it is recorded."""
+"""A call that may get a recording: the status of its signature, and how it is recorded."""
 
 from __future__ import annotations
 
@@ -147,11 +147,11 @@ class Strategy:
         """Return the recordings that make a new signature a mismatch."""
         return entries
 
-    def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
+    def rehearse(self, candidate: Candidate, warm: Callable[[], None]) -> None:
         """Warm up without a call, by `warm` or in another way."""
         warm()
 
-    def prepare(self, attempt: Attempt) -> None:
+    def prepare(self, candidate: Candidate) -> None:
         """Decide before a capture which arguments may be smaller in a call: `varying`."""
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -180,9 +180,9 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
-    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
+class Candidate:
+    """A call that may get a recording: it warms up its signature, or is captured. `flat`: its
+    arguments; of the bucket's size for a capture. `reached`: the state that it reaches."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

@@ -82,7 +82,7 @@ class Worth(EagerTurns):
         """Do not judge the newest recording: it went for want of room, or is still in use."""
         self._unused = None
 
-    def spent(self, launched: int) -> bool:
+    def gives_up(self, launched: int) -> bool:
         """Judge the newest recording, as another is needed. Return True if too many in a row did
         not pay: the next calls run eagerly."""
         if self._unused is None:

@@ -154,7 +154,7 @@ class Phases:
             return Unrecorded()
         if waiting:
             history.worth.let_off()
-        if history.worth.spent(self._signatures.launched(history.worth, entries)):
+        if history.worth.gives_up(self._signatures.launched(history.worth, entries)):
             reason = history.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, history.worth.row, history.worth.used, reason)
             return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")

@@ -54,7 +54,7 @@ _numbers: Counter[str] = Counter()
 """The callables of each name and line that were found to run collectives, in the order of these."""
 
 
-class Elsewhere(CaptureError):
+class RefusedByOtherRank(CaptureError):
     """The refusal of a call that another process cannot record. `raises`: whether that process
     raises, so that this one has to; otherwise it runs eagerly."""
 
@@ -103,7 +103,7 @@ class Ranks:
 
     def raises(self, error: CaptureError) -> bool:
         """Return whether the refusal of a call is raised, and count it."""
-        raised = error.raises if isinstance(error, Elsewhere) else self._raises
+        raised = error.raises if isinstance(error, RefusedByOtherRank) else self._raises
         self._raised += raised
         return raised
 
@@ -170,16 +170,16 @@ class Ranks:
         if decision["say"] == "ready":
             return None
         if error is None:
-            return Elsewhere(decision["refusals"])
+            return RefusedByOtherRank(decision["refusals"])
         # The others replay, and wait in a collective: this process runs eagerly.
-        return Elsewhere([own | {"raises": False}]) if decision["missing"] else error
+        return RefusedByOtherRank([own | {"raises": False}]) if decision["missing"] else error
 
     def record(
         self, make: Callable[[], TableEntry | None], free: Callable[[TableEntry], None]
     ) -> TableEntry | None:
         """Return a recording if all processes have one, or None if there is no room for it. `free`:
-        frees one that other processes lack. Raises `Elsewhere`: another process cannot record it;
-        `NotAllReady`: it cannot yet."""
+        frees one that other processes lack. Raises `RefusedByOtherRank` if another process cannot
+        record it, `NotAllReady` if it cannot yet."""
         if not self.several or not self._at:  # a run ahead without collectives
             return make()
         self._at = at = f"{self._at}/made"
@@ -201,11 +201,13 @@ class Ranks:
         decision = self._decided(at, self._verdict(say), _CAPTURE)
         if decision["say"] in ("ready", "unsettled"):
             self._recorded = True
-            entry.unsettled_elsewhere = decision["say"] == "unsettled"
+            entry.unsettled_on_other_rank = decision["say"] == "unsettled"
             return entry
         entry.undo()
         free(entry)
-        raise NotAllReady if decision["say"] == "later" else Elsewhere(decision["refusals"])
+        if decision["say"] == "later":
+            raise NotAllReady
+        raise RefusedByOtherRank(decision["refusals"])
 
     def _failure(self, error: Exception) -> Verdict:
         """Return the verdict of this process, whose capture raised."""
@@ -222,14 +224,14 @@ class Ranks:
         come to the collectives of this call."""
         decision = self._decided(at, own, _CAPTURE)
         if not own["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
-            raise Elsewhere(decision["refusals"]) from None
+            raise RefusedByOtherRank(decision["refusals"]) from None
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
         self._at, self._ahead = f"ahead{self._ahead}", self._ahead + 1
         decision = self._decided(self._at, self._verdict("ready"), _AHEAD)
         if decision["say"] != "ready":
-            raise Elsewhere(decision["refusals"])
+            raise RefusedByOtherRank(decision["refusals"])
 
     # The store.
 

@@ -232,15 +232,15 @@ class Recorder:
         refused = known is not None and (known.refusal.code or known.refusal.error)
         if refused or any(e.spec == spec for e in present):
             return False
-        entries, spent, objects = take_over(call, present, spec, displaced, self._name)
-        for entry in spent:
+        successors, outdated, objects = take_over(call, present, spec, displaced, self._name)
+        for entry in outdated:
             self._table.drop(entry)
-        if not entries:
+        if not successors:
             return False
         old = set(map(id, objects))
-        status = next(iter(entries.values())).status
+        status = next(iter(successors.values())).status
         with self._table.lock:
-            self._table.keep(entries.get(id(e), e) for e in self._table.entries)
+            self._table.keep(successors.get(id(e), e) for e in self._table.entries)
             recorded = {id(e.status) for e in self._table.entries}
             for key, other in list(self._signatures.statuses.items()):
                 unrecorded = id(other) not in recorded

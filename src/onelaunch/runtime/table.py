@@ -44,7 +44,7 @@ class TableEntry:
     memory."""
     undo: Callable[[], object] = bool
     """Restores the state from before the captured run, until that run has served its call."""
-    unsettled_elsewhere: bool = False
+    unsettled_on_other_rank: bool = False
     """True if another process that made it too has to drop its own."""
 
     @property
@@ -52,7 +52,7 @@ class TableEntry:
         """True if the captured run did or read something new, compared with the runs before it."""
         compared = self.captured.compared
         new = compared.reads_more and self.status.history.read_more < TRIES
-        return new or compared.differs is not None or self.unsettled_elsewhere
+        return new or compared.differs is not None or self.unsettled_on_other_rank
 
     def figures(self) -> Recording:
         """Return its present figures: a backward may have been captured since."""
